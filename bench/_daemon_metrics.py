@@ -28,7 +28,7 @@ from bbnode.daemon.artifacts.artifact import serialize
 from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.config import NodeConfig, sources
 from bbnode.daemon.control.client import ControlClient
-from bbnode.daemon.demo.nodes import choose_port
+from bbnode.daemon.testbed.nodes import choose_port
 from bbnode.transport.identity import create_identity
 
 HERE = Path(__file__).parent

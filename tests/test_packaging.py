@@ -77,7 +77,7 @@ def test_extras_have_the_names_that_pip_finds() -> None:
         for name in re.findall(r"(?:bbnode|['\" ]\.)\[([^\]]+)\]['\"]", file.read_text("utf-8")):
             told += 1
             assert name in extras, f"{file}: {name}"
-    assert told >= 2
+    assert told >= 1
 
 
 def test_the_constraints_fit_and_pin_all_that_is_needed() -> None:

@@ -7,9 +7,11 @@ added. Some texts come from peers and artifacts: their control characters are re
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bbnode.ir.texts import escaped_json, printable
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 # What the lines of a help or of a configuration are set with; a field goes through `cell`.
 _LAYOUT = "\n\t"
+# Spreadsheets compute what begins so (OWASP, CSV injection).
+_FORMULA_STARTS = ("=", "+", "-", "@")
 # The command that runs, for the schema of what it prints.
 _command = "bbnode"
 
@@ -65,6 +69,30 @@ def json_object(
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """Return a value as JSON that is safe on a terminal."""
     return escaped_json(json.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def csv_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows as CSV. A text that a spreadsheet would take for a formula gets a quote before it.
+
+    Numbers are written in full; None and NaN are empty.
+    """
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([_csv_cell(name) for name in columns])
+    writer.writerows([_csv_cell(item) for item in row] for row in rows)
+
+
+def _csv_cell(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return "" if math.isnan(value) else repr(value)
+        case int():
+            return str(value)
+    text = printable(str(value))
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
 def console() -> Console:

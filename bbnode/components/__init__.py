@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from bbnode.components.errors import TrainingFailed as TrainingFailed
     from bbnode.components.errors import UnsupportedByDataSource as UnsupportedByDataSource
     from bbnode.components.errors import UnsupportedSelection as UnsupportedSelection
+    from bbnode.components.errors import WeightsNotFinite as WeightsNotFinite
     from bbnode.components.fedavg import FedAvg as FedAvg
     from bbnode.components.fedavg import FedAvgConfig as FedAvgConfig
     from bbnode.components.metrics import MetricsMean as MetricsMean

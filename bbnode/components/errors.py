@@ -39,6 +39,10 @@ class ParameterMismatch(ComponentError):
     """A vector does not fit the parameters of a model."""
 
 
+class WeightsNotFinite(ParameterMismatch):
+    """A weight that is given to a model holds NaN or infinity."""
+
+
 class NotExportable(ComponentError, DeploymentError):
     """A model component has no weights that can be taken out, or put in."""
 

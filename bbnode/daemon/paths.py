@@ -17,7 +17,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -242,17 +242,20 @@ def lock_state_dir(state_dir: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, mode: int) -> None:
     """Write a file so that a crash leaves the old one or the new one, never a part.
 
-    Raises `StorageError` naming the path.
+    `data` may come in pieces; what their iterator raises passes, and the old file stays. Raises
+    `StorageError` naming the path.
     """
+    pieces = (data,) if isinstance(data, bytes) else data
     try:
         # `remove_orphans` knows the name by its form.
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
+                for piece in pieces:
+                    stream.write(piece)
                 os.fchmod(stream.fileno(), mode)
                 stream.flush()
                 os.fsync(stream.fileno())

@@ -22,7 +22,7 @@ from bbnode.engine.install import install
 from bbnode.engine.limits import Limits
 from bbnode.engine.node import Node
 from bbnode.engine.planning.program import ProgramPlan, plan_program
-from bbnode.engine.snapshot.whole import Adopted
+from bbnode.engine.snapshot.whole import Adopted, saved_components
 
 __all__ = [
     "FIRST_PROGRAM_KIND",
@@ -42,5 +42,6 @@ __all__ = [
     "errors",
     "install",
     "plan_program",
+    "saved_components",
     "steps",
 ]

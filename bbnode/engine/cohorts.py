@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -48,9 +49,12 @@ from bbnode.ir.envelope import CorrelationKind, SlotFill
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal
 from bbnode.ir.texts import listed
-from bbnode.ir.values import ResponseBatch, Value
+from bbnode.ir.values import Composite, Metadata, ResponseBatch, Value
 
 _NAMED = 16  # peers that a message names
+# Numbers of an answer that are reported, and the length of their names.
+_MAX_SAID: Final = 16
+_MAX_SAID_CHARS: Final = 128
 
 # The kinds of reasons that this node finds out by itself.
 NOT_SENT: Final = "NotSent"
@@ -578,6 +582,7 @@ class Cohorts:
             responded=cohort.responded,
             missing=cohort.missing,
             reasons={str(peer): str(why) for peer, why in sorted(cohort.failed.items())},
+            numbers={peer: _numbers(cohort.answers[peer]) for peer in cohort.responded},
             reason=cohort.state.value,
         )
 
@@ -607,3 +612,17 @@ def _with_reasons(cohort: Cohort) -> list[str]:
     """Return the peers that are missing, each with its reason where there is one."""
     failed = cohort.failed
     return [f"{peer} ({failed[peer]})" if peer in failed else str(peer) for peer in cohort.missing]
+
+
+def _numbers(answer: Value) -> dict[str, float]:
+    """Return the first numbers of the Metadata in an answer, as its peer says them."""
+    parts = answer if isinstance(answer, Composite) else (answer,)
+    said = next((part for part in parts if isinstance(part, Metadata)), None)
+    if said is None:
+        return {}
+    found: dict[str, float] = {}
+    for name, item in itertools.islice(said.items(), _MAX_SAID):
+        is_number = type(item) is int or (type(item) is float and math.isfinite(item))
+        if is_number and len(name) <= _MAX_SAID_CHARS:
+            found[name] = item  # type: ignore[assignment]
+    return found

@@ -15,11 +15,13 @@ from typing import Any
 
 from multiaddr import Multiaddr
 
+from bbnode.components.contracts import Component
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.admission import adopt_event, adopt_inputs
 from bbnode.engine.bootstrap.targets import BootstrapInfo, BootstrapStatus, BootstrapTarget
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
+from bbnode.engine.cells import ComponentCell
 from bbnode.engine.errors import (
     STOPS,
     InvalidEventKind,
@@ -33,6 +35,7 @@ from bbnode.engine.peers.round_trips import RoundTrip
 from bbnode.engine.readiness import NotReadyPeer
 from bbnode.engine.record.recording import Recorder, Sink
 from bbnode.engine.runtime import ON_EVENT, ON_TIMER, Runtime
+from bbnode.engine.snapshot.events import IngressTable
 from bbnode.engine.snapshot.whole import (
     Adopted,
     adopt_components,
@@ -45,6 +48,7 @@ from bbnode.ir.caps import MAX_POLL_DECODE_US
 from bbnode.ir.crossing import Crossing, not_taken
 from bbnode.ir.envelope import correlation_of
 from bbnode.ir.peer import PeerId
+from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
 
@@ -105,9 +109,34 @@ class Node:
 
         Change it only by ops of the program, of which the engine runs one at a time.
         """
+        return self._cell(slot).component
+
+    def binding(self, slot: str) -> Binding:
+        """Return a slot's role and component type. Raises UnknownSlot."""
+        return self._cell(slot).binding
+
+    def copy_of(self, slot: str) -> Callable[[], Component]:
+        """Capture a component's state as of no op under way, between two polls.
+
+        The returned function, in any thread, makes another instance with the same settings and this
+        state, to which nothing is bound; it raises what the component's class raises. Raises
+        UnknownSlot, and SnapshotFailed where the state can't be had (NodeBusy: not now).
+        """
+        cell = self._cell(slot)
+        state = cell.state(IngressTable(self._rt.ingress).done)
+        cls: type[Component] = type(cell.component)
+
+        def make() -> Component:
+            component = cls(cell.component.config)
+            component.restore(state)
+            return component
+
+        return make
+
+    def _cell(self, slot: str) -> ComponentCell:
         for cell in self._rt.cells:
             if cell.slot == slot:
-                return cell.component
+                return cell
         known = [cell.slot for cell in self._rt.cells]
         raise UnknownSlot(
             f"this node has no slot {slot!r}{did_you_mean(slot, known)}; it has: "

@@ -1,7 +1,7 @@
-"""Classes that a command line names: `package.module:Class`, or `folder/file.py:Class`.
+"""Classes and functions that a setting names: `package.module:Name`, or `folder/file.py:Name`.
 
-Rule: the module is somebody else's code, which may raise anything when it is imported; whatever it
-is becomes one typed error that says where.
+Rule: a module that is not there is a wrong name; one that raises when it is imported is at fault
+itself, and says where.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import difflib
 import importlib
 import inspect
 import sys
-import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from bbnode.ir.errors import DeploymentError
+from bbnode.ir.authors_code import AuthorsCodeFailed
+from bbnode.ir.errors import BbnodeError, DeploymentError
 
 Named = TypeVar("Named")
 
-_MAX_TEXT = 400  # characters of what a module raised
-
 
 class ClassNotLoaded(DeploymentError):
-    """A module can't be imported, or has no such class."""
+    """A module can't be imported, or has no such class or function."""
 
 
 def load_class(module: str, name: str, base: type[Named]) -> type[Named]:
     """Import a module and return its class of that name, one that derives from `base`.
 
-    The current directory is searched as well, as `python -m` would. Raises ClassNotLoaded.
+    The current directory is searched as well, as `python -m` would. Raises ClassNotLoaded, and
+    AuthorsCodeFailed for what the module raises.
     """
     return _class_in(load_module_named(module), name, base)
 
@@ -44,8 +44,42 @@ def load_from_file(path: Path, name: str, base: type[Named]) -> type[Named]:
     """Import a Python file as the module that it is, and return its class, as `load_class` does.
 
     A file of a package keeps its dotted name. `name` may be "" where the file defines exactly one
-    class that derives from `base`. Raises ClassNotLoaded.
+    class that derives from `base`. Raises ClassNotLoaded, AuthorsCodeFailed.
     """
+    found = _imported_file(path)
+    if name:
+        return _class_in(found, name, base)
+    own = [n for n in _classes(found, base) if getattr(found, n).__module__ == found.__name__]
+    if len(own) != 1:
+        known = ", ".join(own) or "none"
+        raise ClassNotLoaded(
+            f"{path} does not define exactly one {base.__name__} class (it has: {known}); say "
+            f"which, as {path}:Class"
+        )
+    return _class_in(found, own[0], base)
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """Return the function that `package.module:name` or `folder/file.py:name` names.
+
+    The current directory is searched as well. Raises ClassNotLoaded.
+    """
+    where, _, name = target.rpartition(":")
+    if where.endswith(".py"):
+        module = _imported_file(Path(where))
+    else:
+        search(Path.cwd())
+        module = _imported(where)
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = sorted(key for key, value in vars(module).items() if callable(value))
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ClassNotLoaded(f"{where} has no function {name!r}{hint}")
+    return cast(Callable[..., Any], found)
+
+
+def _imported_file(path: Path) -> ModuleType:
     file = path.expanduser().absolute()
     if not file.is_file():
         raise ClassNotLoaded(f"{path}: no such file; the directory is {Path.cwd()}")
@@ -62,26 +96,23 @@ def load_from_file(path: Path, name: str, base: type[Named]) -> type[Named]:
             f"{path}: the name {module!r} belongs to another module"
             f"{f' ({origin})' if origin else ''}; rename the file"
         )
-    if name:
-        return _class_in(found, name, base)
-    own = [n for n in _classes(found, base) if getattr(found, n).__module__ == module]
-    if len(own) != 1:
-        known = ", ".join(own) or "none"
-        raise ClassNotLoaded(
-            f"{path} does not define exactly one {base.__name__} class (it has: {known}); say "
-            f"which, as {path}:Class"
-        )
-    return _class_in(found, own[0], base)
+    return found
 
 
 def _imported(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
-    except Exception as error:
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise AuthorsCodeFailed(f"{module} can't be imported", error) from error
         raise ClassNotLoaded(
-            f"{module} can't be imported: {type(error).__name__}: {error!s:.{_MAX_TEXT}}"
-            f"{_place(error)}; install it, start bbnode in the directory that holds it, or mend it"
+            f"{module} can't be imported: there is no module {error.name!r}; install it, or start "
+            "bbnode in the directory that holds it"
         ) from error
+    except BbnodeError:
+        raise
+    except Exception as error:
+        raise AuthorsCodeFailed(f"{module} can't be imported", error) from error
 
 
 def _class_in(module: ModuleType, name: str, base: type[Named]) -> type[Named]:
@@ -107,15 +138,3 @@ def search(folder: Path) -> None:
     """Make the modules of a folder importable."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-
-
-def _place(error: Exception) -> str:
-    """Return ` (<file>:<line>)` of the line that raised, "" where it was Python's import itself."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f" ({Path(error.filename).name}:{error.lineno})"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)[1:]  # the first one is ours
-        if not frame.filename.startswith("<") and frame.filename != importlib.__file__
-    ]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

@@ -213,7 +213,7 @@ def encode_between(
         else:
             pending += after
     message = _EnvelopeMessage()
-    if kind or wire_req_id:
+    if kind or wire_req_id or chain:
         correlation = message.correlation
         if kind:
             correlation.kind = kind

@@ -67,7 +67,7 @@ def package_name(name: str) -> str:
         why = "is the name of a folder of every project"
     elif package in sys.stdlib_module_names:
         why = "is a module of Python, which it would hide"
-    elif importlib.util.find_spec(package) is not None and not _is_folder_here(package):
+    elif (found := importlib.util.find_spec(package)) is not None and found.origin is not None:
         why = "is a module that is installed here, which it would hide"
     if why:
         raise ProjectNameRefused(f"the name {name!r} {why}; take another, my-{name} say")
@@ -82,10 +82,10 @@ def write_project(folder: Path, template: str) -> list[Path]:
     """
     # Not resolved: a link that leads nowhere is something that is there.
     place = Path(os.path.abspath(folder.expanduser()))  # noqa: PTH100
-    package = package_name(place.name)
-    texts = dict(_files(template, place.name, package))
     try:
         _check_free(place)
+        package = package_name(place.name)
+        texts = dict(_files(template, place.name, package))
         place.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=".bbnode-new-", dir=place.parent))
         try:
@@ -110,13 +110,6 @@ def _check_free(place: Path) -> None:
         raise FolderTaken(
             f"{str(place)!r} is there and is not empty; take another name, or empty it"
         )
-
-
-def _is_folder_here(package: str) -> bool:
-    """Return True where the name is found only because a folder of the current one is called so."""
-    spec = importlib.util.find_spec(package)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return bool(places) and all(Path(place).parent == Path.cwd() for place in places)
 
 
 def _files(template: str, name: str, package: str) -> Iterator[tuple[Path, str]]:

@@ -73,6 +73,8 @@ class MemoryNetwork:
     def __init__(self) -> None:
         self._running: dict[PeerId, MemoryTransport] = {}
         self._cut: set[frozenset[PeerId]] = set()
+        # Of all that run: nothing here is safe between threads.
+        self._loop: trio.lowlevel.TrioToken | None = None
         self._ports = itertools.count(1)
         self._sessions = itertools.count(1)
 
@@ -113,7 +115,17 @@ class MemoryNetwork:
         return self._running.get(target)
 
     def join(self, transport: MemoryTransport) -> None:
-        """Add a started transport; raises DeploymentError when its PeerId runs already."""
+        """Add a started transport.
+
+        Raises DeploymentError when its PeerId runs already, or others run in another loop of trio.
+        """
+        loop = trio.lowlevel.current_trio_token()
+        if self._running and loop is not self._loop:
+            raise DeploymentError(
+                "the nodes of this in-memory network run in another loop: open all of them in the "
+                "same way, or give these another network.settings.network"
+            )
+        self._loop = loop
         if transport.peer_id in self._running:
             raise DeploymentError(f"{transport.peer_id} runs on this network already")
         self._running[transport.peer_id] = transport

@@ -26,8 +26,8 @@ from bbnode.daemon.artifacts.artifact import parse_artifact, serialize
 from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.config import NodeConfig, sources
 from bbnode.daemon.control.client import ControlClient
-from bbnode.daemon.demo.nodes import choose_port
 from bbnode.daemon.state import checkpoint
+from bbnode.daemon.testbed.nodes import choose_port
 from bbnode.transport.identity import create_identity
 from tests.chaos.gate import GATE_VARIABLE, NAME_VARIABLE, Gates
 from tests.patience import PATIENCE_S

@@ -64,7 +64,11 @@ def test_reference_is_what_init_prints(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize(
     ("options", "page"),
-    [(["--markdown"], "config.md"), (["--components", "--markdown"], "components-reference.md")],
+    [
+        (["--markdown"], "config.md"),
+        (["--components", "--markdown"], "components-reference.md"),
+        (["--api", "--markdown"], "python-reference.md"),
+    ],
 )
 def test_the_pages_in_docs_are_printed(
     capsys: pytest.CaptureFixture[str], options: list[str], page: str
@@ -72,6 +76,11 @@ def test_the_pages_in_docs_are_printed(
     assert main(["config", "reference", *options]) == 0
     docs = Path(__file__).parents[2] / "docs"
     assert capsys.readouterr().out == (docs / page).read_text("utf-8")
+
+
+def test_a_reference_is_of_one_thing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "reference", "--api", "--components"]) == 2
+    assert "give one of" in " ".join(capsys.readouterr().err.split())
 
 
 def test_limits_have_no_markdown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import logging
 from collections.abc import Callable
@@ -261,7 +263,7 @@ async def test_invoke_says_what_failed_and_what_still_runs(tmp_path: Path, shell
         live.backend.send = lambda *_, **__: None  # type: ignore[method-assign]
         code, _, err = await bb("invoke", "server", "-i", "question=1.5", "--timeout", "0.05")
         assert code == exits.TIMEOUT
-        assert "still runs" in one_line(err)
+        assert "answers did not come within 0.05 s" in one_line(err) or "did not end" in err
         live.node.block_peer(CLIENT)
         code, out, err = await bb("invoke", "server", "-i", "question=1.5", "--json")
         assert code == exits.FAILURE
@@ -460,6 +462,8 @@ class Rounds:
 
     def finished(self) -> list[dict[str, Any]]:
         made = {"target": "server", "execution": 1, "seconds": 0.5, "bytes": 7, "outputs": {}}
+        made |= {"started_at": 1e9, "metrics": {"=cmd|' /C calc'!A0": 0.5, "loss": float("nan")}}
+        made |= {"bytes_in": 3, "bytes_out": 4, "best": False}
         why = {str(CLIENT): "DataUnavailable: no shard\x1b[31m [train, round.py:8]"}
         first = {"round": 1, "ok": True, "responded": [str(SERVER)], "missing": [str(CLIENT)]}
         second = {"round": 2, "ok": False, "responded": [], "missing": [], "missing_why": {}}
@@ -487,5 +491,18 @@ async def test_rounds_say_who_was_missing_and_why(
         assert "QuorumNotReached: nobody" in out
         assert "\x1b[31m" not in out  # a peer's word
         assert err == "server: 2 of any number of rounds, running: 3\n"
+        assert "loss=-" in out
+        code, out, _ = await bb("rounds", "--csv")
+        header, first, second = csv.reader(io.StringIO(out))
+        assert header[-2:] == ["'=cmd|' /C calc'!A0", "loss"]
+        told = dict(zip(header, first, strict=True))
+        assert (told["round"], told["ok"], told["started_at"]) == (
+            "1", "yes", "2001-09-09T01:46:40+00:00",
+        )  # fmt: skip
+        assert (told["loss"], dict(zip(header, second, strict=True))["failures"]) == (
+            "", "QuorumNotReached: nobody",
+        )  # fmt: skip
+        code, _, err = await bb("rounds", "--csv", "--json")
+        assert code == exits.USAGE
         code, _, err = await bb("rounds", "--last", 0)
         assert code == exits.USAGE

@@ -127,10 +127,12 @@ def make(
     state_dir: Path,
     *,
     limits: ControlLimits | None = None,
+    node: Node | None = None,
     **flags: Any,
 ) -> Live:
-    """A node that does not run yet."""
-    node = install(compiled(), [role], peer_id=peer, seed=1)
+    """A node that does not run yet; of the program above, unless one is given."""
+    if node is None:
+        node = install(compiled(), [role], peer_id=peer, seed=1)
     backend = network.transport(peer, hello=Hello(classes=node.classes, targets=node.targets))
     live: Live
     driver = Driver(node, backend, observe=lambda step: live.observe(step))
@@ -181,11 +183,17 @@ def make(
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, *, client: bool = True, limits: ControlLimits | None = None, **flags: Any
+    tmp_path: Path,
+    *,
+    client: bool = True,
+    limits: ControlLimits | None = None,
+    node: Node | None = None,
+    **flags: Any,
 ) -> AsyncIterator[Live]:
     """The server, ready, and by default connected with its client."""
     network = MemoryNetwork()
-    server = make(network, SERVER, "server", tmp_path / "server", limits=limits, **flags)
+    folder = tmp_path / "server"
+    server = make(network, SERVER, "server", folder, limits=limits, node=node, **flags)
     level = logging.getLogger().level
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:

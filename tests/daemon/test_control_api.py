@@ -298,12 +298,15 @@ async def test_rounds_are_those_of_the_daemon(tmp_path: Path) -> None:
             return {"target": "server", "done": 2}
 
         def finished(self) -> list[dict[str, Any]]:
-            return [{"round": 1}, {"round": 2}]
+            made = {"target": "server", "execution": 1, "started_at": 1.0}
+            return [{**made, "round": 1}, {**made, "round": 2}]
 
     async with running(tmp_path, client=False) as live:
         live.plane.host.rounds = [Made()]
         told = await ask(live, "GET", "/v1/rounds?last=1")
-        assert told["rounds"] == [{"round": 2}]
+        assert [made["round"] for made in told["rounds"]] == [2]
+        told = await ask(live, "GET", "/v1/rounds?since=1")
+        assert [made["round"] for made in told["rounds"]] == [2]
         assert told["invoke"] == [{"target": "server", "done": 2}]
 
 

@@ -11,7 +11,14 @@ import trio
 import trio.testing
 
 from bbnode.daemon.config import InvokeSection, TextInput
-from bbnode.daemon.invoke.rounds import RETRY_PAUSE_S, SETTLE_S, Rounds, TooFewPeers, to_value
+from bbnode.daemon.invoke.rounds import (
+    RETRY_PAUSE_S,
+    SETTLE_S,
+    Rounds,
+    TooFewPeers,
+    Traffic,
+    to_value,
+)
 from bbnode.engine import steps
 from bbnode.engine.readiness import NotReadyPeer
 from bbnode.ir import types
@@ -75,7 +82,7 @@ class Bench:
             InvokeSection.model_validate(section),
             self.node,  # type: ignore[arg-type]
             wake=lambda: None,
-            bytes_moved=lambda: self.bytes,
+            traffic=lambda: Traffic(bytes_in=self.bytes),
             publish=self.events.append,
             done=done,
             running=running,

@@ -25,6 +25,10 @@ CLASSES = ("server", "client", "node")
             "node.node.log_level=debug",
             Setting(key="node.log_level", text="debug", peer_class="node"),
         ),
+        (
+            "client.12.slots.data.path=x",
+            Setting(key="slots.data.path", text="x", peer_class="client", index=12),
+        ),
         ("slots.data.note=a=b", Setting(key="slots.data.note", text="a=b")),
         (" limits.frames = 3", Setting(key="limits.frames", text=" 3")),
         ("slots.data.path=", Setting(key="slots.data.path", text="")),
@@ -42,6 +46,8 @@ def test_a_setting_names_a_key_and_perhaps_a_class(text: str, found: Setting) ->
         ("slots..path=x", "is not KEY=VALUE"),
         ("clients.slots.data.path=x", "'clients' is neither a class (server, client, node)"),
         ("client.slot.data.path=x", "'client' is neither"),
+        ("client.0.slot.data.path=x", "'client' is neither"),
+        ("client.-1.slots.data.path=x", "'client' is neither"),
     ],
 )
 def test_what_is_no_setting_is_refused_with_what_to_write(text: str, told: str) -> None:

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bbnode.daemon import paths
-from bbnode.daemon.artifacts.artifact import parse_artifact, serialize
-from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.control.client import ControlClient
-from bbnode.daemon.demo.nodes import DemoNode, choose_port, make_folder, make_nodes
-from bbnode.daemon.demo.run import PROGRAM
+from bbnode.daemon.testbed.demo import DemoOptions, demo_plan
+from bbnode.daemon.testbed.nodes import ChildNode, held_folder, write_nodes
 from tests.patience import PATIENCE_S
 
 
@@ -25,38 +23,27 @@ class Cluster:
     """A server and its clients."""
 
     def __init__(self, folder: Path, *, clients: int, rounds: int, deadline_s: float) -> None:
-        nodes = make_folder(folder)
-        quorum = clients - 1
-        args = {"clients": clients, "quorum": quorum, "deadline_s": deadline_s, "seed": 0}
-        data = serialize(compile_module(PROGRAM, args))
-        self.artifact = nodes / "artifact.onnx"
-        self.artifact.write_bytes(data)
-        self.server, self.clients = make_nodes(
-            nodes,
-            artifact=self.artifact,
-            artifact_sha256=parse_artifact(data, "artifact").sha256,
-            clients=clients,
-            port=choose_port(0),
-            rounds=rounds,
-            quorum=quorum,
-            wait_s=PATIENCE_S,
-            data={"dataset": "digits", "partition": "iid", "seed": 0},
-        )
+        options = DemoOptions(clients=clients, rounds=rounds)
+        plan = demo_plan(options, quorum=clients - 1, deadline_s=deadline_s)
+        with held_folder(folder) as nodes:
+            self.artifact = nodes / "artifact.onnx"
+            made = write_nodes(plan, nodes, port=0, wait_s=PATIENCE_S)
+        self.server, self.clients = made[0], made[1:]
 
     @property
-    def all(self) -> list[DemoNode]:
+    def all(self) -> list[ChildNode]:
         return [self.server, *self.clients]
 
-    def client_of(self, peer: str) -> DemoNode:
+    def client_of(self, peer: str) -> ChildNode:
         return next(node for node in self.clients if node.peer == peer)
 
     @contextmanager
-    def events(self, node: DemoNode) -> Iterator[Events]:
+    def events(self, node: ChildNode) -> Iterator[Events]:
         """Events of a daemon, from now on."""
         with ControlClient(paths.control_socket(node.state_dir), timeout_s=PATIENCE_S) as client:
             yield Events(client)
 
-    def ask(self, node: DemoNode, command: str) -> dict[str, Any]:
+    def ask(self, node: ChildNode, command: str) -> dict[str, Any]:
         with ControlClient(paths.control_socket(node.state_dir), timeout_s=PATIENCE_S) as client:
             return client.get(f"/v1/{command}")
 
@@ -92,7 +79,7 @@ class Events:
         return self.until(lambda e: e["type"] == "round_finished" and e["round"] == number)
 
 
-def start(*nodes: DemoNode) -> None:
+def start(*nodes: ChildNode) -> None:
     """Start daemons at once, and return when each has said that it is ready."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -114,7 +101,7 @@ def wait_for_ready(folder: Path, count: int) -> Iterator[dict[str, str]]:
             count -= listener.recv(4096).startswith(b"READY=1")
 
 
-def stop(node: DemoNode) -> None:
+def stop(node: ChildNode) -> None:
     """End a daemon that the test started, whatever state it is in."""
     if node.process is not None and node.process.poll() is None:
         node.process.send_signal(signal.SIGCONT)

@@ -14,7 +14,7 @@ import pytest
 from bbnode.daemon import paths
 from bbnode.daemon.artifacts.artifact import serialize
 from bbnode.daemon.control.client import ControlClient
-from bbnode.daemon.demo.nodes import choose_port
+from bbnode.daemon.testbed.nodes import choose_port
 from tests.daemon.live import compiled
 from tests.e2e.cluster import wait_for_ready
 from tests.patience import PATIENCE_S, patiently

@@ -18,8 +18,8 @@ from bbnode.daemon import paths
 from bbnode.daemon.artifacts.artifact import serialize
 from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.control.client import ControlClient
-from bbnode.daemon.demo.nodes import choose_port
-from bbnode.daemon.demo.run import PROGRAM
+from bbnode.daemon.testbed.demo import PROGRAM
+from bbnode.daemon.testbed.nodes import choose_port
 from tests.e2e.cluster import Events, wait_for_ready
 from tests.patience import PATIENCE_S, patiently
 

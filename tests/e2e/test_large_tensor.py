@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from bbnode.daemon import paths
-from bbnode.daemon.artifacts.artifact import serialize
-from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.control.client import ControlClient
-from bbnode.daemon.demo.nodes import DemoNode, choose_port, make_one
-from bbnode.transport.identity import create_identity
+from bbnode.daemon.testbed.nodes import ChildNode, held_folder, write_nodes
+from bbnode.daemon.testbed.plan import make_plan
+from bbnode.daemon.testbed.program import find_program
 from tests.e2e.cluster import stop, wait_for_ready
 
 MIB = 2**20
@@ -34,30 +33,17 @@ def _program_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def pair(folder: Path, tensor_bytes: int, limits: dict[str, int]) -> Iterator[list[DemoNode]]:
+def pair(folder: Path, tensor_bytes: int, limits: dict[str, int]) -> Iterator[list[ChildNode]]:
     """A server and a client of `OneTensor` that are connected."""
-    artifact = folder / "artifact.onnx"
-    args = {"size": tensor_bytes // 4}
-    artifact.write_bytes(serialize(compile_module("tests.e2e.one_tensor:OneTensor", args)))
-    listen = f"/ip4/127.0.0.1/tcp/{choose_port(0)}"
-    made: list[DemoNode] = []
-    for name in ("server", "client"):
-        paths.make_state_dir(folder / name / "state")
-        identity = create_identity(paths.identity_file(folder / name / "state"))
-        network: dict[str, Any] = {"listen": [listen]}
-        if made:
-            network = {"bootstrap": [f"{listen}/p2p/{made[0].peer}"]}
-        settings = {
-            "node": {
-                "name": name,
-                "state_dir": str(folder / name / "state"),
-                "components": ["tests.e2e.one_tensor"],
-            },
-            "artifact": {"path": str(artifact), "targets": [name]},
-            "network": network,
-            "limits": limits,
-        }
-        made.append(make_one(folder / name, identity, settings))
+    program = find_program("tests.e2e.one_tensor:OneTensor", {"size": tensor_bytes // 4})
+    plan = make_plan(
+        program,
+        nodes="server=1,client=1",
+        settings=[f"limits.{key}={value}" for key, value in limits.items()],
+        base=folder,
+    )
+    with held_folder(folder) as nodes:
+        made = write_nodes(plan, nodes, port=0, wait_s=PATIENCE_S)
     try:
         with (
             tempfile.TemporaryDirectory() as short,
@@ -74,7 +60,7 @@ def pair(folder: Path, tensor_bytes: int, limits: dict[str, int]) -> Iterator[li
             stop(node)
 
 
-def moved(server: DemoNode) -> dict[str, Any]:
+def moved(server: ChildNode) -> dict[str, Any]:
     """What the server says of one transfer."""
     with ControlClient(paths.control_socket(server.state_dir), timeout_s=PATIENCE_S) as client:
         return client.post(
@@ -82,7 +68,7 @@ def moved(server: DemoNode) -> dict[str, Any]:
         )
 
 
-def most_mib(node: DemoNode) -> int:
+def most_mib(node: ChildNode) -> int:
     """The most memory that a daemon has had so far."""
     assert node.process is not None
     lines = Path(f"/proc/{node.process.pid}/status").read_text("ascii").splitlines()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bbnode.daemon.artifacts.artifact import serialize
-from bbnode.daemon.demo.nodes import choose_port
+from bbnode.daemon.testbed.nodes import choose_port
 from tests.daemon.live import compiled
 from tests.e2e.cluster import wait_for_ready
 from tests.patience import PATIENCE_S, patiently

@@ -10,11 +10,16 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+import typer
 
 from bbnode import templates
+from bbnode.cli import values
+from bbnode.cli.commands import up
 from bbnode.cli.main import main
 from bbnode.daemon.artifacts.build import compile_module
+from bbnode.daemon.config import InvokeSection
 from bbnode.templates import FolderNotWritten, FolderTaken, ProjectNameRefused
 from tests import patience
 
@@ -25,7 +30,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment, text=True,
-        capture_output=True, check=False, timeout=patience.PROCESS_S,
+        capture_output=True, check=False, timeout=patience.PATIENCE_S,
     )  # fmt: skip
 
 
@@ -87,6 +92,25 @@ def test_the_component_of_the_project_is_found_by_its_entry_point(tmp_path: Path
     )
     done = run(tmp_path / "found", "-c", code)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_array_becomes_lists_that_a_configuration_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("batch.npy", np.array([[1.5, 2.0], [3.0, 4.0]], np.float32))
+    (read,) = up._inputs({"inputs": {"x": "@batch.npy"}}).values()
+    assert up._numbers("x", read) == [[1.5, 2.0], [3.0, 4.0]]
+    entry = InvokeSection(target="asker", inputs={"x": [[1.5, 2.0], [3.0, 4.0]]})
+    assert entry.inputs["x"] == [[1.5, 2.0], [3.0, 4.0]]
+    np.save("large.npy", np.zeros(up.MAX_INPUT_NUMBERS + 1))
+    with pytest.raises(typer.BadParameter, match="4097 numbers is more than 4096"):
+        up._numbers("x", values.parse_value("@large.npy"))
+    deep: list[object] = []
+    for _ in range(20):
+        deep = [deep]
+    with pytest.raises(ValueError, match="is not an input"):
+        InvokeSection(target="asker", inputs={"x": deep})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ it; the program between passes is written even when a later pass refuses it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     import onnx
 
     from bbnode.compiler import CompileReport
+    from bbnode.components.contracts import CarriedOver
+
+# Weights that were left, of each slot; --json has all.
+MAX_LEFT_SHOWN = 20
 
 
 def command(
@@ -37,6 +42,22 @@ def command(
         list[str] | None,
         typer.Option(
             help="Keyword argument of the class, as a TOML value (repeatable).", metavar="KEY=VALUE"
+        ),
+    ] = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(
+            help="Begin with the weights of an exported model or a node's checkpoint, where name "
+            "and shape agree.",
+            metavar="FILE",
+        ),
+    ] = None,
+    slot: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --init-from: only this slot of the program, from that one of the checkpoint "
+            "(repeatable).",
+            metavar="SLOT[=SLOT]",
         ),
     ] = None,
     stage: Annotated[list[str] | None, typer.Option(help=stages.HELP, metavar="PASS")] = None,
@@ -62,9 +83,11 @@ def command(
     """Compile a Module class to an artifact that every peer loads."""
     arguments = {key: _value(text) for key, text in pairs(arg, "--arg").items()}
     added = [stages.parse_stage(text) for text in stage or ()]
+    if slot and init_from is None:
+        raise typer.BadParameter("--slot goes with --init-from FILE")
     from bbnode.daemon import paths
     from bbnode.daemon.artifacts import artifact
-    from bbnode.daemon.artifacts.build import compiler_for, load_module
+    from bbnode.daemon.artifacts.build import compiler_for, load_module, record
     from bbnode.daemon.artifacts.explain import explain as explain_value
     from bbnode.daemon.artifacts.listing import write_listings
     from bbnode.ir.onnx_file import program_of
@@ -74,10 +97,14 @@ def command(
     compiler = compiler_for(program)
     for each in added:
         compiler = each.add_to(compiler)
+    recorded = record(program)
+    initialized = None
+    if init_from is not None:
+        recorded, initialized = _initialize(recorded, init_from, slot or ())
     snapshots: dict[str, onnx.ModelProto] = {}
     try:
         model, report = compiler.compile_with_report(
-            program.build(),
+            recorded,
             explain=bool(explain),
             snapshot_after=dump_after or (),
             snapshots=snapshots,
@@ -96,6 +123,11 @@ def command(
         found: dict[str, Any] = {"path": str(out), "bytes": len(data), "sha256": sha256}
         found["targets"] = list(report.targets)
         found["custom_ops"] = custom_ops
+        if initialized is not None:
+            found["initialized"] = {
+                name: {"taken": list(told.taken), "left": dict(told.left)}
+                for name, told in initialized.items()
+            }
         if timed:
             found["total_ms"] = round(report.total_ms, 3)
             found["passes"] = [
@@ -111,12 +143,33 @@ def command(
     output.data(f"{out}  {len(data)} bytes  sha256 {sha256}")
     for name in report.targets:
         output.data(f"  {name}")
+    for name, told in (initialized or {}).items():
+        _show_taken(name, told)
     for row in custom_ops:
         output.data(f"  custom op {row['domain']}::{row['op']} (package {row['package']})")
     if timed:
         _show_times(report)
     for value in explained:
         _show_value(value)
+
+
+def _initialize(
+    recorded: onnx.ModelProto, file: Path, slots: Sequence[str]
+) -> tuple[onnx.ModelProto, dict[str, CarriedOver]]:
+    from bbnode.daemon.artifacts import initial
+
+    chosen = {slot: source or None for slot, _, source in (text.partition("=") for text in slots)}
+    return initial.initialize(recorded, initial.read_weights(file.expanduser()), chosen)
+
+
+def _show_taken(slot: str, told: CarriedOver) -> None:
+    output.data(f"  slot {slot}: {len(told.taken)} initial weights taken")
+    for name, why in itertools.islice(told.left.items(), MAX_LEFT_SHOWN):
+        what = f"left {name}: {why}" if name else why
+        output.note(output.cell(f"  slot {slot}: {what}"))
+    more = len(told.left) - MAX_LEFT_SHOWN
+    if more > 0:
+        output.note(f"  slot {slot}: {more} more left; --json lists all")
 
 
 def _show_times(report: CompileReport) -> None:

@@ -63,6 +63,9 @@ def reference(
         bool,
         typer.Option("--components", help="The settings of shipped components, instead."),
     ] = False,
+    api: Annotated[
+        bool, typer.Option("--api", help="The names of `import bbnode`, instead.")
+    ] = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="As docs/config.md has it, with types.")
     ] = False,
@@ -71,7 +74,9 @@ def reference(
     """Print every key with its default, its unit and what it does."""
     from bbnode.daemon.config import reference as pages
 
-    if limits and (components or markdown):
+    if limits + components + api > 1:
+        raise typer.BadParameter("give one of --limits, --components and --api")
+    if limits and markdown:
         raise typer.BadParameter("--limits goes with --json alone")
     if as_json and not limits:
         raise typer.BadParameter("there is --json for --limits alone")
@@ -82,6 +87,10 @@ def reference(
         page = pages.limits_text()
     elif components:
         page = pages.components_markdown()
+    elif api:
+        from bbnode.api.reference import api_markdown
+
+        page = api_markdown()
     else:
         page = pages.config_markdown() if markdown else pages.as_toml()
     output.data(page.rstrip("\n"))

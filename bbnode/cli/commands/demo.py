@@ -1,6 +1,6 @@
 """`bbnode demo`: federated training of five daemons on this machine.
 
-Rule: the options are checked here; what the demo does is `bbnode.daemon.demo.run`.
+Rule: the options are checked here; what the demo does is `bbnode.daemon.testbed.demo`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Train a digit classifier across a server and its clients, each a process of its own."""
-    from bbnode.daemon.demo.run import DemoOptions, run_demo
+    from bbnode.daemon.testbed.demo import DemoOptions, run_demo
 
     return run_demo(
         DemoOptions(

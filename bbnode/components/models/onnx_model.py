@@ -38,6 +38,7 @@ from bbnode.components.errors import (
     NotExportable,
     ParameterMismatch,
     TrainingFailed,
+    WeightsNotFinite,
 )
 from bbnode.components.models.fit import check_fit
 from bbnode.components.models.weights import (
@@ -332,7 +333,7 @@ class OnnxModel(Model):
 
         Raises:
             AutodiffError: the model of the settings can't be used.
-            ParameterMismatch: nothing agrees, or a weight holds NaN or infinity.
+            ParameterMismatch: nothing agrees; WeightsNotFinite: a value is NaN or infinite.
         """
         model = _parsed(config.model)
         names = {tensor.name for tensor in read_forward(model).parameters}
@@ -351,7 +352,7 @@ class OnnxModel(Model):
             )
         for name in told.taken:
             if not np.isfinite(weights[name]).all():
-                raise ParameterMismatch(f"{cls.TYPE_NAME}: {name!r} holds NaN or infinity")
+                raise WeightsNotFinite(f"{cls.TYPE_NAME}: {name!r} holds NaN or infinity")
             _set(tensors[name], weights[name])
         content = model.SerializeToString(deterministic=True)
         return replace(config, model=content), told

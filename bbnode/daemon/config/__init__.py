@@ -81,6 +81,10 @@ PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 RateOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+# Lists in lists of one input, as many as a tensor has axes.
+_MAX_INPUT_DEPTH = 16
+
+
 class Section(BaseModel):
     """Base of all tables: unknown keys are errors, values do not change once read."""
 
@@ -98,18 +102,22 @@ def _key(default: Any, description: str, *, unit: str = "", **extra: Any) -> Any
     )
 
 
+def _is_numbers(value: Any, depth: int = _MAX_INPUT_DEPTH) -> bool:
+    if isinstance(value, list):
+        return depth > 0 and all(_is_numbers(item, depth - 1) for item in value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _check_input(value: Any) -> Any:
     plain = isinstance(value, bool | int | float) or value == "trigger"
-    numbers = isinstance(value, list) and all(
-        isinstance(item, int | float) and not isinstance(item, bool) for item in value
-    )
+    numbers = isinstance(value, list) and _is_numbers(value)
     text = isinstance(value, TextInput) or (
         isinstance(value, dict) and value.keys() == {"text"} and isinstance(value["text"], str)
     )
     if not (plain or numbers or text):
         raise ValueError(
-            f'{value!r} is not an input: write "trigger", a number, true or false, a list of '
-            'numbers, or { text = "…" }'
+            f'{value!r:.80} is not an input: write "trigger", a number, true or false, (nested) '
+            'lists of numbers, or { text = "…" }'
         )
     return value
 
@@ -141,6 +149,9 @@ class NodeSection(Section):
     )
     stop_grace_s: PositiveSeconds = _key(
         5.0, "time a stop may take; what is not done then is left", unit="s", le=3600
+    )
+    keep_rounds: Annotated[int, Field(ge=1)] = _key(
+        10_000, "rounds that are kept on disk, of all targets; the oldest go", unit="rounds"
     )
     components: list[str] = _key(
         [],
@@ -324,7 +335,7 @@ class TextInput(Section):
 
 
 InputValue = Annotated[
-    Literal["trigger"] | bool | int | float | list[int] | list[float] | TextInput,
+    Literal["trigger"] | bool | int | float | list[Any] | TextInput,
     BeforeValidator(_check_input),
 ]
 
@@ -365,13 +376,47 @@ class InvokeSection(Section):
     target: str = _key(..., "target to invoke, as class or class#hash")
     inputs: dict[str, InputValue] = _key(
         {},
-        'its inputs: "trigger", a number, true/false, a list of numbers, or { text = "…" }',
+        'its inputs: "trigger", a number, true/false, (nested) lists of numbers, or { text = "…" }',
     )
     times: Count = _key(1, "how many rounds; 0: for ever", unit="rounds")
     every_s: Seconds = _key(
         0.0, "time from start to start; 0: the next starts when the last one ended", unit="s"
     )
     wait_for: WaitFor | None = _key(None, "start condition; unset: start at once")
+    best: str | None = _key(
+        None,
+        'metric by which the best round is found, as "accuracy" or "stats.loss" (entry loss of '
+        "the Metadata output stats): the node's state after it is kept (`bbnode export --best`)",
+        min_length=1,
+    )
+    mode: Literal["max", "min"] | None = _key(
+        None, "which values of it are better; unset: the least of losses and errors, else the most"
+    )
+    min_delta: Seconds = _key(0.0, "by how much more a round has to be better")
+    patience: Count = _key(
+        0, "rounds without a better one after which the rounds end; 0: never", unit="rounds"
+    )
+
+    @model_validator(mode="after")
+    def _better_in_what(self) -> InvokeSection:
+        if self.best is None and (self.mode or self.min_delta or self.patience):
+            raise ValueError("'mode', 'min_delta' and 'patience' belong to a metric: give 'best'")
+        return self
+
+
+class TrackerSection(Section):
+    """One tracker of experiments, which gets the metrics of all rounds."""
+
+    kind: str = _key(
+        ...,
+        "tensorboard, mlflow, wandb, or the name of a tracker that an installed package brings",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+    )
+    settings: dict[str, Any] = _key(
+        {},
+        "its settings: logdir (tensorboard), uri and experiment (mlflow), mode, project, entity "
+        "and dir (wandb)",
+    )
 
 
 class ControlSection(Section):
@@ -466,6 +511,9 @@ class NodeConfig(Section):
         "which there are, and checks them at install",
     )
     invoke: list[InvokeSection] = _key([], "[[invoke]]: targets that this node starts by itself")
+    trackers: list[TrackerSection] = _key(
+        [], "[[trackers]]: where metrics of rounds go besides the node's own history"
+    )
     control: ControlSection = _key(ControlSection(), "access to the control plane")
     limits: LimitsSection = _key(LimitsSection(), "caps on what comes in and is under way")
 

@@ -102,14 +102,63 @@ def components_markdown() -> str:
             continue
         cls = component_class(name)
         lines += ["", f"## `{name}`", "", f"Role: {', '.join(roles_of(cls))}."]
-        lines += ["", *_summary(cls).splitlines()]
-        rows = list(_settings(cls.Config))
-        if rows and not all(meaning for *_, meaning in rows):
-            lines += ["", *_summary(cls.Config).splitlines()]
+        lines += ["", *summary(cls).splitlines()]
+        rows = [setting.row() for setting in component_settings(cls.Config)]
         lines += ["", *_table(("Setting", "Type", "Default", "Meaning"), rows)] if rows else []
         if not rows:
             lines += ["", "It has no settings."]
     return "\n".join(lines) + "\n"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComponentSetting:
+    """One setting of a component.
+
+    Attributes:
+        name, kind, meaning: what its Config says; `meaning` is empty where its docstring is silent.
+        default: as Python writes it; None where a node has to give it.
+        is_local: it counts from the node's own configuration alone.
+    """
+
+    name: str
+    kind: str
+    default: str | None
+    is_local: bool
+    meaning: str
+
+    def row(self) -> tuple[str, ...]:
+        """Return the setting as a row in Markdown."""
+        default = "required" if self.default is None else f"`{self.default}`"
+        mark = "*local*; " if self.is_local else ""
+        return f"`{self.name}`", f"`{self.kind}`", default, mark + self.meaning
+
+
+def component_settings(config: type) -> Iterator[ComponentSetting]:
+    """Yield the settings of a Config, a component's own before those that it shares with others."""
+    from bbnode.components.settings import local_settings
+
+    meanings, local = _attributes(config), local_settings(config)
+    try:
+        hints = get_type_hints(config)
+    except (NameError, TypeError, AttributeError):
+        hints = {}  # somebody else's Config, whose annotations can't be resolved
+    own = inspect.get_annotations(config)
+    for field in sorted(dataclasses.fields(config), key=lambda field: field.name not in own):
+        kind = field.type if isinstance(field.type, str) else field.type.__name__
+        if get_origin(hints.get(field.name)) is Literal:
+            kind = " or ".join(f'"{choice}"' for choice in get_args(hints[field.name]))
+        default = None
+        if field.default is not dataclasses.MISSING:
+            default = repr(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            default = repr(field.default_factory())
+        yield ComponentSetting(
+            name=field.name,
+            kind=kind,
+            default=default,
+            is_local=field.name in local,
+            meaning=meanings.get(field.name, ""),
+        )
 
 
 def every_limit() -> list[Cap]:
@@ -149,26 +198,6 @@ def _counting_keys(name: str, section: Section, values: Mapping[str, Any]) -> li
     ]
 
 
-def _settings(config: type) -> Iterator[tuple[str, ...]]:
-    from bbnode.components.settings import local_settings
-
-    meanings, local = _attributes(config), local_settings(config)
-    hints = get_type_hints(config)
-    # A component's own settings before those that it shares with others.
-    own = inspect.get_annotations(config)
-    for field in sorted(dataclasses.fields(config), key=lambda field: field.name not in own):
-        kind = field.type if isinstance(field.type, str) else field.type.__name__
-        if get_origin(hints[field.name]) is Literal:
-            kind = " or ".join(f'"{choice}"' for choice in get_args(hints[field.name]))
-        default = "required"
-        if field.default is not dataclasses.MISSING:
-            default = f"`{field.default!r}`"
-        elif field.default_factory is not dataclasses.MISSING:
-            default = f"`{field.default_factory()!r}`"
-        mark = "*local*; " if field.name in local else ""
-        yield f"`{field.name}`", f"`{kind}`", default, mark + meanings.get(field.name, "")
-
-
 def _attributes(config: type) -> dict[str, str]:
     """Return what docstrings say of each field, below `Attributes:` or after its name."""
     said: dict[str, str] = {}
@@ -192,7 +221,8 @@ def _told(doc: str) -> dict[str, str]:
     }
 
 
-def _summary(cls: type) -> str:
+def summary(cls: type) -> str:
+    """Return the first paragraph of a class's docstring."""
     return (inspect.getdoc(cls) or "").partition("\n\n")[0]
 
 

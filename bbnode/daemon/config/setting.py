@@ -1,8 +1,9 @@
 """One setting of a command line: KEY=VALUE, or CLASS.KEY=VALUE where several classes are set up.
 
 Rule: the key is a dotted key of node.toml, as in `slots.data.path=data/0.npz`. Before it may stand
-the class of peer that it is for, as in `client.slots.data.path=data/{i}.npz`; without one it is for
-all. The value stays text: `resolve` reads it by the type of its key.
+the class of peer that it is for, as in `client.slots.data.path=data/{i}.npz`, and one of its nodes,
+as in `client.0.slots…`; without a class it is for all. The value stays text: `resolve` reads it by
+the type of its key.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from bbnode.ir.decoding import shown
 class Setting:
     """A setting as it was given: a dotted key, its text, and the class that it is for.
 
-    `peer_class` is None for a setting of every node.
+    `peer_class` is None for a setting of every node, `index` for one of all nodes of the class.
     """
 
     key: str
     text: str
     peer_class: str | None = None
+    index: int | None = None
 
 
 def parse_setting(text: str, classes: Sequence[str] = ()) -> Setting:
@@ -39,6 +41,10 @@ def parse_setting(text: str, classes: Sequence[str] = ()) -> Setting:
     sections = [field.alias or name for name, field in NodeConfig.model_fields.items()]
     for peer_class in classes:
         rest = key.removeprefix(f"{peer_class}.")
+        number, _, below = rest.partition(".")
+        is_numbered = rest != key and number.isdecimal() and number.isascii()
+        if is_numbered and below.partition(".")[0] in sections:
+            return Setting(key=below, text=value, peer_class=peer_class, index=int(number))
         # A class may be called like a section: node.log_level is the key, node.node.log_level its.
         if rest != key and rest.partition(".")[0] in sections:
             return Setting(key=rest, text=value, peer_class=peer_class)

@@ -220,10 +220,14 @@ class ExecutionsView(TypedDict):
 
 
 class RoundsAnswer(TypedDict):
-    """Rounds that have ended, and how far each `[[invoke]]` entry is."""
+    """Rounds that have ended, and how far each `[[invoke]]` entry is.
 
-    rounds: list[Json]
-    invoke: list[Json]
+    `trouble` says why those of before could not be read.
+    """
+
+    rounds: list[dict[str, Any]]
+    invoke: list[dict[str, Any]]
+    trouble: str
 
 
 class TraceView(TypedDict):
@@ -278,6 +282,33 @@ class Check(TypedDict):
     detail: str
 
 
+class ModelView(TypedDict):
+    """A slot with a model."""
+
+    slot: str
+    type_name: str
+
+
+class ModelList(TypedDict):
+    """The slots with a model."""
+
+    models: list[ModelView]
+
+
+class UpgradeView(TypedDict):
+    """The states that a node took over of a checkpoint which it could not resume.
+
+    `version` made it; `kept` is its file. `taken` and `left` are slots, `left` with the reason;
+    `parameters` has the same of the weights of each slot that tells.
+    """
+
+    version: str
+    kept: str
+    taken: list[str]
+    left: dict[str, str]
+    parameters: dict[str, Json]
+
+
 class Status(TypedDict):
     """Everything about the node at one moment."""
 
@@ -295,6 +326,7 @@ class Status(TypedDict):
     peers: list[PeerView]
     wanted: list[WantedView]
     versions: list[VersionView]
+    upgrade: UpgradeView | None
     discovery: Json
     invoke: list[Json]
     executions: int

@@ -12,7 +12,13 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 import trio
 
-from bbnode.daemon.control.client import DEFAULT_TIMEOUT_S, ControlClient, Query, target
+from bbnode.daemon.control.client import (
+    DEFAULT_TIMEOUT_S,
+    ControlClient,
+    Query,
+    TcpAddress,
+    target,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,7 +27,7 @@ T = TypeVar("T")
 class AsyncControlClient:
     """Asks a daemon. An async context manager; raises as `ControlClient` does."""
 
-    def __init__(self, path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, path: Path | TcpAddress, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Make a client with the arguments of `ControlClient`."""
         self._client = ControlClient(path, timeout_s=timeout_s)
 
@@ -47,6 +53,12 @@ class AsyncControlClient:
     ) -> dict[str, Any]:
         """Send one request and return its JSON; `wanted` is the target of the request line."""
         return await self.in_thread(self._client.request, method, wanted, body)
+
+    async def fetch(
+        self, method: str, wanted: str, body: Mapping[str, Any] | None = None
+    ) -> tuple[int, bytes]:
+        """Send one request; return the status and bytes of its answer, whatever they are."""
+        return await self.in_thread(self._client.fetch, method, wanted, body)
 
     async def stream(self, path: str, query: Query | None = None) -> LineStream:
         """Subscribe to a stream of lines; the client takes no more requests after that."""

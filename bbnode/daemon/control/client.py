@@ -12,15 +12,20 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
 from bbnode.daemon.control import errors
 from bbnode.daemon.control.json_lines import Answered, parse_object
-from bbnode.ir.caps import MAX_CONTROL_ANSWER_BYTES
+from bbnode.ir.caps import MAX_ARTIFACT_BYTES, MAX_CONTROL_ANSWER_BYTES
 
 DEFAULT_TIMEOUT_S = 5.0
+# The type of an answer that is a file, such as a model.
+FILE = "application/octet-stream"
+# Read at once of a download.
+PIECE_BYTES = 1 << 20
 Query = Mapping[str, str] | Mapping[str, str | int | list[str]]
 
 
@@ -42,6 +47,19 @@ class _UnixConnection(http.client.HTTPConnection):
             raise
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpAddress:
+    """The address of `control.tcp`, and the token that it asks for."""
+
+    host: str
+    port: int
+    token: str = field(repr=False)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
 class ControlClient:
     """Asks a daemon. A context manager; connects when entered.
 
@@ -49,11 +67,17 @@ class ControlClient:
     the daemon refuses.
     """
 
-    def __init__(self, path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, path: Path | TcpAddress, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """`path` is `paths.control_socket(state_dir)`; `timeout_s` bounds each answer."""
         self._path = path
         self._timeout_s = timeout_s
-        self._http = _UnixConnection(path, timeout_s)
+        self._headers = {"Accept": "application/json"}
+        self._http: http.client.HTTPConnection
+        if isinstance(path, TcpAddress):
+            self._http = http.client.HTTPConnection(path.host, path.port, timeout=timeout_s)
+            self._headers["Authorization"] = f"Bearer {path.token}"
+        else:
+            self._http = _UnixConnection(path, timeout_s)
         self._response: http.client.HTTPResponse | None = None
 
     def __enter__(self) -> Self:
@@ -101,19 +125,47 @@ class ControlClient:
         return response.status, self._read(wanted, response)
 
     def _read(self, wanted: str, response: http.client.HTTPResponse) -> bytes:
+        is_file = response.headers.get_content_type() == FILE and response.length is not None
+        most = MAX_ARTIFACT_BYTES if is_file else MAX_CONTROL_ANSWER_BYTES
         try:
-            data = response.read(MAX_CONTROL_ANSWER_BYTES + 1)
+            data = response.read(most + 1)
         except TimeoutError as error:
             raise too_slow(wanted, self._timeout_s) from error
         except (OSError, http.client.HTTPException) as error:
             raise gone(self._path) from error
-        if response.length and len(data) <= MAX_CONTROL_ANSWER_BYTES:
+        if response.length and len(data) <= most:
             raise gone(self._path)  # the answer is cut short, which http.client does not report
-        if len(data) > MAX_CONTROL_ANSWER_BYTES:
-            raise errors.ControlProtocolError(
-                f"the answer to {wanted} is over {MAX_CONTROL_ANSWER_BYTES} B"
-            )
+        if len(data) > most:
+            raise errors.ControlProtocolError(f"the answer to {wanted} is over {most} B")
         return data
+
+    def download(self, path: str, *, max_bytes: int = MAX_ARTIFACT_BYTES) -> Iterator[bytes]:
+        """Send a GET request, and return the bytes that are answered in pieces.
+
+        Each piece has to come within the time of an answer. The iterator raises `NotRunning` where
+        they end too early, and `ControlProtocolError` beyond `max_bytes`.
+        """
+        wanted = target(path)
+        response = self._send("GET", wanted, None)
+        if response.status != 200:
+            parse_answer(response.status, self._read(wanted, response))
+        if response.length is None or response.length > max_bytes:
+            raise errors.ControlProtocolError(
+                f"the answer to {wanted} is over {max_bytes} B, or of no known length"
+            )
+        return self._pieces(wanted, response)
+
+    def _pieces(self, wanted: str, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        while response.length:
+            try:
+                piece = response.read(PIECE_BYTES)
+            except TimeoutError as error:
+                raise too_slow(wanted, self._timeout_s) from error
+            except (OSError, http.client.HTTPException) as error:
+                raise gone(self._path) from error
+            if not piece:
+                raise gone(self._path)
+            yield piece
 
     def stream(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
         """Subscribe now; the iterator ends with the daemon, and uses the client up."""
@@ -140,7 +192,7 @@ class ControlClient:
     ) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode("utf-8")
         try:
-            self._http.request(method, wanted, body=data, headers={"Accept": "application/json"})
+            self._http.request(method, wanted, body=data, headers=self._headers)
             self._response = self._http.getresponse()
             return self._response
         except TimeoutError as error:
@@ -165,7 +217,7 @@ def parse_answer(status: int, data: bytes) -> dict[str, Any]:
     return message
 
 
-def cannot_connect(path: Path, error: OSError) -> Exception:
+def cannot_connect(path: Path | TcpAddress, error: OSError) -> Exception:
     """Return the error that says why a daemon can't be reached."""
     match error:
         case FileNotFoundError() | ConnectionRefusedError():
@@ -181,7 +233,7 @@ def cannot_connect(path: Path, error: OSError) -> Exception:
             return errors.NotRunning(f"{path}: {error}")
 
 
-def gone(path: Path) -> errors.NotRunning:
+def gone(path: Path | TcpAddress) -> errors.NotRunning:
     """Return the error for a connection that the daemon closed."""
     return errors.NotRunning(f"the daemon on {path} closed the connection; it may have stopped")
 

@@ -10,15 +10,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import trio
+
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.feed import Feed
 from bbnode.daemon.control.trace import TraceLog
+from bbnode.daemon.history.history import RoundHistory
 from bbnode.daemon.invoke.outcome import Outcomes
 from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.daemon.network.dial_back import Ask
 from bbnode.daemon.observing.watch import Stalled
+from bbnode.daemon.state.checkpoint import Upgrade
 from bbnode.engine import Node
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Transport
@@ -56,6 +60,8 @@ class Host:
     # The outputs of a target that may come after an execution that all inputs, or one, start.
     later: Callable[[str, str | None], frozenset[str]] = lambda _target, _entry: frozenset()
     rounds: Sequence[Rounds] = ()
+    # Rounds on disk; None where nothing is kept.
+    history: RoundHistory | None = None
     # How peers are found, as JSON.
     discovery: Callable[[], Mapping[str, Any]] = dict
     # Everything that has made no progress for too long.
@@ -64,6 +70,10 @@ class Host:
     started_s: float = 0.0
     phase: str = "starting"
     saved_s: float | None = None
+    # What the node took over of a checkpoint that it could not resume.
+    upgrade: Upgrade | None = None
+    # Of threads that export a model: each holds several copies of it.
+    exporting: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
     # What further parts of the daemon count, by name.
     counters: list[Callable[[], dict[str, int]]] = field(default_factory=list)
 

@@ -30,6 +30,7 @@ from starlette.types import Receive, Scope, Send
 from bbnode import __version__
 from bbnode.components.contracts import ComponentError
 from bbnode.daemon.control.answers import ProblemBody
+from bbnode.daemon.control.client import FILE
 from bbnode.daemon.control.errors import PROBLEM_TYPE, ControlProtocolError, Problem
 from bbnode.daemon.control.feed import Subscription
 from bbnode.daemon.control.host import Host
@@ -53,6 +54,8 @@ MIN_SUFFIX_CHARS = 4
 HEADERS = {"Cache-Control": "no-store"}
 LINES = "application/x-ndjson"
 TEXT = "text/plain; charset=utf-8"
+# Of a long answer: what a client has to take within one deadline.
+PIECE_BYTES = 1 << 20
 # The nearest class of an error decides its status; the first that fits, in this order.
 STATUS_OF: tuple[tuple[type[BbnodeError], int], ...] = (
     (UnknownTarget, 404),
@@ -133,15 +136,34 @@ class Lines(StreamingResponse):
         if not follow:
             subscription.end()
         super().__init__(subscription, media_type=LINES, headers=HEADERS)
-        self._subscription = subscription
+        self.subscription = subscription
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         try:
             if scope["method"] == "HEAD":
-                self._subscription.end()
+                self.subscription.end()
             await self.stream_response(send)
         finally:
-            self._subscription.close()
+            self.subscription.close()
+
+
+class Blob(StreamingResponse):
+    """The bytes of a file, of known length, in pieces that a client has to take in time."""
+
+    def __init__(self, data: bytes) -> None:
+        """Send `data`, which may be large."""
+        view = memoryview(data)
+        pieces = (bytes(view[at : at + PIECE_BYTES]) for at in range(0, len(view), PIECE_BYTES))
+        headers = {**HEADERS, "Content-Length": str(len(data))}
+        super().__init__(pieces, media_type=FILE, headers=headers)
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":
+            head = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **head})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await self.stream_response(send)
 
 
 def application(
@@ -208,16 +230,18 @@ async def _answered(endpoint: Endpoint, host: Host, request: Request) -> Respons
         if kind is Host:
             arguments[name] = host
         elif name == "body":
-            arguments[name] = _checked(kind, _body(await request.body()))
+            arguments[name] = checked(kind, _body(await request.body()))
         elif name == "query":
             given = {
                 field: texts if info.annotation == list[str] else texts[-1]
                 for field, info in kind.model_fields.items()
                 if (texts := query.get(field))
             }
-            arguments[name] = _checked(kind, given)
+            arguments[name] = checked(kind, given)
         elif kind is PeerId:
             arguments[name] = known_peer(host, request.path_params[name])
+        elif kind is str:
+            arguments[name] = request.path_params[name]
         else:
             arguments[name] = _number(name, request.path_params[name])
     told = await endpoint.act(**arguments)
@@ -293,7 +317,8 @@ def _body(data: bytes) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _checked(model: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
+def checked(model: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
+    """Return the model of given fields; raises `Problem` (400), which names the wrong one."""
     try:
         return model.model_validate(given)
     except ValidationError as invalid:

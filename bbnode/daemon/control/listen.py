@@ -12,6 +12,7 @@ import grp
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,14 +125,15 @@ def _group_id(group: str) -> int:
 def _bind(listener: socket.socket, path: Path, gid: int | None) -> None:
     # The mode has to be right from the first moment: a chmod after bind leaves a gap. Only the
     # widening for a group comes later.
-    old_mask = os.umask(0o177)
     try:
-        # No await between the two calls of umask: it holds for the whole process.
-        listener.bind(os.fspath(path))
+        if sys.platform.startswith("linux"):
+            # The file gets the socket's own mode (unix(7)), less the umask.
+            os.fchmod(listener.fileno(), 0o600)
+            listener.bind(os.fspath(path))
+        else:
+            _bind_under_mask(listener, path)
     except OSError as error:
         raise EnvironmentFault(f"control socket {path}: {error.strerror}") from error
-    finally:
-        os.umask(old_mask)
     if gid is None:
         return
     try:
@@ -145,6 +147,15 @@ def _bind(listener: socket.socket, path: Path, gid: int | None) -> None:
             f"control socket {path} can't be given to control.group: {error.strerror}; run the "
             "daemon as a member of that group"
         ) from error
+
+
+def _bind_under_mask(listener: socket.socket, path: Path) -> None:
+    # No await between the two calls: the mask is the whole process's, other threads' too.
+    old_mask = os.umask(0o177)
+    try:
+        listener.bind(os.fspath(path))
+    finally:
+        os.umask(old_mask)
 
 
 def _remove_stale(path: Path) -> None:

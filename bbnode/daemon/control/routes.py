@@ -2,14 +2,15 @@
 
 Rule: the table is the API. A path has a version; within a version, fields are added and never
 change their meaning. Each JSON object says what it is in `schema`. A GET changes nothing and
-answers from memory. Any other request is done when its answer arrives, or the answer says what is
-under way.
+answers from memory; rounds of before come from the node's file. Any other request is done when its
+answer arrives, or the answer says what is under way.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 import trio
@@ -18,11 +19,13 @@ from pydantic import Field
 from starlette.responses import Response
 
 from bbnode.daemon.control import answers, views
+from bbnode.daemon.control.client import FILE
 from bbnode.daemon.control.errors import Problem
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.http import (
     LINES,
     TEXT,
+    Blob,
     Endpoints,
     Lines,
     Query,
@@ -33,9 +36,12 @@ from bbnode.daemon.control.http import (
     text_response,
 )
 from bbnode.daemon.control.inputs import to_value
+from bbnode.daemon.history.store import newest
 from bbnode.daemon.invoke.exact import Encoder
 from bbnode.daemon.observing import logs
 from bbnode.daemon.observing.events import summarize
+from bbnode.daemon.paths import StorageError
+from bbnode.daemon.state import weights
 from bbnode.engine.errors import AddressBookFull
 from bbnode.ir.address import parse_address
 from bbnode.ir.caps import KEPT_ITEMS, MAX_ADDRESSES_PER_PEER, MAX_WAIT_S
@@ -44,7 +50,9 @@ from bbnode.ir.peer import PeerId
 
 logger = logging.getLogger(__name__)
 
-MAX_ROUNDS = 1440
+MAX_ROUNDS = 100_000
+# Of the rounds of one answer; a client reads 16 MiB.
+MAX_ROUNDS_BYTES = 12 << 20
 PING_TIMEOUT_S = 10.0
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -113,17 +121,39 @@ async def executions(host: Host) -> answers.ExecutionsView:
 
 
 class RoundsQuery(Query):
-    """The number of rounds of each target."""
+    """The number of rounds of each target, and the round after which they begin."""
 
-    last: int = Field(MAX_ROUNDS, ge=1, le=MAX_ROUNDS)
+    last: int = Field(1440, ge=1, le=MAX_ROUNDS)
+    since: int = Field(0, ge=0)
 
 
 @ENDPOINTS.add("GET", "/v1/rounds", "rounds")
 async def rounds(host: Host, query: RoundsQuery) -> answers.RoundsAnswer:
-    """List the rounds that the node made by itself, oldest first."""
+    """List the rounds that the node made by itself, over restarts, oldest first."""
+    found: list[dict[str, Any]] = []
+    trouble = ""
+    if host.history is not None:
+        read = partial(
+            host.history.read, last=query.last, since=query.since, max_bytes=MAX_ROUNDS_BYTES
+        )
+        try:
+            found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+        except StorageError as error:
+            trouble = str(error)
+    known = {(made["target"], made["execution"], made["started_at"]) for made in found}
+    for each in host.rounds:
+        # Those that are not on disk, if it is full, say.
+        fresh = [
+            made
+            for made in each.finished()[-query.last :]
+            if made["round"] > query.since
+            and (made["target"], made["execution"], made["started_at"]) not in known
+        ]
+        found += fresh
     return {
-        "rounds": [made for r in host.rounds for made in r.finished()[-query.last :]],
+        "rounds": newest(found, query.last),
         "invoke": [r.as_json() for r in host.rounds],
+        "trouble": trouble,
     }
 
 
@@ -132,6 +162,35 @@ async def snapshot(host: Host) -> answers.SnapshotWritten:
     """Write the node's state to its state directory now."""
     size = await host.save()
     return {"state_dir": str(host.resolved.state_dir), "bytes": size}
+
+
+@ENDPOINTS.add("GET", "/v1/models", "models")
+async def models(host: Host) -> answers.ModelList:
+    """List the slots with a model."""
+    found = weights.models_of(host.node)
+    return {"models": [{"slot": each.slot, "type_name": each.type_name} for each in found]}
+
+
+@ENDPOINTS.add("GET", "/v1/models/{slot}", media=FILE)
+async def model(host: Host, slot: str) -> Response:
+    """Send the model of a slot, with its weights as of no op under way, as an ONNX file.
+
+    One is made at a time; another request is refused meanwhile (503).
+    """
+    held = [each.slot for each in weights.models_of(host.node)]
+    try:
+        name = weights.chosen(held, slot, where="this node")
+    except weights.NoSuchModel as error:
+        raise Problem(404, "NoSuchModel", str(error)) from error
+    if not host.exporting.available_tokens:
+        text = "another model is being exported; ask again when it is done"
+        raise Problem(503, "Busy", text, headers={"Retry-After": "1"})
+    # A copy: a component changes only by ops of the program.
+    make = host.node.copy_of(name)
+    data = await trio.to_thread.run_sync(
+        weights.exported, name, make, abandon_on_cancel=True, limiter=host.exporting
+    )
+    return Blob(data)
 
 
 @ENDPOINTS.add("POST", "/v1/reload", "reload")

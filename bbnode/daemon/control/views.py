@@ -47,6 +47,7 @@ def status(host: Host) -> answers.Status:
         "peers": peers(host),
         "wanted": [wanted(w) for w in host.backend.wanted()],
         "versions": versions(host),
+        "upgrade": upgrade(host),
         "discovery": dict(host.discovery()),
         "invoke": [r.as_json() for r in host.rounds],
         "executions": len(host.node.executions()),
@@ -96,6 +97,13 @@ def versions(host: Host) -> list[answers.VersionView]:
         }
         for each in other_versions(host.node, host.artifact_sha256, host.backend.peers())
     ]
+
+
+def upgrade(host: Host) -> answers.UpgradeView | None:
+    """Return what the node took over of a checkpoint that it could not resume."""
+    if host.upgrade is None:
+        return None
+    return host.upgrade.as_json()  # type: ignore[return-value]
 
 
 def wanted(w: WantedPeer) -> answers.WantedView:

@@ -91,7 +91,7 @@ class InvokeOutcome:
                 if not step.ok and not self.failures:
                     detail = "its failures were told before anybody waited for it"
                     self._fail({"op": step.target, "kind": "OpFailed", "detail": detail})
-                if not step.chain and self.missing:
+                if step.ok and not step.chain and self.missing:
                     self._nothing_sent()
             case steps.AppEvent():
                 self._add(step.topic, step.value, step.source_peer)
@@ -187,6 +187,10 @@ class Outcomes:
             self._chains.pop(found.chain, None)
             if not self._waited:
                 self._early.clear()
+
+    def waits_for(self, step: steps.AppEvent) -> bool:
+        """Return True if the value is of an execution that somebody waits for now."""
+        return step.execution in self._waited or step.chain in self._chains
 
     def observe(self, step: steps.Step) -> None:
         """Collect a step of the node if it is of an execution that is waited for."""

@@ -2,24 +2,29 @@
 
 Rule: one task an entry. A round is one execution of its target; the next one starts when the
 last has ended and its start condition holds, so that a node without peers waits instead of
-failing round after round. The results of a round are kept, newest last, for the control plane.
+failing round after round. The results of a round are kept, newest last, for the control plane, and
+handed to `bbnode.daemon.history`.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
 from bbnode.daemon.config import InputValue, InvokeSection, TextInput
+from bbnode.daemon.history.scalars import MAX_METRICS, metric_name, scalars_of
+from bbnode.daemon.invoke.best import BestSoFar
 from bbnode.daemon.invoke.numbers import numbers
 from bbnode.daemon.observing.events import summarize
 from bbnode.engine import Node, steps
-from bbnode.ir.errors import DeploymentError
+from bbnode.ir.caps import MAX_KEPT_OUTPUTS
+from bbnode.ir.errors import BbnodeError, DeploymentError
 from bbnode.ir.texts import listed
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER, Value
@@ -43,9 +48,14 @@ FAILED_ROUNDS = 3
 FAILED_PERIODS = 3
 
 
+# Peers of which a round says what they sent and moved.
+MAX_PEERS_OF_A_ROUND = 1024
+
+
 _SHOWN_OF_A_ROUND = (
-    *("target", "execution", "ok", "seconds", "bytes", "responded", "missing"),
-    *("missing_why", "refused", "failures", "outputs", "skipped"),
+    *("target", "execution", "ok", "started_at", "seconds", "bytes", "bytes_in", "bytes_out"),
+    *("responded", "missing", "missing_why", "refused", "failures", "outputs", "skipped"),
+    *("metrics", "peers", "artifact", "best"),
 )
 
 
@@ -60,15 +70,32 @@ class TooFewPeers(DeploymentError):
     """The start condition did not hold in time, and the configuration says to fail."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes that a node has moved, and by connected peer: (in, out)."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    peers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Round:
-    """One round of one target; `number` counts from 1, over restarts of the node."""
+    """One round of one target; `number` counts from 1, over restarts of the node.
+
+    `started_at` is in seconds of the Unix epoch, by this machine's clock. `metrics` are the scalar
+    outputs, and entries of Metadata as `<output>.<entry>`. `peers` says of each peer that answered
+    what numbers came with its answer, and of each that is connected what was moved. `best`: it was
+    the best round so far.
+    """
 
     number: int
     target: str
     execution: int
+    artifact: str = ""
     started_s: float = 0.0
-    bytes_at_start: int = 0
+    started_at: float = 0.0
+    at_start: Traffic = field(default_factory=Traffic)
     outputs: dict[str, Any] = field(default_factory=dict)
     # Outputs that have no value this time, and why.
     skipped: dict[str, str] = field(default_factory=dict)
@@ -82,12 +109,46 @@ class Round:
     finished: trio.Event = field(default_factory=trio.Event)
     ok: bool | None = None
     seconds: float = 0.0
-    bytes: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    peers: dict[str, dict[str, float]] = field(default_factory=dict)
+    best: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of both directions."""
+        return self.bytes_in + self.bytes_out
 
     def as_json(self) -> dict[str, Any]:
-        """Return the round as events and the control plane show it."""
+        """Return the round as events, the control plane and the history show it."""
         shown = {name: getattr(self, name) for name in _SHOWN_OF_A_ROUND}
         return {"round": self.number, **shown, "seconds": round(self.seconds, 6)}
+
+    def take_output(self, name: str, value: Value) -> None:
+        """Add an output, and the metrics that are in it; bounded, as peers make some of them."""
+        if name not in self.outputs and len(self.outputs) >= MAX_KEPT_OUTPUTS:
+            return
+        self.outputs[name] = summarize(value)
+        for metric, number in scalars_of(name, value):
+            if metric in self.metrics or len(self.metrics) < MAX_METRICS:
+                self.metrics[metric] = number
+
+    def take_traffic(self, now: Traffic) -> None:
+        """Add what was moved since the start; a peer that connected again begins at 0."""
+        self.bytes_in = now.bytes_in - self.at_start.bytes_in
+        self.bytes_out = now.bytes_out - self.at_start.bytes_out
+        for peer, (came, went) in now.peers.items():
+            before_in, before_out = self.at_start.peers.get(peer, (0, 0))
+            if came < before_in or went < before_out:
+                before_in = before_out = 0
+            if came > before_in or went > before_out:
+                self.say(peer, {"bytes_in": came - before_in, "bytes_out": went - before_out})
+
+    def say(self, peer: str, what: Mapping[str, float]) -> None:
+        """Add what is known of a peer in this round."""
+        if peer in self.peers or len(self.peers) < MAX_PEERS_OF_A_ROUND:
+            self.peers.setdefault(peer, {}).update(what)
 
     def as_summary(self) -> dict[str, Any]:
         """Return how it ended: who was missing, each with the reason, and what failed."""
@@ -108,21 +169,37 @@ class Rounds:
         node: Node,
         *,
         wake: Callable[[], None],
-        bytes_moved: Callable[[], int],
+        traffic: Callable[[], Traffic],
         publish: Callable[[dict[str, Any]], None],
         done: int = 0,
         running: int | None = None,
+        best: BestSoFar | None = None,
+        save_best: Callable[[str, int, str, float], Awaitable[object]] | None = None,
+        keep: Callable[[dict[str, Any]], None] = lambda _: None,
+        artifact: str = "",
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Make the rounds of one entry.
 
         `done` rounds were made before a restart and count towards `times`. `running` is the
-        execution that was under way then, if the node has resumed it.
+        execution that was under way then, if the node has resumed it. `best` is what
+        `entry.best` asks for, with the rounds of before counted. `save_best(target, round, metric,
+        value)` is awaited after each round that is the best so far; `keep` gets each round that has
+        ended.
         """
         self._entry = entry
         self._node = node
         self._wake = wake
-        self._bytes_moved = bytes_moved
+        self._traffic = traffic
         self._publish = publish
+        self._keep = keep
+        self._save_best = save_best
+        self._artifact = artifact
+        self._wall_clock = wall_clock
+        self.best = best
+        self._said_missing = False
+        # Why the rounds ended before `times`; "" while they did not.
+        self.stopped = ""
         self._peers_changed = trio.Event()
         self._current: Round | None = None
         self.done = done
@@ -152,6 +229,8 @@ class Rounds:
             "done": self.done,
             "of": self._entry.times or None,
             "complete": self.complete,
+            "stopped": self.stopped,
+            "best": None if self.best is None else self.best.as_json(),
             "waiting_for": self.waiting_for,
             "waiting_s": None
             if self.waiting_since_s is None
@@ -214,7 +293,7 @@ class Rounds:
     async def run(self, after_round: Callable[[], Any]) -> None:
         """Make the rounds; `after_round` is awaited after each (the node's checkpoint)."""
         self._good_s = self._due_s = self._quiet_since_s = trio.current_time()
-        while self._entry.times == 0 or self.done < self._entry.times:
+        while self._wants_more():
             finished = self._resumed()
             if finished is None:
                 await self._until_start_condition()
@@ -230,7 +309,10 @@ class Rounds:
             else:
                 self._failed_in_a_row += 1
             await after_round()
-            self._publish({"type": "round_finished", **finished.as_json()})
+            await self._look_for_best(finished)
+            told = finished.as_json()
+            self._keep(told)
+            self._publish({"type": "round_finished", **told})
             logger.info(
                 "round finished",
                 extra={
@@ -250,7 +332,35 @@ class Rounds:
             if self._entry.every_s:
                 await trio.sleep_until(started + self._entry.every_s)
         self.complete = True
-        self._publish({"type": "rounds_complete", "target": self._entry.target, "done": self.done})
+        complete = {"type": "rounds_complete", "target": self._entry.target, "done": self.done}
+        self._publish({**complete, "stopped": self.stopped})
+
+    def _wants_more(self) -> bool:
+        if self._entry.times and self.done >= self._entry.times:
+            return False
+        if self.best is None or not self.best.exhausted:
+            return True
+        self.stopped = f"nothing better in {self.best.patience} rounds: {self.best}"
+        logger.info("rounds stopped early", extra={"reason": self.stopped, "done": self.done})
+        return False
+
+    async def _look_for_best(self, made: Round) -> None:
+        """Keep the weights of a round that is the best so far."""
+        best = self.best
+        if best is None:
+            return
+        value = made.metrics.get(metric_name(best.metric))
+        if made.ok and value is None and not self._said_missing:
+            self._said_missing = True
+            have = ", ".join(made.metrics) or "none"
+            said = {"best": best.metric, "metrics": have}
+            logger.warning("the target has no such metric, so no round is the best", extra=said)
+        made.best = best.take(made.number, value, ok=bool(made.ok))
+        if made.best and value is not None and self._save_best is not None:
+            try:
+                await self._save_best(self._entry.target, made.number, best.metric, value)
+            except BbnodeError as error:
+                logger.warning("the best round is not kept", extra={"reason": str(error)})
 
     def _start(self) -> Round:
         declared = self._node.inputs(self._entry.target)
@@ -261,14 +371,20 @@ class Rounds:
         execution = self._node.invoke(self._entry.target, inputs)
         started = self._watch(execution)
         started.started_s = trio.current_time()
-        started.bytes_at_start = self._bytes_moved()
+        started.at_start = self._traffic()
         self._publish({"type": "round_started", "round": started.number, "execution": execution})
         self._wake()
         return started
 
     def _watch(self, execution: int) -> Round:
         """Make an execution of the node the current round."""
-        self._current = Round(number=self.done + 1, target=self._entry.target, execution=execution)
+        self._current = Round(
+            number=self.done + 1,
+            target=self._entry.target,
+            execution=execution,
+            artifact=self._artifact,
+            started_at=self._wall_clock(),
+        )
         self.history.append(self._current)
         return self._current
 
@@ -282,6 +398,7 @@ class Rounds:
             self._current = None
             return None
         last.started_s = trio.current_time()
+        last.at_start = self._traffic()
         return last
 
     def observe(self, step: steps.Step) -> None:
@@ -296,24 +413,30 @@ class Rounds:
             return
         match step:
             case steps.AppEvent() if step.execution == current.execution:
-                current.outputs[step.topic] = summarize(step.value)
+                current.take_output(step.topic, step.value)
             case steps.OutputSkipped() if step.execution == current.execution:
-                current.skipped[step.name] = step.reason
+                if len(current.skipped) < MAX_KEPT_OUTPUTS:
+                    current.skipped[step.name] = step.reason
             case steps.OpFailed() if step.execution == current.execution:
-                current.failures.append(str(step))
+                if len(current.failures) < MAX_KEPT_OUTPUTS:
+                    current.failures.append(str(step))
             case steps.Telemetry() if step.attributes.get("execution") != current.execution:
                 return
             case steps.Telemetry(name="request.closed", attributes=said):
-                current.responded += [str(p) for p in said["responded"]]
+                # Each once, however many requests a round makes.
+                answered = dict.fromkeys([*current.responded, *map(str, said["responded"])])
+                current.responded = list(answered)
                 missing = [str(p) for p in said["missing"]]
                 current.missing += missing
                 current.missing_why |= {p: said["reasons"].get(p, LATE) for p in missing}
+                for peer in said["responded"]:
+                    current.say(str(peer), said.get("numbers", {}).get(peer, {}))
             case steps.Telemetry(name="contribution.refused", attributes=said):
                 current.refused[str(said["peer"])] = said["reason"]
             case steps.ExecutionFinished() if step.execution == current.execution:
                 current.ok = step.ok
                 current.seconds = trio.current_time() - current.started_s
-                current.bytes = self._bytes_moved() - current.bytes_at_start
+                current.take_traffic(self._traffic())
                 self._current = None
                 current.finished.set()
 

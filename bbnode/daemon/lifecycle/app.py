@@ -18,13 +18,16 @@ import trio
 from bbnode.daemon import paths
 from bbnode.daemon.access.protocol import AccessProtocol
 from bbnode.daemon.artifacts.artifact import Artifact
+from bbnode.daemon.config import InvokeSection
 from bbnode.daemon.config.reload import Changes, compare
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.trace import TRACE_STEPS
+from bbnode.daemon.history.history import RoundHistory
+from bbnode.daemon.invoke.best import BestSoFar
 from bbnode.daemon.invoke.reach import Reach
-from bbnode.daemon.invoke.rounds import Rounds
+from bbnode.daemon.invoke.rounds import Rounds, Traffic
 from bbnode.daemon.lifecycle import assembly, sd_notify
 from bbnode.daemon.lifecycle.preparing import Preparing
 from bbnode.daemon.lifecycle.process import OwnProcess, SharedProcess
@@ -176,21 +179,19 @@ class Daemon:
             ready=self._say_ready,
             notify=self._process.notify,
         )
-        self._rounds += [
-            Rounds(
-                entry,
-                self._node,
-                wake=self._driver.wake,
-                bytes_moved=self._bytes_moved,
-                publish=self._control.publish,
-                done=saved.rounds_done.get(entry.target, 0) if saved else 0,
-                running=saved.rounds_running.get(entry.target) if saved else None,
-            )
-            for entry in config.invoke
-        ]
+        self._history = RoundHistory(
+            self._state_dir,
+            config,
+            artifact_sha256=self._artifact.sha256,
+            peer_id=str(self._identity.peer_id),
+        )
+        self._rounds += [self._make_rounds(entry, saved) for entry in config.invoke]
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
+        self._control.host.upgrade = saved.upgrade if saved else None
+        self._control.host.history = self._history
+        self._control.host.counters.append(self._history.counters)
         self._control.host.later = self._later
         self._control.host.counters.append(self._discovery.counters)
         if self._introductions is not None:
@@ -352,6 +353,8 @@ class Daemon:
             if self._driver.take_rest() or len(left) != len(unsent):
                 await self._save_last(left)
             unsent = left
+            # As the last: what is written is complete without it.
+            await trio.to_thread.run_sync(self._history.close, abandon_on_cancel=True)
         if scope.cancelled_caught:
             logger.warning("stop took too long, leaving")
         _say_what_is_kept(unsent)
@@ -444,9 +447,41 @@ class Daemon:
             self._reach = Reach(program_of(self._artifact.model))
         return self._reach.later(target, entry)
 
-    def _bytes_moved(self) -> int:
+    def _make_rounds(self, entry: InvokeSection, saved: checkpoint.Checkpoint | None) -> Rounds:
+        done = saved.rounds_done.get(entry.target, 0) if saved else 0
+        self._history.begin(entry, done)
+        best = BestSoFar.of(entry)
+        if best is not None:
+            best.replay(self._history.series(entry.target, best.metric), done)
+            kept = checkpoint.best_round(self._state_dir, self._artifact.sha256)
+            if kept is not None and (kept.target, kept.output) == (entry.target, best.metric):
+                # The node was killed before the round was in the history.
+                best.take(kept.round, kept.value)
+        return Rounds(
+            entry,
+            self._node,
+            wake=self._driver.wake,
+            traffic=self._traffic,
+            publish=self._control.publish,
+            done=done,
+            running=saved.rounds_running.get(entry.target) if saved else None,
+            best=best,
+            save_best=self._save_best,
+            keep=self._history.add,
+            artifact=self._artifact.sha256,
+        )
+
+    async def _save_best(self, target: str, number: int, metric: str, value: float) -> None:
+        best = checkpoint.BestRound(target=target, round=number, output=metric, value=value)
+        await self._checkpointer.save_best(best)
+
+    def _traffic(self) -> Traffic:
         counters = self._backend.counters()
-        return counters["inbound.bytes"] + counters["outbound.bytes"]
+        return Traffic(
+            bytes_in=counters["inbound.bytes"],
+            bytes_out=counters["outbound.bytes"],
+            peers={str(p.peer): (p.bytes_in, p.bytes_out) for p in self._backend.peers()},
+        )
 
 
 def _say_what_is_kept(unsent: Sequence[Unsent]) -> None:

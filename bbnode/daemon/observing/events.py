@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ MAX_SHOWN_ELEMENTS = 16
 # Hashing 4 MiB takes about 10 ms; beyond that the loop would be held up for a display.
 MAX_HASHED_BYTES = 4 << 20
 MAX_SHOWN_CHARS = 200
+# Of a Metadata, which a peer may have made.
+MAX_SHOWN_ENTRIES = 64
 
 
 def summarize(value: Value) -> Any:
@@ -44,7 +47,10 @@ def summarize(value: Value) -> Any:
         case PeerIdVec():
             return [str(peer) for peer in value]
         case Metadata():
-            return {name: _plain(item) for name, item in value.items()}
+            shown = islice(value.items(), MAX_SHOWN_ENTRIES)
+            told = {name[:MAX_SHOWN_CHARS]: _plain(item) for name, item in shown}
+            more = len(value) - MAX_SHOWN_ENTRIES
+            return told if more <= 0 else {**told, "…": f"{more} more entries"}
         case ResponseBatch():
             return {
                 "responded": [str(peer) for peer, _ in value.responses],

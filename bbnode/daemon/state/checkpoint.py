@@ -40,7 +40,7 @@ from bbnode.transport.driver import trio_clock_ns
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
-_MAGIC = b"BBNODE1\n"
+MAGIC = b"BBNODE1\n"
 # Of files kept aside. More of them are kept as well, and the log says how much room they take.
 MANY_KEPT = 8
 # The digest of the artifact, and a number where several of it are kept.
@@ -191,6 +191,37 @@ def read(path: Path) -> Checkpoint:
     return _parse(data)
 
 
+def found(path: Path) -> tuple[Path, Checkpoint]:
+    """Return a file that has to hold a checkpoint, and its content.
+
+    Raises CheckpointRefused with the file's name, StorageError.
+    """
+    try:
+        return path, read(path)
+    except FileNotFoundError as error:
+        raise CheckpointRefused(f"{path}: there is no such checkpoint") from error
+    except CheckpointRefused as error:
+        raise CheckpointRefused(f"{path}: {error}") from error
+
+
+def newest(state_dir: Path) -> tuple[Path, Checkpoint]:
+    """Return the newest checkpoint of a node that does not run, of any artifact, and its file.
+
+    Raises StateDirInUse, StorageError, and CheckpointRefused where there is none.
+    """
+    path = checkpoint_file(state_dir)
+    if not state_dir.is_dir():
+        raise CheckpointRefused(f"{state_dir}: there is no such state directory")
+    with paths.lock_state_dir(state_dir):
+        try:
+            return found(path)
+        except CheckpointRefused as error:
+            try:
+                return found(path.with_suffix(".previous"))
+            except CheckpointRefused:
+                raise error from None
+
+
 def _packed(checkpoint: Checkpoint) -> bytes:
     fields: dict[str, Any] = {
         "version": FORMAT_VERSION,
@@ -204,7 +235,7 @@ def _packed(checkpoint: Checkpoint) -> bytes:
     if best is not None:
         fields["best"] = [best.target, best.round, best.output, best.value]
     body = msgpack.packb(fields)
-    return b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
+    return b"".join((MAGIC, hashlib.sha256(body).digest(), body))
 
 
 def remove_orphans(state_dir: Path) -> None:
@@ -321,11 +352,11 @@ class _CheckpointBody(BaseModel, strict=True):
 
 
 def _parse(data: bytes) -> Checkpoint:
-    start = len(_MAGIC) + _DIGEST_BYTES
-    if not data.startswith(_MAGIC) or len(data) < start:
+    start = len(MAGIC) + _DIGEST_BYTES
+    if not data.startswith(MAGIC) or len(data) < start:
         raise CheckpointRefused("not a checkpoint of this version of bbnode, or torn")
     body = data[start:]
-    if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
+    if hashlib.sha256(body).digest() != data[len(MAGIC) : start]:
         raise CheckpointRefused("its checksum does not fit: torn or changed")
     try:
         fields = msgpack.unpackb(body, max_ext_len=0, max_bin_len=len(body), use_list=False)

@@ -161,6 +161,11 @@ def adopt_components(rt: Runtime, data: bytes, slots: Container[str] | None) -> 
     return Adopted(taken=tuple(taken), left=left, parts=parts)
 
 
+def saved_components(data: bytes) -> dict[str, tuple[str, bytes]]:
+    """Return type name and state of each slot in a snapshot. Raises SnapshotRefused."""
+    return {slot: (type_name, state) for slot, type_name, state in parse(data)["components"]}
+
+
 def _check_components(rt: Runtime, rows: Sequence[Sequence[Any]]) -> None:
     saved = {slot: type_name for slot, type_name, _ in rows}
     installed = {cell.slot: cell.binding.type_name for cell in rt.cells}

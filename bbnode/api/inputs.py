@@ -1,0 +1,104 @@
+"""Inputs of an execution: from what Python has to values of a program, and to JSON for a daemon.
+
+Rule: an array is checked against what the target declares and never cast; numbers and lists of them
+get the declared dtype where nothing is lost.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bbnode.api.errors import InputRefused
+from bbnode.daemon.invoke.numbers import numbers
+from bbnode.ir import types
+from bbnode.ir.errors import BbnodeError
+from bbnode.ir.peer import PeerId
+from bbnode.ir.types import TypeNode
+from bbnode.ir.values import TRIGGER, Trigger, Value, type_of
+
+_EXPECTED = 'give an array, a number or true and false, lists of them, a text, bytes, or "trigger"'
+
+
+def to_values(
+    given: Mapping[str, Any], declared: Mapping[str, TypeNode | None]
+) -> dict[str, Value]:
+    """Return inputs as values of a program. Raises InputRefused, which names the input."""
+    return {name: to_value(name, value, declared.get(name)) for name, value in given.items()}
+
+
+def to_value(name: str, given: Any, declared: TypeNode | None) -> Value:
+    """Return one input as a value of a program. Raises InputRefused."""
+    match given:
+        case np.ndarray() | np.generic():
+            return _array(name, np.asarray(given))
+        case "trigger" | Trigger():
+            return TRIGGER
+        case bool() | int() | float() | list() | tuple() if type(given) in _NUMBERS:
+            try:
+                return numbers(_lists(given), declared)
+            except ValueError as error:
+                raise InputRefused(f"input {name!r}: {error}") from error
+        case str() if declared is types.PEER_ID:
+            try:
+                return PeerId.parse(given)
+            except BbnodeError as error:
+                raise InputRefused(f"input {name!r}: {error}") from error
+        case str() if declared is types.TENSOR_STRING:
+            return np.array(given, object)
+        case str():
+            return given.encode("utf-8", "replace")
+        case bytes() | bytearray() | memoryview():
+            return bytes(given)
+    try:
+        type_of(given)
+    except BbnodeError as error:
+        raise InputRefused(f"input {name!r} is a {type(given).__name__}; {_EXPECTED}") from error
+    return given
+
+
+def to_json(name: str, given: Any) -> Any:
+    """Return one input as the control plane takes it. Raises InputRefused."""
+    match given:
+        case np.ndarray() | np.generic():
+            array = _array(name, np.asarray(given))
+            if array.dtype == object:
+                return array.tolist()
+            stream = io.BytesIO()
+            np.save(stream, array, allow_pickle=False)
+            return {"npy": base64.b64encode(stream.getvalue()).decode("ascii")}
+        case "trigger" | Trigger():
+            return "trigger"
+        case bool() | int() | float() | list() | tuple() if type(given) in _NUMBERS:
+            return _lists(given)
+        case PeerId():
+            return {"text": str(given)}
+        case str():
+            return {"text": given}
+        case bytes() | bytearray() | memoryview():
+            return {"bytes": base64.b64encode(given).decode("ascii")}
+    raise InputRefused(f"input {name!r} is a {type(given).__name__}; {_EXPECTED}")
+
+
+# U64 and its like are integers too, and values of their own.
+_NUMBERS = (bool, int, float, list, tuple)
+
+
+def _lists(given: Any) -> Any:
+    return [_lists(item) for item in given] if isinstance(given, list | tuple) else given
+
+
+def _array(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array that a program can hold: texts as objects, numbers in this byte order."""
+    if array.dtype.kind in "UT":
+        return array.astype(object)
+    texts = array.dtype == object and all(isinstance(text, str) for text in array.flat)
+    if not texts and array.dtype.kind not in "biufcV":
+        raise InputRefused(
+            f"input {name!r} is an array of {array.dtype}; give numbers, or texts alone"
+        )
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -1,0 +1,311 @@
+"""The questions that a node answers, of this process or a running daemon: asyncio and trio.
+
+Rule: a method for each endpoint of the control plane, under the same name and with the answer that
+`bbnode.daemon.control.answers` describes; a test compares. `bbnode/api/blocking_methods.py` is made
+of this file (`scripts/blocking-methods`), and a test compares that as well.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, Self, cast
+
+from bbnode.api.errors import WaitTimeout
+from bbnode.api.outcome import InvokeResult
+from bbnode.daemon.control import answers
+from bbnode.daemon.control.client import Query, parse_answer, target
+
+# Seconds between two looks at the peers: short enough for a script.
+LOOK_EVERY_S: Final = 0.05
+
+
+class AsyncLines(Protocol):
+    """A stream of JSON objects, which ends with the node; close it, or leave its `async with`."""
+
+    def __aiter__(self) -> AsyncIterator[dict[str, Any]]: ...
+
+    async def __anext__(self) -> dict[str, Any]: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def aclose(self) -> None:
+        """End the stream."""
+        ...
+
+
+class AsyncMethods(ABC):
+    """All that a node answers. Raises `ControlError` where it refuses, whose `kind` is the error's.
+
+    A node of this process raises `NodeStopped` when it has stopped or dies meanwhile; a daemon that
+    can't be reached is `NotRunning`.
+    """
+
+    @abstractmethod
+    async def fetch(
+        self, method: str, wanted: str, body: Mapping[str, Any] | None = None
+    ) -> tuple[int, bytes]:
+        """Send one request of the control plane; return the status and bytes of its answer."""
+
+    @abstractmethod
+    async def stream(self, path: str, query: Query) -> AsyncLines:
+        """Subscribe to the lines of an endpoint, now."""
+
+    @abstractmethod
+    async def invoke(
+        self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
+    ) -> InvokeResult:
+        """Run one execution of a target, and return it with its outputs once it has ended.
+
+        `inputs` by name: arrays of the declared dtype and shape, numbers and lists of them (which
+        get the declared dtype), texts, bytes, or "trigger". Cancelling the wait leaves the
+        execution running, and so does the timeout; 0 seconds start it and return at once.
+
+        Raises:
+            ExecutionFailed: an op of it failed; `.result` has the reasons.
+            InvokeTimeout: it runs on; `.result` has what it has given so far.
+            InputRefused: a value is nothing that a program takes.
+            UnknownTarget: the node has no such target; nothing was started.
+            EntryError: it does not take these inputs (`UnknownInput`, `MissingInput`,
+                `InputTypeMismatch`, `InputShapeMismatch`, …), or is too busy; nothing was started.
+            ControlError: in place of the last two, of a daemon; `kind` names them.
+        """
+
+    @abstractmethod
+    async def emit(
+        self,
+        target: str,
+        input: str,  # noqa: A002 - as the endpoint calls it
+        value: Any,
+        *,
+        timeout_s: float = 60.0,
+    ) -> InvokeResult:
+        """Send a target one input, which starts an execution; otherwise as `invoke`."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop the node in order, and return when it has stopped; again does no harm.
+
+        What must be kept is on disk then. It takes `node.stop_grace_s` (5 s) at most.
+        """
+
+    @abstractmethod
+    async def _sleep(self, seconds: float) -> None:
+        """Wait."""
+
+    # -- state ---------------------------------------------------------------------------------
+
+    async def status(self) -> answers.Status:
+        """Return everything about the node at one moment."""
+        return cast("answers.Status", await self._ask("GET", "/v1/status"))
+
+    async def readyz(self) -> answers.Readiness:
+        """Return if the node is ready, and the reasons against it."""
+        # A node that is not ready answers with 503, and the reasons.
+        _, data = await self.fetch("GET", "/readyz")
+        return cast("answers.Readiness", parse_answer(200, data))
+
+    async def healthz(self) -> bool:
+        """Return True while the node's loop runs and polls its engine."""
+        status, _ = await self.fetch("GET", "/healthz")
+        return status == 200
+
+    async def metrics(self) -> str:
+        """Return all metrics, as Prometheus reads them."""
+        _, data = await self.fetch("GET", "/metrics")
+        return data.decode("utf-8", "replace")
+
+    async def describe(self) -> dict[str, Any]:
+        """Return the OpenAPI document of the control plane."""
+        return await self._ask("GET", "/openapi.json")
+
+    async def config(self) -> answers.ConfigView:
+        """Return the configuration in force, and where each given key came from."""
+        return cast("answers.ConfigView", await self._ask("GET", "/v1/config"))
+
+    async def executions(self) -> answers.ExecutionsView:
+        """Return what runs, and what it waits for."""
+        return cast("answers.ExecutionsView", await self._ask("GET", "/v1/executions"))
+
+    async def rounds(self, last: int | None = None) -> answers.RoundsAnswer:
+        """Return the rounds that the node made by itself, oldest first; of each target `last`."""
+        query = {} if last is None else {"last": last}
+        return cast("answers.RoundsAnswer", await self._ask("GET", "/v1/rounds", query=query))
+
+    async def models(self) -> answers.ModelList:
+        """Return the slots with a model."""
+        return cast("answers.ModelList", await self._ask("GET", "/v1/models"))
+
+    async def model(self, slot: str) -> bytes:
+        """Return the model of a slot with its trained weights, as the bytes of an ONNX file.
+
+        The weights are those from before an op that is under way.
+        """
+        status, data = await self.fetch("GET", target(f"/v1/models/{slot}"))
+        if status != 200:
+            parse_answer(status, data)
+        return data
+
+    async def snapshot(self) -> answers.SnapshotWritten:
+        """Write the node's state to its state directory now."""
+        return cast("answers.SnapshotWritten", await self._ask("POST", "/v1/snapshot"))
+
+    async def reload(self) -> answers.Reloaded:
+        """Have the node read its configuration again; a refused one changes nothing."""
+        return cast("answers.Reloaded", await self._ask("POST", "/v1/reload"))
+
+    # -- peers ---------------------------------------------------------------------------------
+
+    async def peers(self) -> answers.PeerList:
+        """Return the connected peers, and those that are dialled."""
+        return cast("answers.PeerList", await self._ask("GET", "/v1/peers"))
+
+    async def wait_for_peers(
+        self, count: int = 1, peer_class: str | None = None, *, timeout_s: float = 30.0
+    ) -> list[answers.PeerView]:
+        """Return the connected peers once there are `count`, of one class if given.
+
+        Raises WaitTimeout, which says how many there are.
+        """
+        ends_s = time.monotonic() + timeout_s
+        while True:
+            found = [
+                peer
+                for peer in (await self.peers())["peers"]
+                if peer_class is None or peer_class in peer["classes"]
+            ]
+            if len(found) >= count:
+                return found
+            if time.monotonic() >= ends_s:
+                of = "" if peer_class is None else f" of class {peer_class!r}"
+                raise WaitTimeout(
+                    f"{len(found)} of {count} peers{of} connected within {timeout_s:g} s; start "
+                    "them, or wait longer (timeout_s)"
+                )
+            await self._sleep(LOOK_EVERY_S)
+
+    async def show_peer(self, peer: str) -> answers.PeerDetail:
+        """Return one peer, and every rule that decides about it."""
+        return cast("answers.PeerDetail", await self._ask("GET", f"/v1/peers/{peer}"))
+
+    async def connect(self, peer: str, addresses: Sequence[str] = ()) -> answers.PeerConnecting:
+        """Dial a peer, and again whenever it is gone; without addresses, at those known."""
+        body = {"addresses": list(addresses)}
+        told = await self._ask("POST", f"/v1/peers/{peer}/connect", body)
+        return cast("answers.PeerConnecting", told)
+
+    async def disconnect(self, peer: str) -> answers.PeerDropped:
+        """Close the connection with a peer and dial it no more; it may still dial this node."""
+        return cast("answers.PeerDropped", await self._ask("POST", f"/v1/peers/{peer}/disconnect"))
+
+    async def block(self, peer: str) -> answers.PeerBlocked:
+        """Deny a peer in both directions, also after a restart."""
+        return cast("answers.PeerBlocked", await self._ask("POST", f"/v1/peers/{peer}/block"))
+
+    async def allow(self, peer: str) -> answers.PeerAllowed:
+        """Deny a peer no more."""
+        return cast("answers.PeerAllowed", await self._ask("POST", f"/v1/peers/{peer}/allow"))
+
+    async def address_book(self) -> answers.AddressBookView:
+        """Return all peers that the node knows, with their addresses."""
+        return cast("answers.AddressBookView", await self._ask("GET", "/v1/addresses"))
+
+    async def add_addresses(self, peer: str, addresses: Sequence[str]) -> answers.PeerAddresses:
+        """Add addresses of a peer to the book."""
+        body = {"addresses": list(addresses)}
+        told = await self._ask("POST", f"/v1/peers/{peer}/addresses/add", body)
+        return cast("answers.PeerAddresses", told)
+
+    async def drop_address(self, peer: str, address: str) -> answers.AddressDropped:
+        """Drop one address of a peer from the book, and dial it there no more."""
+        told = await self._ask("POST", f"/v1/peers/{peer}/addresses/drop", {"address": address})
+        return cast("answers.AddressDropped", told)
+
+    async def forget(self, peer: str) -> answers.PeerForgotten:
+        """Drop all addresses of a peer and dial it no more; a connection stays."""
+        return cast("answers.PeerForgotten", await self._ask("POST", f"/v1/peers/{peer}/forget"))
+
+    async def reload_access(self) -> answers.AccessReloaded:
+        """Use a membership or a revocation list that was put into the state directory."""
+        return cast("answers.AccessReloaded", await self._ask("POST", "/v1/access/reload"))
+
+    async def ping(self, peer: str, *, timeout_s: float = 10.0) -> answers.Pong:
+        """Measure one round trip to a connected peer."""
+        body = {"peer": peer, "timeout_s": float(timeout_s)}
+        return cast("answers.Pong", await self._ask("POST", "/v1/ping", body))
+
+    async def dial_back(self, peer: str | None = None) -> answers.DialledBack:
+        """Have a peer, by default any, dial this node's addresses."""
+        body = {} if peer is None else {"peer": peer}
+        return cast("answers.DialledBack", await self._ask("POST", "/v1/dial-back", body))
+
+    # -- traces, events and logs ---------------------------------------------------------------
+
+    async def publish_event(self, kind: int) -> answers.Emitted:
+        """Put an event of the program's on the bus of the node."""
+        return cast("answers.Emitted", await self._ask("POST", "/v1/emit", {"kind": kind}))
+
+    async def traced(self) -> answers.Traced:
+        """Return if ops are traced, and of which executions something is kept."""
+        return cast("answers.Traced", await self._ask("GET", "/v1/trace"))
+
+    async def set_tracing(self, on: bool) -> answers.Tracing:
+        """Switch tracing of ops on or off."""
+        return cast("answers.Tracing", await self._ask("PUT", "/v1/trace", {"on": on}))
+
+    async def trace(self, execution: int, *, peer: str | None = None) -> answers.TraceView:
+        """Return the steps of an execution, or of those that request number N of a peer started."""
+        query = {} if peer is None else {"peer": peer}
+        told = await self._ask("GET", f"/v1/trace/{execution}", query=query)
+        return cast("answers.TraceView", told)
+
+    async def events(
+        self, types: Sequence[str] = (), *, last: int = 0, follow: bool = True
+    ) -> AsyncLines:
+        """Subscribe to events, now: `last` kept ones first, then new ones unless `follow` is False.
+
+        Each is an object with `seq`, `time_s`, `dropped` (events lost by a slow reader before this
+        one) and `event`, which has a `type`; of the `types`, if given.
+        """
+        query: dict[str, Any] = {"last": last, "follow": str(follow).lower()}
+        return await self.stream("/v1/events", {**query, **({"type": [*types]} if types else {})})
+
+    async def finished_rounds(self) -> AsyncLines:
+        """Subscribe to the rounds that the node makes by itself: an event for each that ends."""
+        return await self.events(["round_finished"])
+
+    async def log_lines(
+        self,
+        level: Literal["debug", "info", "warning", "error"] = "info",
+        *,
+        last: int = 100,
+        follow: bool = True,
+    ) -> AsyncLines:
+        """Subscribe to the log: `last` kept lines first, then new ones; each has a `log`."""
+        query: dict[str, Any] = {"last": last, "level": level, "follow": str(follow).lower()}
+        return await self.stream("/v1/logs", query)
+
+    async def log_level(self) -> answers.LogLevel:
+        """Return the least severe level that is logged."""
+        return cast("answers.LogLevel", await self._ask("GET", "/v1/log-level"))
+
+    async def set_log_level(
+        self, level: Literal["debug", "info", "warning", "error"]
+    ) -> answers.LogLevelChanged:
+        """Change what is logged."""
+        told = await self._ask("PUT", "/v1/log-level", {"level": level})
+        return cast("answers.LogLevelChanged", told)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Query | None = None,
+    ) -> dict[str, Any]:
+        sent = {} if body is None and method == "POST" else body
+        return parse_answer(*await self.fetch(method, target(path, query), sent))

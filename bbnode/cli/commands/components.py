@@ -1,0 +1,94 @@
+"""`bbnode components`: the components that are installed here, and the settings of one.
+
+Rule: a component that can't be imported is a line that says why; the others are shown.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from bbnode.cli import output
+from bbnode.cli.common import JsonOption
+
+
+def command(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="TYPE_NAME of one, to see its settings; the part behind the dot is enough.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the installed components, or show the settings of one."""
+    if name is None:
+        _list(as_json)
+    else:
+        _show(name, as_json)
+
+
+def _list(as_json: bool) -> None:
+    from bbnode.components.registry import component_class, known_types, roles_of
+    from bbnode.daemon.config.reference import summary
+    from bbnode.ir.errors import BbnodeError
+
+    found = []
+    for type_name in known_types():
+        row: dict[str, Any] = {"name": type_name, "roles": [], "about": ""}
+        try:
+            cls = component_class(type_name)
+        except BbnodeError as error:
+            row["about"] = f"can't be used: {error}"
+        else:
+            row["roles"] = list(roles_of(cls))
+            row["about"] = " ".join(summary(cls).split())
+        found.append(row)
+    if as_json:
+        output.json_object({"components": found})
+        return
+    rows: list[list[object]] = [
+        [row["name"], ", ".join(row["roles"]) or None, row["about"]] for row in found
+    ]
+    output.table("components", ("name", "role", "about"), rows, out=output.console())
+
+
+def _show(name: str, as_json: bool) -> None:
+    from bbnode.components.registry import component_class, known_types, roles_of
+    from bbnode.daemon.config.reference import component_settings, summary
+
+    ends = [each for each in known_types() if each.rpartition(".")[2] == name]
+    cls = component_class(ends[0] if len(ends) == 1 else name)
+    settings = list(component_settings(cls.Config))
+    if as_json:
+        found: dict[str, Any] = {"name": cls.TYPE_NAME, "roles": list(roles_of(cls))}
+        found |= {"about": " ".join(summary(cls).split()), "depends": dict(cls.depends)}
+        found["settings"] = [
+            {
+                "name": each.name,
+                "type": each.kind,
+                "default": each.default,
+                "required": each.default is None,
+                "local": each.is_local,
+                "meaning": each.meaning,
+            }
+            for each in settings
+        ]
+        output.json_object(found)
+        return
+    output.data(f"{cls.TYPE_NAME}  ({', '.join(roles_of(cls))})")
+    output.data(f"  {' '.join(summary(cls).split())}")
+    for role, slot in cls.depends.items():
+        output.data(f"  needs a {role} in the slot {slot!r}")
+    if not settings:
+        output.data("  it has no settings")
+        return
+    output.data("\nkeys of [slots.NAME] in node.toml:")
+    for each in settings:
+        default = "(required)" if each.default is None else each.default
+        local = ", from the node's own configuration alone" if each.is_local else ""
+        output.data(f"  {each.name} = {default}    ({each.kind}{local})")
+        output.data(f"      {each.meaning}")

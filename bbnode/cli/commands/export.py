@@ -1,0 +1,146 @@
+"""`bbnode export`: the trained model of a node as a plain ONNX file.
+
+Rule: the file is written whole or not at all, and never over one of another kind. Nothing of the
+node changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bbnode.cli import output
+from bbnode.cli.common import RunningNode, load_config
+
+if TYPE_CHECKING:
+    from bbnode.daemon.artifacts.artifact import Artifact
+    from bbnode.daemon.config.sources import ResolvedConfig
+
+
+def command(
+    out: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write it.", metavar="MODEL.onnx")
+    ],
+    node: RunningNode = RunningNode(timeout_s=60.0),
+    slot: Annotated[
+        str | None, typer.Option(help="The slot of the model, where a node has several.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Take the weights of this checkpoint.", metavar="FILE"),
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Take the weights after the best round.")
+    ] = False,
+    artifact: Annotated[
+        Path | None,
+        typer.Option(
+            help="The artifact that made the checkpoint, instead of the configuration's.",
+            metavar="FILE",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write over a file that is no exported model.")
+    ] = False,
+) -> None:
+    """Write the model of a node, with its trained weights, as a plain ONNX file.
+
+    A running node is asked. Of one that does not run, the last checkpoint is read.
+    """
+    if best and checkpoint is not None:
+        raise typer.BadParameter("--best and --checkpoint are two checkpoints; give one")
+    from bbnode.daemon.state import weights
+
+    # A link is followed: the file that it leads to is replaced, and not the link.
+    out = out.expanduser().resolve()
+    weights.check_output(out, force=force)
+    told = None
+    if not best and checkpoint is None:
+        told = _from_running(node, slot, out)
+    if told is None:
+        told = _from_disk(node, slot, out, checkpoint=checkpoint, best=best, artifact=artifact)
+    if node.as_json:
+        output.json_object({"schema": "bbnode/export/1", "path": str(out), **told})
+        return
+    output.data(f"{out}  {told['bytes']} bytes  slot {told['slot']}")
+    output.note(f"weights of {told['from']}")
+
+
+def _from_running(node: RunningNode, slot: str | None, out: Path) -> dict[str, Any] | None:
+    """Write the model of a running node; None if none runs there."""
+    from bbnode.daemon.control.errors import NotRunning
+    from bbnode.daemon.paths import write_atomically
+    from bbnode.daemon.state import weights
+
+    with contextlib.ExitStack() as stack:
+        try:
+            client = stack.enter_context(node.ask())
+        except NotRunning as error:
+            if isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError):
+                return None
+            raise
+        models = [each["slot"] for each in client.get("/v1/models")["models"]]
+        name = weights.chosen(models, slot, where="the node")
+        write_atomically(out, client.download(f"/v1/models/{name}"), mode=0o644)
+    return {"slot": name, "bytes": out.stat().st_size, "from": "the running node"}
+
+
+def _from_disk(
+    node: RunningNode,
+    slot: str | None,
+    out: Path,
+    *,
+    checkpoint: Path | None,
+    best: bool,
+    artifact: Path | None,
+) -> dict[str, Any]:
+    """Write the model of a checkpoint."""
+    from bbnode.daemon.paths import write_atomically
+    from bbnode.daemon.state import checkpoint as checkpoints
+    from bbnode.daemon.state import weights
+
+    resolved = None
+    if node.state_dir is None and (artifact is None or checkpoint is None):
+        resolved = load_config(node.config)
+    made_by = _artifact(resolved, artifact)
+    if checkpoint is not None:
+        path, saved = checkpoints.found(checkpoint.expanduser())
+    elif best:
+        path, saved = checkpoints.found(checkpoints.best_file(node.directory))
+    else:
+        path, saved = checkpoints.newest(node.directory)
+    config = None if resolved is None else resolved.config
+    name, data = weights.from_checkpoint(
+        saved,
+        made_by,
+        slot,
+        targets=() if config is None or artifact is not None else config.artifact.targets,
+        settings={} if config is None else config.slots,
+        own_artifact=config is not None and config.artifact.path is None,
+    )
+    write_atomically(out, data, mode=0o644)
+    told: dict[str, Any] = {"slot": name, "bytes": len(data), "from": str(path)}
+    if saved.best is not None:
+        told["best"] = dataclasses.asdict(saved.best)
+    return told
+
+
+def _artifact(resolved: ResolvedConfig | None, given: Path | None) -> Artifact:
+    from bbnode.daemon.artifacts.artifact import load_artifact
+
+    if resolved is not None:
+        from bbnode.daemon.lifecycle import assembly
+
+        assembly.import_components(resolved)
+        if given is None:
+            return assembly.find_artifact(resolved)
+    if given is None:
+        raise typer.BadParameter(
+            "no node runs there, and a checkpoint holds no program: give the artifact that made "
+            "it (--artifact FILE), or the node's configuration (-c) in place of --state-dir"
+        )
+    return load_artifact(given)

@@ -1,1 +1,0 @@
-"""`bbnode demo`: a server and its clients as processes, watched and reported."""

@@ -1,0 +1,1 @@
+"""The rounds that a node made, kept on disk, and handed to trackers."""

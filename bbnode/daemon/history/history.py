@@ -1,0 +1,95 @@
+"""The history of a node: each round that has ended goes to disk and to all trackers.
+
+Rule: a node without `[[invoke]]` makes no rounds, and so no file. Nothing here waits while the node
+runs; what it could not keep is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bbnode.daemon.config import InvokeSection, NodeConfig
+from bbnode.daemon.history.recorder import RoundRecorder
+from bbnode.daemon.history.trackers import RunInfo, make_tracker
+from bbnode.daemon.history.tracking import TrackerThread, join_all
+
+
+class RoundHistory:
+    """The rounds of one node, on disk and in its trackers."""
+
+    def __init__(
+        self, state_dir: Path, config: NodeConfig, *, artifact_sha256: str, peer_id: str
+    ) -> None:
+        """Open the file of rounds, if there will be any.
+
+        Raises the errors of `make_tracker`: a tracker that is misspelled is found before a round
+        is made.
+        """
+        self._state_dir = state_dir
+        self._config = config
+        self._artifact_sha256 = artifact_sha256
+        self._peer_id = peer_id
+        self._trackers: dict[str, list[TrackerThread]] = {}
+        for entry in config.trackers:
+            make_tracker(entry.kind, entry.settings)
+        keep = config.node.keep_rounds
+        self._recorder = RoundRecorder(state_dir, keep=keep) if config.invoke else None
+
+    def begin(self, entry: InvokeSection, done: int) -> None:
+        """Begin, or go on with, the rounds of a target, of which `done` were made."""
+        if self._recorder is None:
+            return
+        run = self._recorder.begin(entry.target, done)
+        name = self._config.node.name
+        info = RunInfo(
+            name=f"{name}-{entry.target.partition('#')[0].lstrip('@')}-{run}",
+            key=f"{self._peer_id}/{entry.target}/{run}",
+            node=name,
+            peer_id=self._peer_id,
+            target=entry.target,
+            artifact=self._artifact_sha256,
+            first_round=done + 1,
+            state_dir=self._state_dir,
+            settings=entry.model_dump(
+                mode="json", exclude_defaults=True, exclude={"target"}, by_alias=True
+            ),
+        )
+        self._trackers[entry.target] = [
+            TrackerThread(each.kind, make_tracker(each.kind, each.settings), info)
+            for each in self._config.trackers
+        ]
+
+    def series(self, target: str, metric: str) -> list[tuple[int, bool, float | None]]:
+        """Return number, outcome and metric of the rounds of a target's run, oldest first."""
+        return [] if self._recorder is None else self._recorder.series(target, metric)
+
+    def add(self, made: Mapping[str, Any]) -> None:
+        """Hand over a round as `Round.as_json`; never waits."""
+        if self._recorder is not None:
+            self._recorder.add(made)
+        for thread in self._trackers.get(made["target"], ()):
+            thread.add(made)
+
+    def read(
+        self, *, last: int | None = None, since: int = 0, max_bytes: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the rounds on disk, as `read_rounds`. Waits: use a thread. Raises StorageError."""
+        if self._recorder is None:
+            return []
+        return self._recorder.read(last=last, since=since, max_bytes=max_bytes)
+
+    def close(self) -> None:
+        """Write what is left and end the trackers, within a few seconds. Use a thread."""
+        join_all([thread for threads in self._trackers.values() for thread in threads])
+        self._trackers.clear()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def counters(self) -> dict[str, int]:
+        """Return the rounds that could not be written, and those that trackers did not take."""
+        if self._recorder is None:
+            return {}
+        lost = sum(t.lost for threads in self._trackers.values() for t in threads)
+        return {"rounds.lost": self._recorder.lost, "trackers.lost": lost}

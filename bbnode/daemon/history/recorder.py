@@ -1,0 +1,159 @@
+"""The worker thread that writes rounds, so that a disk never holds up or fails a round.
+
+Rule: a round is handed over and forgotten. What can't be written is counted and dropped; the first
+time of each reason is logged, and so is the first round that could be written again. A file that
+turns out to be damaged is moved aside, as at the start.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bbnode.daemon.history.store import RoundStore, read_rounds, rounds_file
+from bbnode.daemon.paths import StorageError
+
+logger = logging.getLogger(__name__)
+
+# Rounds that wait for the disk; a round takes seconds, and writing one a few milliseconds.
+MAX_QUEUED: Final = 256
+# The wait for the last rounds when the node stops, and for those that a reader wants to see.
+DRAIN_S: Final = 2.0
+# Reasons that are logged until a round can be written again.
+_MAX_REASONS: Final = 8
+
+_Job = Callable[[], None]
+
+
+class RoundRecorder:
+    """Writes the rounds of one node to its state directory."""
+
+    def __init__(
+        self, state_dir: Path, *, keep: int, open_store: Callable[..., RoundStore] = RoundStore
+    ) -> None:
+        """Open the file; without one, nothing is kept, and the log says why."""
+        self._path = rounds_file(state_dir)
+        self._keep = keep
+        self._open_store = open_store
+        self._store: RoundStore | None = None
+        self._queue: queue.Queue[_Job | None] = queue.Queue(MAX_QUEUED)
+        self._lock = threading.Lock()
+        self._trouble: set[str] = set()
+        self.lost = 0
+        self._runs: dict[str, int] = {}
+        self._open()
+        self._thread = threading.Thread(target=self._work, name="rounds", daemon=True)
+        self._thread.start()
+
+    def begin(self, target: str, done: int) -> int:
+        """Say that a target's rounds go on after `done` of them, and return the number of the run.
+
+        Call it before any of them is added.
+        """
+        with self._lock:
+            try:
+                self._runs[target] = self._store.run_of(target, done) if self._store else 1
+            except sqlite3.Error as error:
+                self._runs[target] = 1
+                self._troubled(str(error))
+            return self._runs[target]
+
+    def series(self, target: str, metric: str) -> list[tuple[int, bool, float | None]]:
+        """Return number, outcome and metric of the rounds of a target's run, oldest first."""
+        with self._lock:
+            if self._store is None:
+                return []
+            try:
+                return self._store.series(target, self._runs.get(target, 1), metric)
+            except sqlite3.Error as error:
+                self._troubled(str(error))
+                return []
+
+    def add(self, made: Mapping[str, Any]) -> None:
+        """Hand a round over; never waits."""
+        plain = dict(made)
+        try:
+            self._queue.put_nowait(lambda: self._write(plain))
+        except queue.Full:
+            self.lost += 1
+            self._troubled(f"{MAX_QUEUED} rounds wait for the disk")
+
+    def read(
+        self, *, last: int | None = None, since: int = 0, max_bytes: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return rounds as `read_rounds`, those too that were handed over. Waits: use a thread.
+
+        Raises StorageError.
+        """
+        self._drain(DRAIN_S)
+        return read_rounds(self._path, last=last, since=since, max_bytes=max_bytes)
+
+    def close(self) -> None:
+        """Write what is left, for a while, and close the file. Waits: use a thread."""
+        try:
+            self._queue.put(None, timeout=DRAIN_S)
+        except queue.Full:
+            return
+        self._thread.join(DRAIN_S)
+
+    def _drain(self, seconds: float) -> None:
+        done = threading.Event()
+        try:
+            self._queue.put_nowait(done.set)
+        except queue.Full:
+            return
+        done.wait(seconds)
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            job()
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+    def _open(self) -> None:
+        try:
+            self._store = self._open_store(self._path, keep=self._keep)
+        except StorageError as error:
+            self._store = None
+            self._troubled(str(error))
+
+    def _write(self, made: Mapping[str, Any]) -> None:
+        with self._lock:
+            if self._store is None:
+                self._open()
+            run = self._runs.get(made["target"], 1)
+            for again in (True, False):
+                if self._store is None:
+                    break
+                try:
+                    self._store.add(made, run)
+                except sqlite3.DatabaseError as error:
+                    self._troubled(str(error))
+                    # Damaged files are found out when they are opened again.
+                    self._store.close()
+                    self._store = None
+                    if again:
+                        self._open()
+                except (TypeError, ValueError, OverflowError) as error:
+                    self._troubled(f"round {made.get('round')} can't be stored: {error}")
+                    break
+                else:
+                    if self._trouble:
+                        logger.info("rounds are kept on disk again")
+                        self._trouble.clear()
+                    return
+            self.lost += 1
+
+    def _troubled(self, reason: str) -> None:
+        if reason not in self._trouble and len(self._trouble) < _MAX_REASONS:
+            self._trouble.add(reason)
+            logger.warning(
+                "a round is not kept on disk", extra={"path": str(self._path), "reason": reason}
+            )

@@ -1,0 +1,1 @@
+"""`bbnode up`: any program as a local testbed, a process for each node."""

@@ -1,0 +1,355 @@
+"""The daemons of a testbed: their folders, identities, configurations and processes.
+
+Rule: each daemon is an ordinary `bbnode run` on an ordinary node.toml that a user can start
+by hand; daemons share nothing on disk but the artifact.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from bbnode.daemon import paths
+from bbnode.daemon.config import sources
+from bbnode.daemon.testbed.plan import LocalPlan, PlannedNode, node_config
+from bbnode.ir.errors import EnvironmentFault
+from bbnode.transport.identity import Identity, create_identity, load_or_create_identity
+
+# Marks a folder that an earlier testbed made, and that this one may clear; locked while one runs.
+MARKER = ".bbnode-testbed"
+NODES = "nodes"
+HOST = "127.0.0.1"
+# Below the ports that Linux gives to connections (ip_local_port_range begins at 32768): a port
+# that is free now is not taken by an outgoing connection before its node listens there.
+PORTS = range(20_000, 32_000)
+MAX_PORT_TRIES = 1000
+MAX_PID_DIGITS = 10
+# What the environment may not say of a node: its own file does.
+_OWN_VARIABLES = ("BBNODE_NODE__NAME", "BBNODE_NODE__STATE_DIR", "BBNODE_ARTIFACT__")
+_OWN_NETWORK = ("BBNODE_NETWORK__LISTEN", "BBNODE_NETWORK__BOOTSTRAP", "BBNODE_INVOKE")
+# How much of a log is read for its last words.
+_LAST_WORDS_BYTES = 16_384
+
+
+class FolderRefused(EnvironmentFault):
+    """The output folder holds something else, or can't be written."""
+
+
+class StillRunning(EnvironmentFault):
+    """Another testbed, or a node of an earlier one, runs in the folder."""
+
+
+class PortRefused(EnvironmentFault):
+    """The TCP port for a node can't be had."""
+
+
+class NodeNotStarted(EnvironmentFault):
+    """The process of a node can't be started."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ChildNode:
+    """One daemon of a testbed."""
+
+    planned: PlannedNode
+    folder: Path
+    identity: Identity
+    python_path: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+    exit_reported: bool = False
+    # Where the log of this start begins: before it stands that of earlier ones.
+    log_start: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name, also that of its folder."""
+        return self.planned.name
+
+    @property
+    def config(self) -> Path:
+        """Its configuration."""
+        return self.folder / "node.toml"
+
+    @property
+    def state_dir(self) -> Path:
+        """The folder of the daemon's key, lock and socket."""
+        return self.folder / "state"
+
+    @property
+    def log(self) -> Path:
+        """The file of the daemon's log."""
+        return self.folder / "daemon.log"
+
+    @property
+    def peer(self) -> str:
+        """Its PeerId as text."""
+        return str(self.identity.peer_id)
+
+    @property
+    def start_command(self) -> str:
+        """The command that starts it again, for a shell."""
+        where = ":".join(self.python_path)
+        prefix = f"PYTHONPATH={shlex.quote(where)} " if where else ""
+        return f"{prefix}bbnode run --config {shlex.quote(os.fspath(self.config))}"
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of our process, negative for a signal; None while it runs."""
+        return self.process.poll() if self.process is not None else None
+
+    def start(self, *, notify_socket: Path | None = None) -> None:
+        """Start the daemon's process, its output going to its log.
+
+        It says READY=1 on the datagram socket `notify_socket`, if one is given. Raises
+        NodeNotStarted.
+        """
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith((*_OWN_VARIABLES, *_OWN_NETWORK))
+        }
+        environment.pop("NOTIFY_SOCKET", None)
+        if notify_socket is not None:
+            environment["NOTIFY_SOCKET"] = os.fspath(notify_socket)
+        if self.python_path:
+            before = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
+            environment["PYTHONPATH"] = os.pathsep.join([*self.python_path, *before])
+        try:
+            with self.log.open("ab") as log:
+                self.log_start = log.seek(0, os.SEEK_END)
+                self.process = _spawn(self.config, log, environment)
+        except OSError as error:
+            raise NodeNotStarted(f"{self.name}: {self.log}: {error.strerror}") from error
+
+    def last_words(self) -> str:
+        """Return the last line of its log, or the last error in its end."""
+        try:
+            with self.log.open("rb") as stream:
+                end = stream.seek(0, os.SEEK_END)
+                stream.seek(min(max(self.log_start, end - _LAST_WORDS_BYTES), end))
+                lines = stream.read().decode("utf-8", "replace").strip().splitlines()
+        except OSError:
+            return "its log can't be read"
+        errors = [line for line in lines if line.startswith("error: ")]
+        return (errors or lines or ["its log is empty"])[-1].removeprefix("error: ")
+
+
+def _spawn(config: Path, log: IO[bytes], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "bbnode", "run", "--config", os.fspath(config)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        # Ctrl-C reaches the testbed alone; it stops its daemons in order.
+        start_new_session=True,
+    )
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def held_folder(out: Path, *, keep: bool = False) -> Iterator[Path]:
+    """Make or clear the folder of the daemons, and hold it until the block ends.
+
+    With `keep` it stays as an earlier testbed left it. Raises FolderRefused or
+    StillRunning.
+    """
+    nodes = out / NODES
+    marker = nodes / MARKER
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if nodes.exists() and not marker.exists():
+            raise FolderRefused(
+                f"{nodes} exists and no testbed made it; choose another folder with --out, or "
+                "remove it"
+            )
+        nodes.mkdir(exist_ok=True)
+        descriptor = paths.open_lock(marker)
+    except OSError as error:
+        raise FolderRefused(f"{out}: {error.strerror}; choose another with --out") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StillRunning(
+                f"a testbed runs in {out} already; stop it, or choose another folder with --out"
+            ) from error
+        _check_nobody_runs(nodes)
+        if not keep:
+            _clear(nodes)
+        yield nodes
+    finally:
+        os.close(descriptor)
+
+
+def _check_nobody_runs(nodes: Path) -> None:
+    """Refuse a folder in which a daemon of an earlier testbed runs on, as after a SIGKILL."""
+    for lock in sorted(nodes.glob("*/state/lock")):
+        holder = holder_of(lock)
+        if holder is not None:
+            raise StillRunning(
+                f"{lock.parent.parent.name} of an earlier testbed still runs as process {holder}; "
+                f"stop it (kill {holder}), or choose another folder with --out"
+            )
+
+
+def holder_of(lock: Path) -> int | None:
+    """Return the process that holds a daemon's lock file; None for nobody. Raises StorageError."""
+    if not lock.exists():
+        return None
+    descriptor = paths.open_lock(lock)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        text = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        return int(text) if text.isdecimal() and len(text) <= MAX_PID_DIGITS else 0
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _clear(nodes: Path) -> None:
+    try:
+        for entry in nodes.iterdir():
+            if entry.name == MARKER:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    except OSError as error:
+        raise FolderRefused(
+            f"{error.filename}: {error.strerror}; choose another folder with --out"
+        ) from error
+
+
+# --- ports ----------------------------------------------------------------------------------------
+
+
+def choose_port(port: int) -> int:
+    """Return `port` if it is free, or a free one for 0. Raises PortRefused."""
+    return choose_ports(1, first=port)[0]
+
+
+def choose_ports(count: int, *, first: int = 0) -> list[int]:
+    """Return so many different free ports; the first is `first` unless that is 0.
+
+    Raises PortRefused.
+    """
+    with ExitStack() as held:
+        chosen = [_hold(first, held)] if first and count else []
+        # Two testbeds that start together do not want to try the same ones.
+        draw = random.SystemRandom()
+        tries = 0
+        while len(chosen) < count:
+            tries += 1
+            if tries > MAX_PORT_TRIES + count:
+                raise PortRefused(
+                    f"no {count} free ports on {HOST} between {PORTS.start} and {PORTS.stop}; stop "
+                    "what listens there"
+                )
+            try:
+                chosen.append(_hold(draw.choice(PORTS), held))
+            except PortRefused:
+                continue
+        return chosen
+
+
+def _hold(port: int, held: ExitStack) -> int:
+    probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    try:
+        probe.bind((HOST, port))
+    except OSError as error:
+        why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise PortRefused(
+            f"port {port} on {HOST}: {why}; choose another with --port, or leave it out to take a "
+            "free one"
+        ) from error
+    return int(probe.getsockname()[1])
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def write_nodes(plan: LocalPlan, nodes: Path, *, port: int, wait_s: float) -> list[ChildNode]:
+    """Write artifact, identities and configurations; return the nodes in the plan's order.
+
+    `port` is that of the first node that others dial, 0 for any; `wait_s` is how long rounds wait
+    for their peers. New nodes of a group are numbered in PeerId order, so number i belongs to the
+    i-th PeerId: reductions run in PeerId order, and so the same seed gives the same bits whatever
+    the identities are. Raises StorageError, PortRefused, SettingsRefused.
+    """
+    artifact = nodes / "artifact.onnx"
+    plan.program.save(artifact)
+    identities = _identities(plan, nodes)
+    dialled = [node.name for node in plan.nodes.values() if node.is_dialled]
+    ports = dict(zip(dialled, choose_ports(len(dialled), first=port), strict=True))
+    at = {name: f"/ip4/{HOST}/tcp/{ports[name]}/p2p/{identities[name].peer_id}" for name in dialled}
+    made = []
+    for name, node in plan.nodes.items():
+        config = node_config(
+            node,
+            plan,
+            folder=nodes / name,
+            listen=[f"/ip4/{HOST}/tcp/{ports[name]}"] if name in ports else [],
+            bootstrap=[at[called] for called in node.dials],
+            artifact=artifact,
+            wait_s=wait_s,
+        )
+        written = ChildNode(
+            planned=node,
+            folder=nodes / name,
+            identity=identities[name],
+            python_path=plan.program.python_path,
+        )
+        sources.write(written.config, config, comment=f"{name} of a testbed (`bbnode up`)")
+        made.append(written)
+    return made
+
+
+def _identities(plan: LocalPlan, nodes: Path) -> dict[str, Identity]:
+    found: dict[str, Identity] = {}
+    try:
+        for group in plan.groups:
+            names = [node.name for node in plan.nodes.values() if node.group is group]
+            old = [name for name in names if (nodes / name).exists()]
+            for name in old:
+                state_dir = nodes / name / "state"
+                paths.make_state_dir(state_dir)
+                found[name] = load_or_create_identity(paths.identity_file(state_dir))
+            new = [name for name in names if name not in found]
+            drafts = [_draft(nodes, group.name, place) for place in range(len(new))]
+            drafts.sort(key=lambda draft: draft[1].peer_id)
+            for name, (folder, identity) in zip(new, drafts, strict=True):
+                folder.rename(nodes / name)
+                found[name] = identity
+    except OSError as error:
+        raise paths.StorageError(f"{error.filename or nodes}: {error.strerror}") from error
+    return found
+
+
+def _draft(nodes: Path, group: str, place: int) -> tuple[Path, Identity]:
+    """Make a folder with an identity, under a name that no node can have."""
+    folder = nodes / f".{group}.{place}"
+    shutil.rmtree(folder, ignore_errors=True)
+    paths.make_state_dir(folder / "state")
+    return folder, create_identity(paths.identity_file(folder / "state"))
+
+
+def by_name(nodes: Sequence[ChildNode]) -> dict[str, ChildNode]:
+    """Return the nodes by their names."""
+    return {node.name: node for node in nodes}

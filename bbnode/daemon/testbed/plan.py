@@ -1,0 +1,504 @@
+"""The plan of a testbed: its nodes, who dials whom, and the configuration of each.
+
+Rule: a plan is worked out before anything is written or started, and refuses what the nodes would
+refuse. Every two nodes whose classes exchange something are connected, by one dial.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bbnode.components.registry import UnknownComponentType, build_config, component_class
+from bbnode.components.settings import path_settings
+from bbnode.daemon.config import NodeConfig, sources
+from bbnode.daemon.config.setting import Setting, parse_setting
+from bbnode.daemon.config.sources import ConfigError
+from bbnode.daemon.testbed.program import PlayedClass, RunnableProgram
+from bbnode.engine.errors import did_you_mean
+from bbnode.ir.errors import BbnodeError, DeploymentError
+from bbnode.ir.types import TRIGGER
+
+# A node is a process of about 100 MB; more of them than this are the simulator's work.
+MAX_NODES = 256
+# Nodes of one class that exchange among themselves are all connected up to this many. Beyond it
+# each dials those 1, 2, 4, 8, … places after it, so that a word reaches all in log2(n) steps and
+# connections grow with n log n; others are learnt from what the program sends.
+MAX_FULL_MESH = 16
+DEFAULT_OTHERS = 2
+DEFAULT_TIMES = 20
+
+# Keys that the testbed decides.
+_OWN_KEYS = (
+    *("node.name", "node.state_dir", "artifact", "network.listen", "network.announce"),
+    *("network.bootstrap", "invoke"),
+)
+_MAX_NAME_CHARS = 48
+
+
+class NodesRefused(DeploymentError):
+    """`--nodes` does not say how many nodes of which class."""
+
+
+class NothingToInvoke(DeploymentError):
+    """Nothing says which target starts an execution, or the target can't be started so."""
+
+
+class SettingsRefused(DeploymentError):
+    """A setting of a node can't be used; the message names the node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Nodes that are alike: the classes that each of them plays, and how many there are."""
+
+    classes: tuple[str, ...]
+    count: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedNode:
+    """One node: its place in its group, and the nodes that it dials and is connected with."""
+
+    name: str
+    group: NodeGroup
+    index: int
+    dials: tuple[str, ...] = ()
+    linked: tuple[str, ...] = ()
+    # Somebody dials it: it has to listen where they were told.
+    is_dialled: bool = False
+    invokes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedRounds:
+    """The target that is invoked round after round, and how."""
+
+    target: str
+    inputs: Mapping[str, Any]
+    times: int
+    # More keys of [[invoke]].
+    options: Mapping[str, Any] = field(default_factory=dict)
+    # Of a class: peers that are enough once the time to start is over; of the others one.
+    enough: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPlan:
+    """All nodes of a testbed, by name."""
+
+    program: RunnableProgram
+    groups: tuple[NodeGroup, ...]
+    nodes: Mapping[str, PlannedNode]
+    settings: tuple[Setting, ...]
+    invocation: AskedRounds | None
+    # Nodes that are to be connected with each other before those that invoke start.
+    is_staged: bool
+    # The directory that relative paths of settings count from.
+    base: Path
+
+    @property
+    def invokers(self) -> list[PlannedNode]:
+        """The nodes that invoke the target."""
+        return [node for node in self.nodes.values() if node.invokes]
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+def parse_nodes(text: str, program: RunnableProgram) -> tuple[NodeGroup, ...]:
+    """Return the groups of nodes that `server=1,client=3` asks for; `a+b=1` plays both classes.
+
+    A class that is not named gets its default: one node of the home class, two of any other.
+    Raises NodesRefused.
+    """
+    known = ", ".join(program.classes)
+    asked: dict[tuple[str, ...], int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, separator, number = part.rpartition("=")
+        count = int(number) if number.isascii() and number.isdecimal() and len(number) < 9 else 0
+        classes = tuple(each.strip() for each in name.split("+"))
+        if not separator or count < 1:
+            raise NodesRefused(
+                f"--nodes: {part!r} is not CLASS=COUNT with a count of at least 1, as in "
+                f"{program.home}=1"
+            )
+        for each in classes:
+            if each not in program.classes:
+                raise NodesRefused(
+                    f"--nodes: the program has no class {each!r}"
+                    f"{did_you_mean(each, program.classes)}; it has: {known}"
+                )
+        if classes in asked or len(set(classes)) < len(classes):
+            raise NodesRefused(f"--nodes: {name!r} is named twice")
+        asked[classes] = count
+    named = {each for classes in asked for each in classes}
+    for each in program.classes:
+        if each not in named:
+            asked[(each,)] = 1 if each == program.home else DEFAULT_OTHERS
+    order = {name: place for place, name in enumerate(program.classes)}
+    total = sum(asked.values())
+    if total > MAX_NODES:
+        raise NodesRefused(
+            f"--nodes: {total} nodes are more than the {MAX_NODES} that one machine is asked to "
+            "run as processes; the simulator (bbnode.sim) runs thousands in one"
+        )
+    names: Counter[str] = Counter()
+    groups = []
+    for classes in sorted(asked, key=lambda each: min(order[name] for name in each)):
+        name = _file_name("-".join(classes))
+        names[name] += 1
+        if names[name] > 1:
+            name = f"{name}.{names[name]}"
+        groups.append(NodeGroup(classes=classes, count=asked[classes], name=name))
+    return tuple(groups)
+
+
+def _file_name(text: str) -> str:
+    """Return a class's name as names of nodes may be (node.name)."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:_MAX_NAME_CHARS]
+    return plain if plain[:1].isalnum() else "node"
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+def make_plan(
+    program: RunnableProgram,
+    *,
+    nodes: str = "",
+    settings: Sequence[str] = (),
+    invocation: AskedRounds | None = None,
+    base: Path,
+) -> LocalPlan:
+    """Return the plan of a testbed, whose settings are checked as its nodes will check them.
+
+    Raises NodesRefused, ConfigError, SettingsRefused.
+    """
+    groups = parse_nodes(nodes, program)
+    invoking = {
+        group for group in groups if invocation is not None and invocation.target in group.classes
+    }
+    linked = [
+        (a, b)
+        for place, a in enumerate(groups)
+        for b in groups[place:]
+        if (a is not b or a.count > 1) and _exchange(a, b, program)
+    ]
+    is_staged = bool(invoking) and any(not {a, b} & invoking for a, b in linked)
+    made = {
+        group: [
+            f"{group.name}-{index}" if group.count > 1 else group.name
+            for index in range(group.count)
+        ]
+        for group in groups
+    }
+    dials: dict[str, list[str]] = {name: [] for names in made.values() for name in names}
+    for a, b in linked:
+        if a is b:
+            for i, j in _mesh(a.count):
+                dials[made[a][i]].append(made[a][j])
+            continue
+        # Those that start last do the dialling, so that nobody dials in vain.
+        late = {a, b} & invoking if is_staged else set()
+        many = a if a.count > b.count else b
+        callers = late.pop() if len(late) == 1 else many
+        called_group = b if callers is a else a
+        for caller in made[callers]:
+            dials[caller] += made[called_group]
+    called_by: dict[str, list[str]] = {name: [] for name in dials}
+    for caller, names in dials.items():
+        for called in names:
+            called_by[called].append(caller)
+    planned = {
+        name: PlannedNode(
+            name=name,
+            group=group,
+            index=index,
+            dials=tuple(dials[name]),
+            linked=(*dials[name], *called_by[name]),
+            is_dialled=bool(called_by[name]),
+            invokes=group in invoking,
+        )
+        for group in groups
+        for index, name in enumerate(made[group])
+    }
+    plan = LocalPlan(
+        program=program,
+        groups=groups,
+        nodes=planned,
+        settings=tuple(_parsed(settings, groups, program)),
+        invocation=invocation,
+        is_staged=is_staged,
+        base=base,
+    )
+    for node in planned.values():
+        _check_slots(node, plan, node_config(node, plan))
+    return plan
+
+
+def _exchange(a: NodeGroup, b: NodeGroup, program: RunnableProgram) -> bool:
+    return any(frozenset((one, other)) in program.talks for one in a.classes for other in b.classes)
+
+
+def _mesh(count: int) -> Iterator[tuple[int, int]]:
+    """Yield who dials whom among the nodes of one group, by index."""
+    if count <= MAX_FULL_MESH:
+        yield from ((caller, called) for called in range(count) for caller in range(called))
+        return
+    paired = set()
+    step = 1
+    while step < count:
+        for caller in range(count):
+            pair = frozenset((caller, (caller + step) % count))
+            # Two steps may add up to the whole ring: one dial is enough.
+            if pair not in paired:
+                paired.add(pair)
+                yield caller, (caller + step) % count
+        step *= 2
+
+
+# --- what is invoked ------------------------------------------------------------------------------
+
+
+def find_invocation(
+    program: RunnableProgram,
+    *,
+    target: str | None,
+    inputs: Mapping[str, Any],
+    times: int | None,
+    options: Mapping[str, Any],
+    enough: Mapping[str, int] | None = None,
+    runs_on: bool = False,
+) -> AskedRounds | None:
+    """Return what is invoked; None for nothing: the program starts itself, or `runs_on` is set.
+
+    Raises NothingToInvoke.
+    """
+    if target is None:
+        able = [played.name for played in program.classes.values() if played.starts_with_triggers]
+        if inputs:
+            raise NothingToInvoke(
+                f"inputs ({', '.join(inputs)}) go with the target that takes them: --invoke "
+                f"{program.home}"
+            )
+        if len(able) != 1:
+            if runs_on or not any(played.inputs for played in program.classes.values()):
+                return None
+            raise NothingToInvoke(
+                "say what to start: --invoke CLASS with --input NAME=VALUE for each of its inputs "
+                f"({_inputs_of(program)}); or let the nodes run with --until-ctrl-c"
+            )
+        (target,) = able
+    name = target.partition("#")[0]
+    played = program.classes.get(name)
+    if played is None:
+        raise NothingToInvoke(
+            f"--invoke: the program has no class {name!r}{did_you_mean(name, program.classes)}; "
+            f"it has: {', '.join(program.classes)}"
+        )
+    for each in inputs:
+        if each not in played.inputs:
+            raise NothingToInvoke(
+                f"--input: {name!r} has no input {each!r}{did_you_mean(each, played.inputs)}; it "
+                f"has: {_typed(played)}"
+            )
+    # What is not given: a trigger is, whatever it is called.
+    given = {
+        **{each: "trigger" for each, kind in played.inputs.items() if kind == TRIGGER},
+        **inputs,
+    }
+    missing = [each for each in played.inputs if each not in given]
+    if missing:
+        raise NothingToInvoke(
+            f"--invoke {name}: give --input NAME=VALUE for {', '.join(missing)} too; it takes: "
+            f"{_typed(played)}"
+        )
+    is_plain = played.starts_with_triggers
+    return AskedRounds(
+        target=name,
+        inputs=given,
+        times=times if times is not None else DEFAULT_TIMES if is_plain else 1,
+        options=options,
+        enough=enough or {},
+    )
+
+
+def _inputs_of(program: RunnableProgram) -> str:
+    return "; ".join(
+        f"{played.name} takes {_typed(played)}"
+        for played in program.classes.values()
+        if played.inputs
+    )
+
+
+def _typed(played: PlayedClass) -> str:
+    return (
+        ", ".join(f"{name}: {kind.name if kind else 'any'}" for name, kind in played.inputs.items())
+        or "nothing"
+    )
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def _parsed(
+    texts: Sequence[str], groups: Sequence[NodeGroup], program: RunnableProgram
+) -> Iterator[Setting]:
+    slots = {slot for played in program.classes.values() for slot in played.slots}
+    for text in texts:
+        setting = parse_setting(text, tuple(program.classes))
+        if any(setting.key == own or setting.key.startswith(f"{own}.") for own in _OWN_KEYS):
+            raise ConfigError(f"--set: {setting.key} follows from the testbed; leave it out")
+        section, _, rest = setting.key.partition(".")
+        slot = rest.partition(".")[0]
+        if section == "slots" and slot not in slots:
+            raise ConfigError(
+                f"--set: no class of the program has a slot {slot!r}{did_you_mean(slot, slots)}; "
+                f"slots: {', '.join(sorted(slots)) or 'none'}"
+            )
+        if setting.index is not None and not any(
+            setting.peer_class in group.classes and setting.index < group.count for group in groups
+        ):
+            raise ConfigError(
+                f"--set: there is no node {setting.peer_class}.{setting.index}; nodes are counted "
+                "from 0 within their class"
+            )
+        yield setting
+
+
+def _applies(setting: Setting, node: PlannedNode, program: RunnableProgram) -> bool:
+    if setting.peer_class is not None:
+        is_its = setting.peer_class in node.group.classes
+        return is_its and setting.index in (None, node.index)
+    section, _, rest = setting.key.partition(".")
+    # One slot of the program; a class that does not have it would refuse its settings.
+    return section != "slots" or rest.partition(".")[0] in _slots(node, program)
+
+
+def _slots(node: PlannedNode, program: RunnableProgram) -> dict[str, Any]:
+    return {
+        name: slot
+        for each in node.group.classes
+        for name, slot in program.classes[each].slots.items()
+    }
+
+
+def node_config(
+    node: PlannedNode,
+    plan: LocalPlan,
+    *,
+    folder: Path | None = None,
+    listen: Sequence[str] = (),
+    bootstrap: Sequence[str] = (),
+    artifact: Path = Path("artifact.onnx"),
+    wait_s: float = 0.0,
+) -> NodeConfig:
+    """Return the configuration of a node. Raises SettingsRefused."""
+    program = plan.program
+    flags: dict[str, Any] = {
+        "node.name": node.name,
+        "node.state_dir": None if folder is None else str(folder / "state"),
+        "node.components": list(program.modules) or None,
+        "artifact.path": str(artifact),
+        "artifact.sha256": program.artifact.sha256,
+        "artifact.targets": list(node.group.classes),
+        "network.listen": list(listen) or None,
+        "network.bootstrap": list(bootstrap) or None,
+    }
+    for setting in plan.settings:
+        if _applies(setting, node, program):
+            flags[setting.key] = _filled(setting.text, node)
+    if node.invokes and plan.invocation is not None:
+        flags["invoke"] = [_invoke_entry(node, plan, plan.invocation, wait_s)]
+    try:
+        config = sources.resolve(None, environ={}, flags=flags).config
+    except ConfigError as error:
+        raise SettingsRefused(f"{node.name}: {error}") from error
+    return _with_own_settings(config, node, plan)
+
+
+def _filled(text: str, node: PlannedNode) -> str:
+    # Not str.format: a value may be a TOML table, in braces.
+    filled = text.replace("{i}", str(node.index)).replace("{n}", str(node.group.count))
+    return filled.replace("{name}", node.name)
+
+
+def _invoke_entry(
+    node: PlannedNode, plan: LocalPlan, invocation: AskedRounds, wait_s: float
+) -> dict[str, Any]:
+    peers = Counter(each for name in node.linked for each in plan.nodes[name].group.classes)
+    entry: dict[str, Any] = {
+        "target": invocation.target,
+        "inputs": dict(invocation.inputs),
+        "times": invocation.times,
+        **invocation.options,
+    }
+    if peers:
+        (first, count), *others = peers.most_common()
+        entry["wait_for"] = {
+            "class": first,
+            "peers": count,
+            "min_peers": invocation.enough.get(first, 1),
+            "timeout_s": wait_s,
+            "on_timeout": "fail",
+            "also": dict(others),
+        }
+    return entry
+
+
+def _with_own_settings(config: NodeConfig, node: PlannedNode, plan: LocalPlan) -> NodeConfig:
+    """Add settings that the program itself makes of this machine, and make paths absolute."""
+    made: dict[str, dict[str, Any]] = {name: dict(given) for name, given in config.slots.items()}
+    for name, slot in _slots(node, plan.program).items():
+        own = plan.program.own_settings.get(name, {})
+        if own:
+            made[name] = {**own, **made.get(name, {})}
+        try:
+            cls = component_class(slot.binding.type_name)
+        except UnknownComponentType:
+            continue  # the node says it
+        for key in path_settings(cls.Config):
+            if key in made.get(name, {}):
+                made[name][key] = _absolute(made[name][key], plan.base)
+    return config.model_copy(update={"slots": made})
+
+
+def _absolute(value: Any, base: Path) -> Any:
+    if isinstance(value, list):
+        return [_absolute(each, base) for each in value]
+    if not isinstance(value, str) or not value or "://" in value:
+        return value
+    return os.path.normpath(base / Path(value).expanduser())
+
+
+def _check_slots(node: PlannedNode, plan: LocalPlan, config: NodeConfig) -> None:
+    """Refuse what the node's components would refuse, before anything is started."""
+    slots = _slots(node, plan.program)
+    for name in config.slots:
+        if name not in slots:
+            raise SettingsRefused(
+                f"{node.name}: it has no slot {name!r}{did_you_mean(name, slots)}; its slots: "
+                f"{', '.join(slots) or 'none'}"
+            )
+    for name, slot in slots.items():
+        settings = config.slots.get(name, {})
+        if node.index and not settings:
+            continue  # as in the first node of its group; the artifact's settings may be large
+        try:
+            build_config(component_class(slot.binding.type_name), name, slot.config, settings)
+        except UnknownComponentType:
+            continue
+        except BbnodeError as error:
+            raise SettingsRefused(f"{node.name}: {error}") from error
+
+
+def totals(groups: Sequence[NodeGroup]) -> str:
+    """Return the numbers of nodes as text: "1 server, 3 client"."""
+    return ", ".join(f"{group.count} {'+'.join(group.classes)}" for group in groups)

@@ -1,0 +1,56 @@
+"""The report of a testbed: report.json.
+
+Rule: every number comes from what a node said about a round; nothing is filled in.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bbnode.daemon import paths
+
+SCHEMA = "bbnode/up/1"
+_PACKAGES = (
+    "bbnode", "libp2p", "trio", "onnx", "onnxruntime", "numpy", "scikit-learn", "protobuf",
+)  # fmt: skip
+_KEPT = (
+    *("round", "ok", "seconds", "bytes", "responded", "missing", "missing_why", "refused"),
+    *("failures", "outputs", "skipped"),
+)
+
+
+def round_row(node: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the report from a round as the node that invoked it tells it."""
+    return {"node": node, **{key: record[key] for key in _KEPT if key in record}}
+
+
+def numbers_of(outputs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the outputs that are one number."""
+    return {
+        name: float(value)
+        for name, value in outputs.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that did the work."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def write_report(out: Path, report: Mapping[str, Any]) -> Path:
+    """Write report.json; returns its path. Raises StorageError."""
+    path = out / "report.json"
+    paths.write_atomically(path, (json.dumps(report, indent=2) + "\n").encode(), mode=0o644)
+    return path
