@@ -145,7 +145,7 @@ def _root(
     ctx: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version."),
     traceback: bool = typer.Option(  # noqa: ARG001 - `main` looks for it
-        False, TRACEBACK, help="Show the traceback where a package's command fails."
+        False, TRACEBACK, help="Show the traceback where a program or a package's command fails."
     ),
 ) -> None:
     if version:
@@ -181,7 +181,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.FAILURE
     except BbnodeError as error:
+        frames = getattr(error, "frames", ())
+        if frames and TRACEBACK in arguments:
+            raise
         output.error(str(error))
+        for frame in frames:
+            output.note(f"  {frame}")
+        if frames:
+            output.note(f"  `bbnode {TRACEBACK} {arguments[0]} …` shows all calls")
         return exits.code_for(error)
     except BaseExceptionGroup as group:
         return _report_group(group)

@@ -14,7 +14,8 @@ from pathlib import PurePath
 
 from bbnode.ir.errors import AuthorError, MissingFile
 
-_PACKAGES = ("bbnode.dsl.", "bbnode.ops.")  # a custom op records itself when its author calls it
+# A custom op records itself when its author calls it; numpy reads what it is given.
+_PACKAGES = ("bbnode.dsl.", "bbnode.ops.", "numpy.")
 # A context variable, so that two threads that build programs do not see each other's.
 _PATH: ContextVar[str] = ContextVar("bbnode_module_path", default="")
 

@@ -1,7 +1,7 @@
 """Classes and functions that a setting names: `package.module:Name`, or `folder/file.py:Name`.
 
-Rule: the module is somebody else's code, which may raise anything when it is imported; whatever it
-is becomes one typed error that says where.
+Rule: a module that is not there is a wrong name; one that raises when it is imported is at fault
+itself, and says where.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import difflib
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from bbnode.ir.errors import DeploymentError
+from bbnode.ir.authors_code import AuthorsCodeFailed
+from bbnode.ir.errors import BbnodeError, DeploymentError
 
 Named = TypeVar("Named")
-
-_MAX_TEXT = 400  # characters of what a module raised
 
 
 class ClassNotLoaded(DeploymentError):
@@ -30,7 +28,8 @@ class ClassNotLoaded(DeploymentError):
 def load_class(module: str, name: str, base: type[Named]) -> type[Named]:
     """Import a module and return its class of that name, one that derives from `base`.
 
-    The current directory is searched as well, as `python -m` would. Raises ClassNotLoaded.
+    The current directory is searched as well, as `python -m` would. Raises ClassNotLoaded, and
+    AuthorsCodeFailed for what the module raises.
     """
     return _class_in(load_module_named(module), name, base)
 
@@ -45,7 +44,7 @@ def load_from_file(path: Path, name: str, base: type[Named]) -> type[Named]:
     """Import a Python file as the module that it is, and return its class, as `load_class` does.
 
     A file of a package keeps its dotted name. `name` may be "" where the file defines exactly one
-    class that derives from `base`. Raises ClassNotLoaded.
+    class that derives from `base`. Raises ClassNotLoaded, AuthorsCodeFailed.
     """
     found = _imported_file(path)
     if name:
@@ -103,11 +102,17 @@ def _imported_file(path: Path) -> ModuleType:
 def _imported(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
-    except Exception as error:
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise AuthorsCodeFailed(f"{module} can't be imported", error) from error
         raise ClassNotLoaded(
-            f"{module} can't be imported: {type(error).__name__}: {error!s:.{_MAX_TEXT}}"
-            f"{_place(error)}; install it, start bbnode in the directory that holds it, or mend it"
+            f"{module} can't be imported: there is no module {error.name!r}; install it, or start "
+            "bbnode in the directory that holds it"
         ) from error
+    except BbnodeError:
+        raise
+    except Exception as error:
+        raise AuthorsCodeFailed(f"{module} can't be imported", error) from error
 
 
 def _class_in(module: ModuleType, name: str, base: type[Named]) -> type[Named]:
@@ -133,15 +138,3 @@ def search(folder: Path) -> None:
     """Make the modules of a folder importable."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-
-
-def _place(error: Exception) -> str:
-    """Return ` (<file>:<line>)` of the line that raised, "" where it was Python's import itself."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f" ({Path(error.filename).name}:{error.lineno})"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)[1:]  # the first one is ours
-        if not frame.filename.startswith("<") and frame.filename != importlib.__file__
-    ]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

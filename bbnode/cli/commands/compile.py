@@ -87,7 +87,7 @@ def command(
         raise typer.BadParameter("--slot goes with --init-from FILE")
     from bbnode.daemon import paths
     from bbnode.daemon.artifacts import artifact
-    from bbnode.daemon.artifacts.build import compiler_for, load_module
+    from bbnode.daemon.artifacts.build import compiler_for, load_module, record
     from bbnode.daemon.artifacts.explain import explain as explain_value
     from bbnode.daemon.artifacts.listing import write_listings
     from bbnode.ir.onnx_file import program_of
@@ -97,7 +97,7 @@ def command(
     compiler = compiler_for(program)
     for each in added:
         compiler = each.add_to(compiler)
-    recorded = program.build()
+    recorded = record(program)
     initialized = None
     if init_from is not None:
         recorded, initialized = _initialize(recorded, init_from, slot or ())

@@ -15,6 +15,7 @@ import onnx
 
 from bbnode.compiler import Compiler
 from bbnode.dsl import Module
+from bbnode.ir.authors_code import authors_code
 from bbnode.ir.class_names import ClassNotLoaded, load_class, load_from_file
 from bbnode.ir.errors import DeploymentError
 
@@ -53,7 +54,8 @@ def load_module(spec: str, args: Mapping[str, Any]) -> Module:
         raise ModuleArgsRefused(
             f"{spec!r} can't be made with {dict(args)}: {error}; it takes {inspect.signature(cls)}"
         ) from error
-    return cls(**args)
+    with authors_code(f"{spec!r} can't be made"):
+        return cls(**args)
 
 
 def compile_module(spec: str, args: Mapping[str, Any]) -> onnx.ModelProto:
@@ -63,9 +65,17 @@ def compile_module(spec: str, args: Mapping[str, Any]) -> onnx.ModelProto:
 
 def compile_program(program: Module) -> onnx.ModelProto:
     """Compile a Module with the component classes that its `bindings()` name."""
-    return compiler_for(program).compile(program.build())
+    return compiler_for(program).compile(record(program))
 
 
 def compiler_for(program: Module) -> Compiler:
     """Return a Compiler with the component classes that a Module's `bindings()` name."""
-    return Compiler().bind_all(program.bindings())
+    with authors_code(f"the bindings() of {type(program).__name__}"):
+        bindings = program.bindings()
+    return Compiler().bind_all(bindings)
+
+
+def record(program: Module) -> onnx.ModelProto:
+    """Return what a Module records; AuthorsCodeFailed for what its author's code raises."""
+    with authors_code(f"the Module {type(program).__name__}"):
+        return program.build()

@@ -139,6 +139,21 @@ class Output:
     __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __neg__ = _not_by_operators
     __lt__ = __le__ = __gt__ = __ge__ = _not_by_operators
 
+    def _has_no_content(self, *_: object, **__: object) -> NoReturn:
+        raise self.graph.error(
+            BadArgument,
+            f"{self.name!r} has no content while the program is recorded: it is no number, has no "
+            "length, items or text, and numpy can't read it; use ops of a BackendSlot, as "
+            "compute.gather(g, x, i) or compute.reduce_mean(g, x)",
+        )
+
+    __float__ = __int__ = __index__ = __complex__ = __round__ = _has_no_content
+    # Iteration as well: Python falls back to items.
+    __len__ = __contains__ = __getitem__ = __array__ = _has_no_content
+
+    def __format__(self, spec: str) -> str:
+        return self._has_no_content() if spec else repr(self)
+
 
 class AnswersOutput(Output):
     """The answers to a request: a ResponseBatch in PeerId order, on the class that asked.

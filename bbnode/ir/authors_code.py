@@ -1,0 +1,70 @@
+"""The code of a program's author, where bbnode runs it: what it raises becomes one typed error.
+
+Rule: the error says what was raised and where; its `frames` are those of the author's own files, in
+the order of the calls. Errors of bbnode are not touched, as they say more.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from bbnode.ir.errors import AuthorError, BbnodeError
+from bbnode.ir.texts import printable
+
+_MAX_TEXT: Final = 400  # characters of what was raised
+_MAX_FRAMES: Final = 8  # the last ones; a recursion has a thousand
+
+_OURS: Final = Path(__file__).parent.parent
+_OTHERS: Final = tuple(
+    {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+class AuthorsCodeFailed(AuthorError):
+    """A Module or a module of components raised something.
+
+    `frames`: file, line and code of each call in the author's own files, as they are shown.
+    """
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        found = authors_frames(error)
+        self.frames = tuple(
+            f"{frame.filename}:{frame.lineno}, in {frame.name}: {(frame.line or '').strip()}"
+            for frame in found[-_MAX_FRAMES:]
+        )
+        text = printable(str(error).partition("\n")[0])[:_MAX_TEXT]
+        place = ""
+        if isinstance(error, SyntaxError) and error.filename:
+            text, place = error.msg, f" ({Path(error.filename).name}:{error.lineno})"
+        elif found:
+            place = f" ({Path(found[-1].filename).name}:{found[-1].lineno})"
+        super().__init__(f"{what}: {type(error).__name__}: {text}{place}; mend the program")
+
+
+@contextmanager
+def authors_code(what: str) -> Iterator[None]:
+    """Turn what an author's code raises into AuthorsCodeFailed; `what` names the code."""
+    try:
+        yield
+    except BbnodeError:
+        raise
+    except Exception as error:
+        raise AuthorsCodeFailed(what, error) from error
+
+
+def authors_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames of an error that are in neither bbnode, Python nor installed packages."""
+    return [f for f in traceback.extract_tb(error.__traceback__) if _is_authors(f.filename)]
+
+
+def _is_authors(filename: str) -> bool:
+    if filename.startswith("<") or filename == getattr(sys.modules.get("__main__"), "__file__", ""):
+        return False
+    path = Path(filename)
+    return not any(path.is_relative_to(folder) for folder in (_OURS, *_OTHERS))
