@@ -66,6 +66,7 @@ def test_the_table_gives_defaults_and_the_command_line_wins(
         "times = 7",
         'best = "accuracy"',
         "patience = 5",
+        'mode = "max"',
         'out = "here"',
     )
     assert run("up")[0] == exits.OK
@@ -77,10 +78,13 @@ def test_the_table_gives_defaults_and_the_command_line_wins(
         invoke="server",
         inputs={"x": [1.5]},
         times=7,
-        rounds={"best": "accuracy", "patience": 5},
+        rounds={"best": "accuracy", "patience": 5, "mode": "max"},
         out=Path("here"),
         logs=[],
     )
+    # What is better in one output says nothing of another.
+    assert run("up", "--best", "loss")[0] == exits.OK
+    assert asked.pop().rounds == {"best": "loss", "patience": 5}
     code, _, err = run(
         *("up", "two.py", "--nodes", "client=1", "--set", "limits.frames=4", "--arg", "b=3"),
         *("--invoke", "other", "-i", "y=trigger", "--times", "0", "--out", "there", "--keep"),
@@ -137,7 +141,7 @@ def test_a_table_that_is_wrong_is_one_line(
         (["alone.py", "--nodes", "two=1", "--until-ctrl-c"], exits.USAGE, "has no class 'two'"),
         (["alone.py", "--invoke", "one", "-i", "given=[1]", "--logs", "x"], exits.USAGE, "--logs"),
         (["alone.py:Alon"], exits.USAGE, "did you mean 'Alone'"),
-        (["gone.onnx"], exits.FAILURE, "gone.onnx: No such file"),
+        (["gone.onnx"], exits.USAGE, "gone.onnx: No such file"),
         (["bad.onnx"], exits.REFUSED, "not an ONNX model"),
         (["wrong.py"], exits.REFUSED, "wrong.py:9"),
         (["alone.py", "--times", "-1"], exits.USAGE, "--times"),

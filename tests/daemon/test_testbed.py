@@ -325,9 +325,9 @@ def test_a_folder_of_an_earlier_testbed_is_cleared_or_kept(tmp_path: Path) -> No
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "nodes").mkdir()
+    (tmp_path / "thesis.txt").write_text("mine")
     with (
-        pytest.raises(folders.FolderRefused, match="--out"),
+        pytest.raises(folders.FolderRefused, match=r"no testbed made; .*--out"),
         folders.held_folder(tmp_path, keep=True),
     ):
         pass
@@ -477,13 +477,14 @@ def test_the_view_shows_rounds_names_states_and_failures(terminal: bool) -> None
 def test_the_table_names_who_is_missing_and_has_a_column_for_each_number() -> None:
     out = StringIO()
     outputs = {"error": 1e-9, "count": 3, "text": "x", "on": True, "vector": [1.0]}
-    rows = [row(1, responded=["A"], missing=["C", "B"], missing_why={"C": "no [d]ata"})]
+    rows = [row(1, responded=["A"] * 7, missing=["C", "B", "B"], missing_why={"C": "no [d]ata"})]
     rows.append(row(2, outputs=outputs))
     Console(file=out, width=160).print(
         views.summary_table(rows, {"B": "client-1", "C": "client-2"}, named=True)
     )
     text = out.getvalue()
     assert "client-1, client-2 (no [d]ata)" in text
+    assert " 1  client-1" in text
     assert text.split()[:6] == ["node", "round", "accuracy", "loss", "error", "count"]
     assert "1.000e-09" in text
 

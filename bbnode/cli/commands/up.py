@@ -131,6 +131,8 @@ def command(
             param_hint="PROGRAM",
         )
     given = values.parse_inputs(inputs or [])
+    if best is not None and best != told.get("best"):
+        told.pop("mode", None)  # of another output
     rounds = {
         key: value if value is not None else told.get(key)
         for key, value in {"best": best, "patience": patience, "mode": mode}.items()

@@ -172,10 +172,9 @@ def held_folder(out: Path, *, keep: bool = False) -> Iterator[Path]:
     marker = nodes / MARKER
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if nodes.exists() and not marker.exists():
+        if not marker.exists() and any(out.iterdir()):
             raise FolderRefused(
-                f"{nodes} exists and no testbed made it; choose another folder with --out, or "
-                "remove it"
+                f"{out} holds something that no testbed made; choose another folder with --out"
             )
         nodes.mkdir(exist_ok=True)
         descriptor = paths.open_lock(marker)

@@ -116,7 +116,7 @@ class RoundsView(LiveView):
         shown = "".join(f"{printable(name)} {number(name, value)}  " for name, value in numbers)
         return (
             f"{head}  {shown}{row['seconds']:6.2f} s  {size(row['bytes']):>9}  "
-            f"answered {len(row['responded'])}" + (f"  missing {missing}" if missing else "")
+            f"answered {len(set(row['responded']))}" + (f"  missing {missing}" if missing else "")
         )
 
     def _draw(self) -> Group:
@@ -135,7 +135,7 @@ class RoundsView(LiveView):
         of = f"/{self._total}" if self._total else ""
         if len(self._running) == 1:
             (running,) = self._running.values()
-            answered = ", ".join(sorted(self._answered)) or "nobody yet"
+            answered = ", ".join(sorted(set(self._answered))) or "nobody yet"
             return f"round {running}{of}: answered: {printable(answered)}"
         return f"{len(self._rows)}{'' if self._named else of} rounds"
 
@@ -179,7 +179,7 @@ def summary_table(
         shown = [number(name, values[name]) if name in values else "" for name in outputs]
         cells = [*who, str(row["round"]), *shown, f"{row['seconds']:.2f}"]
         if row["ok"]:
-            cells += [size(row["bytes"]), str(len(row["responded"])), missing_text(row, names)]
+            cells += [size(row["bytes"]), str(len(set(row["responded"]))), missing_text(row, names)]
         else:
             cells += ["", "", f"FAILED: {failures_text(row, names)}"]
         table.add_row(*map(_text, cells))
@@ -258,5 +258,6 @@ def _named(value: Any, names: Mapping[str, str]) -> str:
 def missing_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """Return the missing peers by name, each with its reason where one is known."""
     why = {names.get(peer, peer[-6:]): text for peer, text in row["missing_why"].items()}
-    found = sorted(names.get(peer, peer[-6:]) for peer in row["missing"])
+    # A round may hold several requests; each tells of all.
+    found = sorted({names.get(peer, peer[-6:]) for peer in row["missing"]})
     return ", ".join(f"{name} ({why[name]})" if name in why else name for name in found)
