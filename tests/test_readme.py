@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+import runpy
+import shlex
 import tomllib
 from pathlib import Path
 
+import onnx
+import pytest
+
+from bbnode import templates
 from bbnode.cli import exits
-from bbnode.cli.main import command_names
+from bbnode.cli.main import command_names, main
+from bbnode.components import values
 from bbnode.daemon.config import sources
+from bbnode.sim import Network
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
@@ -20,6 +28,41 @@ def test_every_exit_code_stands_there() -> None:
 
 def test_every_command_stands_there() -> None:
     assert set(re.findall(r"^\| `bbnode (\w+)", README, re.MULTILINE)) == set(command_names())
+
+
+def test_two_nodes_by_hand_make_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands write two configurations; what these say makes a round, in the simulator."""
+    templates.write_project(tmp_path / "my-training", "federated")
+    monkeypatch.chdir(tmp_path / "my-training")
+    monkeypatch.syspath_prepend(str(tmp_path / "my-training"))
+    runpy.run_module("my_training.data", run_name="__main__")
+    (block,) = re.findall(r"## Two nodes by hand.*?```sh\n(.*?)```", README, re.DOTALL)
+    said = block.replace("\\\n", " ").replace("$PWD", str(Path.cwd()))
+    invoked: list[str] = []
+    for line in said.splitlines():
+        for inner in re.findall(r"\$\((bbnode .*?)\)", line):
+            assert main(shlex.split(inner)[1:]) == 0
+            line = line.replace(f"$({inner})", capsys.readouterr().out.strip())
+        program, *words = shlex.split(line, comments=True)
+        if program == "bbnode" and words[0] in {"compile", "inspect", "init"}:
+            assert main(words) == 0
+            capsys.readouterr()
+        elif program == "bbnode" and words[0] == "invoke":
+            invoked = words
+    network = Network(seed=0)
+    for name in ("server", "client"):
+        config = sources.resolve(Path(name, "node.toml"), environ={}).config
+        assert (config.network.bootstrap == []) == (name == "server")
+        model = onnx.load("artifact.onnx")
+        network.add(name, model, config.artifact.targets, config=dict(config.slots))
+    server = network["server"]
+    inputs = {"tick": values.TRIGGER}
+    assert invoked[:4] == ["invoke", "server", "-i", "tick=trigger"]
+    execution = server.invoke("server", inputs)
+    network.run_until_idle()
+    assert set(server.outputs(execution)) == {"loss", "accuracy", "stats", "model"}
 
 
 def test_the_example_configuration_is_one(tmp_path: Path) -> None:

@@ -54,13 +54,13 @@ class Saving:
                 f"nothing to save: there is no output {', '.join(map(repr, lost))}; there are: "
                 f"{', '.join(map(repr, values)) or 'none'}"
             )
-        wanted = dict(self.files)
+        wanted = list(self.files.items())
         if self.directory is not None:
             for name, value in values.items():
                 suffix = ".npy" if "dtype" in value else ".json"
-                wanted.setdefault(name, self.directory / f"{_file_name(name)}{suffix}")
+                wanted.append((name, self.directory / f"{_file_name(name)}{suffix}"))
         grouped: dict[Path, list[str]] = {}
-        for name, path in wanted.items():
+        for name, path in wanted:
             grouped.setdefault(path, []).append(name)
         made = {}
         for path, names in grouped.items():

@@ -90,10 +90,10 @@ def report(told: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
         output.note(f"{told['left_out']} more values or failures were not kept")
     if told["ok"] is None and waited_s:
         missing = ", ".join(told.get("missing", ()))
-        what = f"{missing} did not come" if missing else "it still runs"
+        what = f"{missing} did not come" if missing else "it did not end"
         output.error(
             f"execution {told['execution']}: {what} within {waited_s:g} s; `bbnode status` shows "
-            "what it waits for, a longer --timeout waits on"
+            "what waits on this node; --timeout is how long to wait"
         )
         return exits.TIMEOUT
     return exits.FAILURE if told["ok"] is False else exits.OK

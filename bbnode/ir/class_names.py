@@ -1,4 +1,4 @@
-"""Classes that a command line names: `package.module:Class`, or `folder/file.py:Class`.
+"""Classes and functions that a setting names: `package.module:Name`, or `folder/file.py:Name`.
 
 Rule: the module is somebody else's code, which may raise anything when it is imported; whatever it
 is becomes one typed error that says where.
@@ -11,9 +11,10 @@ import importlib
 import inspect
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from bbnode.ir.errors import DeploymentError
 
@@ -23,7 +24,7 @@ _MAX_TEXT = 400  # characters of what a module raised
 
 
 class ClassNotLoaded(DeploymentError):
-    """A module can't be imported, or has no such class."""
+    """A module can't be imported, or has no such class or function."""
 
 
 def load_class(module: str, name: str, base: type[Named]) -> type[Named]:
@@ -31,8 +32,13 @@ def load_class(module: str, name: str, base: type[Named]) -> type[Named]:
 
     The current directory is searched as well, as `python -m` would. Raises ClassNotLoaded.
     """
-    _search(Path.cwd())
-    return _class_in(_imported(module), name, base)
+    return _class_in(load_module_named(module), name, base)
+
+
+def load_module_named(module: str) -> ModuleType:
+    """Import a module, that of a file in the current directory too. Raises ClassNotLoaded."""
+    search(Path.cwd())
+    return _imported(module)
 
 
 def load_from_file(path: Path, name: str, base: type[Named]) -> type[Named]:
@@ -41,6 +47,40 @@ def load_from_file(path: Path, name: str, base: type[Named]) -> type[Named]:
     A file of a package keeps its dotted name. `name` may be "" where the file defines exactly one
     class that derives from `base`. Raises ClassNotLoaded.
     """
+    found = _imported_file(path)
+    if name:
+        return _class_in(found, name, base)
+    own = [n for n in _classes(found, base) if getattr(found, n).__module__ == found.__name__]
+    if len(own) != 1:
+        known = ", ".join(own) or "none"
+        raise ClassNotLoaded(
+            f"{path} does not define exactly one {base.__name__} class (it has: {known}); say "
+            f"which, as {path}:Class"
+        )
+    return _class_in(found, own[0], base)
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """Return the function that `package.module:name` or `folder/file.py:name` names.
+
+    The current directory is searched as well. Raises ClassNotLoaded.
+    """
+    where, _, name = target.rpartition(":")
+    if where.endswith(".py"):
+        module = _imported_file(Path(where))
+    else:
+        _search(Path.cwd())
+        module = _imported(where)
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = sorted(key for key, value in vars(module).items() if callable(value))
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ClassNotLoaded(f"{where} has no function {name!r}{hint}")
+    return cast(Callable[..., Any], found)
+
+
+def _imported_file(path: Path) -> ModuleType:
     file = path.expanduser().absolute()
     if not file.is_file():
         raise ClassNotLoaded(f"{path}: no such file; the directory is {Path.cwd()}")
@@ -49,7 +89,7 @@ def load_from_file(path: Path, name: str, base: type[Named]) -> type[Named]:
         folder, module = folder.parent, f"{folder.name}.{module}"
     if not all(part.isidentifier() for part in module.split(".")):
         raise ClassNotLoaded(f"{path}: {module!r} is no name of a Python module; rename the file")
-    _search(folder)
+    search(folder)
     found = _imported(module)
     origin = getattr(found, "__file__", None)
     if origin is None or not file.samefile(origin):
@@ -57,16 +97,7 @@ def load_from_file(path: Path, name: str, base: type[Named]) -> type[Named]:
             f"{path}: the name {module!r} belongs to another module"
             f"{f' ({origin})' if origin else ''}; rename the file"
         )
-    if name:
-        return _class_in(found, name, base)
-    own = [n for n in _classes(found, base) if getattr(found, n).__module__ == module]
-    if len(own) != 1:
-        known = ", ".join(own) or "none"
-        raise ClassNotLoaded(
-            f"{path} does not define exactly one {base.__name__} class (it has: {known}); say "
-            f"which, as {path}:Class"
-        )
-    return _class_in(found, own[0], base)
+    return found
 
 
 def _imported(module: str) -> ModuleType:
@@ -98,7 +129,7 @@ def _classes(module: ModuleType, base: type[object]) -> list[str]:
     ]
 
 
-def _search(folder: Path) -> None:
+def search(folder: Path) -> None:
     """Make the modules of a folder importable."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

@@ -297,6 +297,16 @@ def _take_text(metadata: dict[str, str], key: str) -> str | None:
 # --- the way back -------------------------------------------------------------------------
 
 
+def home_of(program: Program) -> str | None:
+    """Return the home class of the Module that a program was recorded from, if it says so."""
+    try:
+        said = json.loads(_take_text(dict(program.metadata), keys.RECORDED_KEY) or "{}")
+        home = said["metadata"][keys.HOME_KEY]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return home if isinstance(home, str) else None
+
+
 def is_compiled(program: Program) -> bool:
     """Return True if the compiler made the program."""
     return keys.COMPILED_KEY in program.metadata

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
+from bbnode.components.data.text import TextDataSource, TextDataSourceConfig
 from bbnode.components.errors import DataDoesNotFit, DataUnavailable
 from bbnode.components.models.mlp import mlp_forward
 from bbnode.components.models.onnx_model import OnnxModelConfig
@@ -107,3 +109,31 @@ def test_what_is_accepted_can_be_trained_on(tmp_path_factory, width, classes, le
         assert width != 4 or least < 0 or labels.max() > 2
         return
     made.train(CTX, epochs=1, batch=4)
+
+
+@pytest.mark.parametrize(("rows", "fits"), [(257, True), (300, True), (256, False)])
+def test_tokens_have_a_row_in_the_table(tmp_path, rows: int, fits: bool) -> None:
+    (tmp_path / "t.txt").write_text("0\tred\n1\tblue\n")
+    text = TextDataSource(TextDataSourceConfig(path=str(tmp_path / "t.txt"), length=6))
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "x"], ["words"]),
+            helper.make_node("ReduceMean", ["words", "axis"], ["y"], keepdims=0),
+        ],
+        "bag",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, ["n", 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
+        [
+            numpy_helper.from_array(np.ones((rows, 2), np.float32), "table"),
+            numpy_helper.from_array(np.array([1]), "axis"),
+        ],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    bag = onnx_model(OnnxModelConfig(model=made.SerializeToString()), text)
+    if fits:
+        bag.bootstrap(CTX)
+    else:
+        with pytest.raises(
+            DataDoesNotFit, match=r"ids 0 to 256, and the table 'table' .* 256 rows"
+        ):
+            bag.bootstrap(CTX)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from bbnode.components.backends.reference import ReferenceBackend, ReferenceBack
 from bbnode.components.contracts import ComponentError, is_offloaded
 from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
 from bbnode.components.models.mlp import mlp_forward
-from bbnode.components.models.onnx_model import OnnxModel, OnnxModelConfig
+from bbnode.components.models.onnx_model import HeldModel, OnnxModel, OnnxModelConfig
 from bbnode.components.registry import component_class, concrete
 from tests.components.fakes import CTX, onnx_model
 from tests.components.graphs import model_of
@@ -282,3 +284,37 @@ def test_a_frozen_state_is_the_one_of_then_and_costs_nothing(source) -> None:
     model.train(CTX, epochs=1, batch=16)
     assert model.serialize() != before
     assert frozen() == before
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (np.zeros(6, np.float32), None),
+        (np.zeros(6, np.int64), None),
+        (np.zeros((6, 1), np.float64), None),
+        (np.zeros((6, 2), np.float32), r"labels have the shape \[6, 2\].*output is \[N, 1\]"),
+        (np.zeros((), np.float32), r"labels have the shape \[\]"),
+        (np.zeros((6, 1, 1), np.float32), r"the shape \[6, 1, 1\]"),
+        (np.array(["a"] * 6), "mse takes numbers"),
+    ],
+)
+def test_mse_compares_one_by_one(labels: Any, said: str | None) -> None:
+    """Labels [N] beside an output [N, 1]: a broadcast to [N, N] would train nonsense."""
+    config = OnnxModelConfig(model=mlp_forward((3, 1)).SerializeToString(), loss="mse")
+    model = OnnxModel(config)
+    model.bind({"backend": ReferenceBackend(ReferenceBackend.Config())})
+    features = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    if said is None:
+        made = model.forward(None, features)
+        expected = float(np.mean((made - np.reshape(labels, (6, 1))) ** 2))
+        assert float(model.compute_loss(None, features, labels)) == pytest.approx(expected)
+    else:
+        with pytest.raises(ComponentError, match=said):
+            model.compute_loss(None, features, labels)
+
+
+def test_a_held_model_asks_for_no_data_and_does_not_train() -> None:
+    model = HeldModel(OnnxModelConfig(model=mlp_forward((3, 2)).SerializeToString()))
+    assert set(HeldModel.depends) == {"backend"}
+    with pytest.raises(ComponentError, match="no data to train on"):
+        model.train(None, epochs=1, batch=1)

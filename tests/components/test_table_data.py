@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bbnode.components import errors
-from bbnode.components.data import arrow_files, columns
+from bbnode.components.data import arrow_files, columns, tables
 from bbnode.components.data.tables import TableDataSource, TableDataSourceConfig
 from tests.components.fakes import CTX
 
@@ -91,6 +91,21 @@ def hugging_face(folder: Path, table: pa.Table, files: int = 2, **state) -> Path
 TABLE = pa.table({"a": [1, 2, 3, 4, 5], "b": [0.5, 1, 1.5, 2, 2.5], "y": ["n", "y", "y", "n", "y"]})
 
 
+def test_tables_in_memory_and_small_ones_become_one_array(houses, tmp_path, monkeypatch) -> None:
+    mapped = written(tmp_path / "t.arrow", TABLE)
+    made = source(houses, label="price", ignore=("color",)), source(mapped, label="y")
+    for features in (each._data().features for each in made):
+        assert isinstance(features, np.ndarray)
+        assert features.flags.c_contiguous
+        assert not features.flags.writeable
+    monkeypatch.setattr(tables, "_MOST_ARRANGED_BYTES", 0)
+    lazy = source(mapped, label="y")
+    assert not isinstance(lazy._data().features, np.ndarray)
+    for (a, b), (c, d) in zip(made[1].epoch_batches(2), lazy.epoch_batches(2), strict=True):
+        np.testing.assert_array_equal(a, c)
+        np.testing.assert_array_equal(b, d)
+
+
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "feather", "arrow"])
 def test_every_kind_of_file_gives_the_same(tmp_path, ending) -> None:
     made = source(written(tmp_path / f"t.{ending}", TABLE), label="y")
@@ -104,7 +119,8 @@ def test_every_kind_of_file_gives_the_same(tmp_path, ending) -> None:
     assert sorted(order) == [0, 0, 1, 1, 1]
 
 
-def test_a_data_set_of_hugging_face_is_mapped(tmp_path) -> None:
+def test_a_data_set_of_hugging_face_is_mapped(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tables, "_MOST_ARRANGED_BYTES", 0)
     features = {"y": {"names": ["no", "yes"], "_type": "ClassLabel"}, "a": {"_type": "Value"}}
     table = pa.table({"a": list(range(7)), "y": [0, 1, 0, 1, 1, 0, 1]}).replace_schema_metadata(
         {"huggingface": json.dumps({"info": {"features": features}})}
@@ -368,11 +384,18 @@ def test_folders_of_hugging_face_that_cannot_be_used_are_refused(tmp_path) -> No
 def test_tables_that_memory_cannot_hold_are_refused_before_they_are_read(
     tmp_path, monkeypatch
 ) -> None:
-    table = pa.table({"a": np.zeros(100_000), "label": np.zeros(100_000)})
-    paths = [written(tmp_path / f"t.{ending}", table) for ending in ("parquet", "csv")]
-    monkeypatch.setattr(arrow_files, "memory_limit", lambda: 1000)
+    table = pa.table({"a": np.zeros(1_000_000), "label": np.zeros(1_000_000)})
+    paths = [tmp_path / "t.parquet", tmp_path / "t.feather", tmp_path / "t.csv"]
+    pyarrow.parquet.write_table(table, paths[0])
+    pyarrow.feather.write_feather(table, paths[1], compression="zstd", chunksize=100_000)
+    pyarrow.csv.write_csv(table, paths[2])
+    plain = written(tmp_path / "t.arrow", table.slice(0, 1000))
+    assert max(path.stat().st_size for path in paths[:2]) < 200_000
+    monkeypatch.setattr(arrow_files, "memory_limit", lambda: 3_000_000)
     for path in paths:
-        refused(path, "too much for the memory.*write it as an .arrow file, which is mapped")
+        refused(path, "too much for the memory.*write it as an uncompressed .arrow file")
+    monkeypatch.setattr(arrow_files, "memory_limit", lambda: 0)
+    assert source(plain).num_samples == 1000
 
 
 def test_an_epoch_over_a_mapped_table_holds_one_batch(tmp_path) -> None:
@@ -396,7 +419,8 @@ def test_an_epoch_over_a_mapped_table_holds_one_batch(tmp_path) -> None:
     assert pa.total_allocated_bytes() - before < 100_000
 
 
-def test_a_mapped_table_that_changes_is_told(tmp_path) -> None:
+def test_a_mapped_table_that_changes_is_told(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tables, "_MOST_ARRANGED_BYTES", 0)
     path = written(tmp_path / "t.arrow", TABLE)
     made = source(path, label="y", batch_size=2)
     made.next_batch(CTX)
@@ -458,8 +482,12 @@ def test_bytes_of_any_kind_are_data_or_a_clear_error(tmp_path, ending, data) -> 
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=6),
     st.lists(st.integers(0, 10_000), max_size=20),
+    st.sampled_from([0, 256]),
 )
-def test_chunks_gather_like_one_array(lengths, wanted) -> None:
-    parts = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-    rows = np.array([n % sum(lengths) for n in wanted], np.int64)
-    np.testing.assert_array_equal(columns.Chunks(parts)[rows], rows)
+def test_chunks_gather_like_one_array(lengths, wanted, few) -> None:
+    whole = np.arange(sum(lengths) * 2).reshape(-1, 2)
+    parts = np.split(whole, np.cumsum(lengths)[:-1])
+    rows = np.array([n % len(whole) for n in wanted], np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "_FEW_ROWS", few)
+        np.testing.assert_array_equal(columns.Chunks(parts)[rows], whole[rows])

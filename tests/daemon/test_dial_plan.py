@@ -14,19 +14,44 @@ from bbnode.daemon.network.dial_plan import (
     BOOTSTRAP_MOVES,
     DIAL_RATES,
     GIVE_UP_S,
+    MAX_TURNED_AWAY_S,
     PATIENCE_S,
+    TURNED_AWAY_S,
     BootstrapDialPlan,
     DialBudget,
     DialState,
     HintSource,
     LearnedDialPlan,
     PeerChange,
+    TurnedAway,
 )
 from bbnode.ir.caps import OWN_WORD_EVERY_S
 from bbnode.ir.peer import PeerId
 
 A, B, C, D = PEERS = [PeerId.from_seed(i) for i in range(4)]
 HERE = (Multiaddr("/ip4/10.0.0.1/tcp/4001"),)
+
+
+def test_who_does_not_admit_us_is_left_alone_longer_each_time() -> None:
+    away = TurnedAway()
+    assert not away.stays_away(A, 0.0)
+    assert away.note(A, "revoked", 0.0)
+    assert away.stays_away(A, TURNED_AWAY_S - 1)
+    assert not away.stays_away(A, TURNED_AWAY_S)
+    assert not away.note(A, "revoked", 100.0)
+    assert away.next_s(100.0) == 100.0 + 2 * TURNED_AWAY_S
+    assert away.note(A, "expired", 200.0)
+    for _ in range(10):
+        away.note(A, "expired", 300.0)
+    assert away.next_s(300.0) == 300.0 + MAX_TURNED_AWAY_S
+    away.note(B, "revoked", 300.0)
+    assert away.reasons() == {A: "expired", B: "revoked"}
+    away.forgive(B)
+    away.forgive(C)
+    assert away.reasons() == {A: "expired"}
+    away.forgive()
+    assert not away.stays_away(A, 300.0)
+    assert away.next_s(300.0) == math.inf
 
 
 def test_every_move_of_the_table_is_made_and_no_other() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
 from multiaddr import Multiaddr
 
+from bbnode.access.decision import Decision, Reason
 from bbnode.daemon.config import DiscoverySection, NetworkSection
 from bbnode.daemon.network import discovery as discovery_file
 from bbnode.daemon.network.discovery import Discovery, Origin
@@ -17,7 +19,14 @@ from bbnode.engine import Node, install, steps
 from bbnode.examples import registry as program
 from bbnode.ir.peer import PeerId
 from bbnode.transport import mdns as mdns_file
-from bbnode.transport.base import ConnectionClosed, Hello, Transport, TransportEvent
+from bbnode.transport.base import (
+    Authorizer,
+    ConnectionClosed,
+    Direction,
+    Hello,
+    Transport,
+    TransportEvent,
+)
 from bbnode.transport.driver import Driver
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.transport import Libp2pTransport
@@ -106,7 +115,13 @@ def in_memory(network: MemoryNetwork, role: str, seed: int, *bootstrap: Multiadd
     return with_discovery(node, backend, *bootstrap, **settings)
 
 
-def on_loopback(role: str, seed: int, *bootstrap: Multiaddr, **settings) -> Peer:
+def on_loopback(
+    role: str,
+    seed: int,
+    *bootstrap: Multiaddr,
+    authorizer: Authorizer | None = None,
+    **settings: Any,
+) -> Peer:
     identity = Identity.generate()
     config = {"others": {"min_peers": 0, "seed": seed}} if role == "peer" else {}
     node = install(
@@ -116,6 +131,7 @@ def on_loopback(role: str, seed: int, *bootstrap: Multiaddr, **settings) -> Peer
         identity,
         listen=[Multiaddr("/ip4/127.0.0.1/tcp/0")],
         hello=Hello(classes=node.classes, targets=node.targets),
+        authorizer=authorizer,
     )
     return with_discovery(node, backend, *bootstrap, **settings)
 
@@ -143,6 +159,51 @@ async def test_peers_that_a_registry_told_of_connect_directly(autojump_clock) ->
             shown = {p["peer"]: p for p in one.discovery.as_json()["peers"]}
             assert shown[str(registry.node.peer_id)]["bootstrap"] == "up"
             assert shown[str(two.node.peer_id)]["connected"]
+
+
+class Closed:
+    """An authorizer that admits nobody until it is told to."""
+
+    admits = False
+
+    def connection(self, peer: PeerId, direction: Direction) -> Decision:
+        return ADMITTED
+
+    def hello(self, peer: PeerId, direction: Direction, hello: Hello) -> Decision:
+        return ADMITTED if self.admits else REVOKED
+
+    def envelope(self, peer: PeerId, direction: Direction, size: int) -> Decision:
+        return ADMITTED
+
+    def is_known(self, peer: PeerId) -> bool:
+        return False
+
+
+ADMITTED = Decision(allowed=True, reason=Reason.ALLOWED, rule="all", detail="")
+REVOKED = Decision(
+    allowed=False, reason=Reason.NOT_A_MEMBER, rule="membership", detail="revoked: by the owner"
+)
+
+
+async def test_a_node_that_is_not_admitted_is_told_and_does_not_flap(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    door = Closed()
+    async with running(on_loopback("registry", 0, authorizer=door)) as registry:
+        (address,) = registry.backend.listen_addresses()
+        async with running(on_loopback("peer", 1, address)) as one:
+            await one.until(one.discovery.refused_by)
+            told = one.discovery.refused_by()
+            assert "not_a_member (revoked)" in told
+            assert str(registry.node.peer_id) in told
+            assert "ask its owner for a new ticket" in told
+            assert one.backend.wanted() == []
+            assert one.discovery.counters()["discovery.turned_away"] == 1
+            assert caplog.text.count("does not admit this node") == 1
+            door.admits = True
+            one.discovery.forgive()
+            await one.until(lambda: one.is_up(registry))
+            assert one.discovery.refused_by() == ""
 
 
 async def test_without_learning_nobody_else_is_dialled(autojump_clock) -> None:

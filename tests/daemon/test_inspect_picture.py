@@ -41,7 +41,10 @@ def placed(graph: Program) -> DrawnProgram:
 
 
 def mains(program: Program) -> list[Function]:
-    return [f for f in program.functions if keys.TARGET_KEY in f.metadata]
+    """The partitions, in the order of the picture."""
+    found = [f for f in program.functions if keys.TARGET_KEY in f.metadata]
+    classes = ["server", "client", "coordinator", "worker", "relay"]
+    return sorted(found, key=lambda main: classes.index(main.metadata[keys.HOME_KEY]))
 
 
 def covers(a: Rect, b: Rect) -> bool:
@@ -78,7 +81,7 @@ def test_every_op_is_a_box_or_on_one(graph: Program) -> None:
 
 
 def test_boxes_say_slot_component_and_settings() -> None:
-    client, server = read(program_of(federated()[0])).panels
+    server, client = read(program_of(federated()[0])).panels
     train = next(box for box in client.boxes if box.title == "Train")
     assert train.lines == ("local · OnnxModel", "epochs=5, batch=32")
     assert (train.role, train.deadline) == ("Model", "30 s")
@@ -118,6 +121,37 @@ def test_a_program_that_nobody_could_read_is_refused(monkeypatch: pytest.MonkeyP
         to_svg(federated()[0])
 
 
+def test_the_home_class_is_leftmost_then_those_that_it_reaches(placed: DrawnProgram) -> None:
+    classes = [panel.title for panel in placed.panels]
+    assert classes in (["server", "client"], ["coordinator", "worker", "relay"])
+    lefts = [panel.rect.x for panel in placed.panels]
+    assert lefts == sorted(lefts)
+
+
+@pytest.mark.parametrize("said", [None, "", "{", "[]", "[" * 9999, '{"metadata":{}}'])
+def test_without_a_known_home_the_class_with_inputs_is_leftmost(said: str | None) -> None:
+    program = program_of(federated()[0])
+    for key in [key for key in program.metadata if key.startswith(keys.RECORDED_KEY)]:
+        del program.metadata[key]
+    if said is not None:
+        program.metadata[keys.RECORDED_KEY] = said
+    assert [panel.title for panel in read(program).panels] == ["server", "client"]
+
+
+def test_the_legend_names_every_sign_of_the_picture_and_no_other(placed: DrawnProgram) -> None:
+    samples = {(each.sign, each.name): each.label for each in placed.legend}
+    boxes = [box for panel in placed.panels for box in panel.boxes]
+    assert {box.role for box in boxes if box.role} <= {name for _, name in samples}
+    for box in boxes:
+        if not box.role:
+            kind = "input" if box.is_port else box.kind
+            assert ("box", kind) in samples or kind == "backend"
+    lines = {edge.kind for panel in placed.panels for edge in panel.edges} | {"wire"}
+    assert {name for sign, name in samples if sign == "line"} == lines
+    assert "gate" in samples.values()
+    assert len({each.label for each in placed.legend}) == len(placed.legend)
+
+
 # --- layout --------------------------------------------------------------------------------
 
 
@@ -136,6 +170,15 @@ def test_no_box_covers_another_and_all_are_inside_of_their_panel(placed: DrawnPr
     assert not any(covers(a.rect, b.rect) for a, b in combinations(placed.panels, 2))
     right = max(p.rect.x + p.rect.width for p in placed.panels)
     assert right < placed.width
+
+
+def test_the_legend_stands_below_the_panels_in_the_picture(placed: DrawnProgram) -> None:
+    places = [sample.rect for sample in placed.legend]
+    lowest = max(panel.rect.bottom for panel in placed.panels)
+    assert not any(covers(a, b) for a, b in combinations(places, 2))
+    assert min(each.y for each in places) >= lowest
+    assert max(each.x + each.width for each in places) <= placed.width
+    assert max(each.bottom for each in places) <= placed.height
 
 
 def test_lines_lead_down_and_run_below_no_box(placed: DrawnProgram) -> None:
@@ -230,6 +273,26 @@ def test_svg_is_well_formed_and_the_same_each_time(model: onnx.ModelProto) -> No
     texts = " ".join(root.itertext())
     for panel in read(program_of(model)).panels:
         assert panel.subtitle in texts
+
+
+def test_pictures_open_whole_with_their_legend(model: onnx.ModelProto) -> None:
+    """The file alone is shrunk to its window; the page fits it when it opens, and on a resize."""
+    drawn, page = to_svg(model), to_html(model)
+    (head,) = re.findall(r"<svg [^>]*>", drawn)
+    assert re.search(r'viewBox="0 0 [\d.]+ [\d.]+"', head)
+    assert "max-width:100%;max-height:100vh" in head
+    assert page.rstrip().endswith("</html>")
+    (script,) = re.findall(r"<script>\n(.*?)</script>", page, re.DOTALL)
+    assert script.rstrip().endswith("describe(null);\n  fit();\n})();")
+    assert "new ResizeObserver(() => { if (fitted) fit(); })" in script
+    root = ET.fromstring(drawn)
+    legend = root.find(".//*[@class='legend']")
+    assert legend is not None
+    labels = [each.text for each in legend if each.text]
+    (section,) = re.findall(r'<section id="legend">(.*?)</section>', page, re.DOTALL)
+    shown = ET.fromstring(f"<section>{section}</section>")
+    assert [span.text for span in shown.findall("span") if span.text] == labels
+    assert {"Model", "over the network", "gate", "sends or receives"} <= set(labels)
 
 
 def test_html_loads_nothing_and_holds_all_details(model: onnx.ModelProto, graph: Program) -> None:

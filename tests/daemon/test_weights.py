@@ -13,6 +13,7 @@ import pytest
 import trio
 from onnx import TensorProto, numpy_helper
 
+from bbnode.api.remote import TrioRemoteNode
 from bbnode.components.contracts import ComponentError
 from bbnode.components.errors import NotExportable
 from bbnode.components.models.onnx_model import OnnxModel
@@ -32,6 +33,7 @@ from bbnode.daemon.state.weights import (
     from_checkpoint,
 )
 from bbnode.engine import Node
+from bbnode.ir.caps import MAX_CONTROL_ANSWER_BYTES
 from tests.components.fakes import CTX
 from tests.daemon.live import in_thread, running
 from tests.daemon.trainer import SilentModel, X, node_of, train, trainer, training
@@ -269,6 +271,19 @@ async def test_a_running_node_sends_its_model(tmp_path: Path) -> None:
             assert caught.value.status == 404
         with pytest.raises(ControlProtocolError, match="is over 100 B"):
             await in_thread(lambda: download("net", max_bytes=100))
+
+
+async def test_the_python_api_has_a_running_nodes_model(tmp_path: Path) -> None:
+    """One that is larger than other answers may be."""
+    node = node_of(trainer(sizes=(4, 600_000, 3)), tmp_path)
+    async with running(tmp_path, client=False, node=node) as live:
+        remote = TrioRemoteNode(live.socket, timeout_s=PATIENCE_S)
+        assert [each["slot"] for each in (await remote.models())["models"]] == ["net"]
+        data = await remote.model("net")
+        assert len(data) > MAX_CONTROL_ANSWER_BYTES
+        np.testing.assert_allclose(run(data), forward(node), rtol=1e-4, atol=1e-4)
+        with pytest.raises(ControlError, match="no model in slot 'nett'; did you mean 'net'"):
+            await remote.model("nett")
 
 
 async def test_a_large_model_comes_in_pieces(

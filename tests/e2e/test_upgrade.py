@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 
+from bbnode.cli import exits
+from bbnode.cli.main import main
 from bbnode.daemon.artifacts.artifact import parse_artifact, serialize
 from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.testbed.demo import PROGRAM
@@ -40,7 +43,7 @@ def upgrade(cluster: Cluster, node: ChildNode, program: str, **more: object) -> 
     return sha256[:8]
 
 
-def test_peers_are_upgraded_one_after_the_other(cluster: Cluster) -> None:
+def test_peers_are_upgraded_one_after_the_other(cluster: Cluster, tmp_path: Path) -> None:
     """Clients of both versions answer one server; then the server goes on where it was."""
     former = parse_artifact(cluster.artifact.read_bytes(), "artifact").sha256[:8]
     first = cluster.clients[0]
@@ -57,6 +60,14 @@ def test_peers_are_upgraded_one_after_the_other(cluster: Cluster) -> None:
         made = events.until(lambda e: e["type"] == "round_finished" and len(e["responded"]) == 2)
     assert made["round"] > 1  # they are counted on
     assert (cluster.server.state_dir / f"checkpoint.{former}").exists()
+    told = cluster.ask(cluster.server, "status")["upgrade"]
+    assert (told["version"], told["left"]) == (former, {})
+    assert len(told["parameters"]["global"]["taken"]) == 4
+    out = tmp_path / "model.onnx"  # while it trains
+    assert main(["export", "-c", str(cluster.server.config), "-o", str(out)]) == exits.OK
+    onnx.checker.check_model(out)
+    names = [tensor.name for tensor in onnx.load(out).graph.initializer]
+    assert names == told["parameters"]["global"]["taken"]
 
 
 def test_a_peer_of_a_version_that_disagrees_is_named_and_the_others_work(

@@ -17,6 +17,7 @@ from bbnode.transport.base import (
     EnvelopeReceived,
     Hello,
     HelloRefused,
+    turned_away,
 )
 from bbnode.transport.errors import DeniedPeerError, NotAllowedError, NotConnectedError
 from bbnode.transport.identity import Identity
@@ -155,6 +156,30 @@ async def test_who_is_refused_waits_longer_each_time(nursery):
         times.append(trio.current_time())
     # Waits of 0.2, 0.4 and 0.8 s, each 20 % shorter at most.
     assert times[-1] - times[0] >= 0.8 * (0.2 + 0.4 + 0.8)
+
+
+async def test_who_is_not_admitted_is_told_why(nursery):
+    a, b = make("a", Rules(credentials=b"statement")), make("b", credentials=b"forged")
+    await start(nursery, a, b)
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    gone = await next_event(b, ConnectionClosed)
+    assert gone.goodbye
+    assert turned_away(gone.reason) == "no_member"
+    assert a.peers() == []
+
+
+async def test_who_is_not_let_stay_is_told_why(nursery):
+    rules = Rules()
+    a, b = make("a", rules), make("b", credentials=b"statement")
+    await start(nursery, a, b)
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    await next_event(b, ConnectionOpened)
+    await next_event(a, ConnectionOpened)
+    rules.credentials = b"another"
+    a.reauthorize()
+    assert turned_away((await next_event(b, ConnectionClosed)).reason) == "no_member"
+    assert turned_away("the peer said goodbye: it stops") == ""
+    assert turned_away("not allowed any more: blocked") == ""  # by us
 
 
 async def failed(backend: Libp2pTransport) -> DeliveryFailed:

@@ -26,6 +26,7 @@ CSV = (".csv", ".tsv")
 ENDINGS = (*CSV, ".parquet", ".pq", ".arrow", ".feather", ".ipc")
 MAX_FILES = 256  # of one table; each stays open
 MAX_JSON_BYTES = 1 << 24  # of state.json and the like
+_VALUE_BYTES = 8  # of a number in memory
 
 _PARQUET, _ARROW, _FEATHER_1, _STREAM = b"PAR1", b"ARROW1", b"FEA1", b"\xff\xff\xff\xff"
 _NULLS = (
@@ -153,35 +154,49 @@ class _Opener:
             return self._parquet(file)
         if begin.startswith((_ARROW, _STREAM)):
             self.mapped.append(file)
-            source = self._pa.memory_map(str(path))
-            is_file = begin.startswith(_ARROW)
-            opened = (self._pa.ipc.open_file if is_file else self._pa.ipc.open_stream)(source)
-            return opened.read_all()
+            return self._ipc(file, is_file=begin.startswith(_ARROW))
         if begin.startswith(_FEATHER_1):
             raise ValueError("it is Feather version 1; write it again as version 2")
         if path.suffix.lower() in CSV:
             return self._csv_table(file)
         raise ValueError("neither its first bytes nor its ending are of a table")
 
+    def _ipc(self, file: DataFile, *, is_file: bool) -> Any:
+        source = self._pa.memory_map(str(file.path))
+        before = self._pa.total_allocated_bytes()
+        batches = []
+        if is_file:
+            opened = self._pa.ipc.open_file(source)
+            found = (opened.get_batch(at) for at in range(opened.num_record_batches))
+        else:
+            opened = self._pa.ipc.open_stream(source)
+            found = iter(opened)
+        for batch in found:
+            batches.append(batch)
+            # Of plain files, nothing is; those that are compressed are unpacked.
+            self._refuse_size(file, self._pa.total_allocated_bytes() - before)
+        return self._pa.Table.from_batches(batches, opened.schema)
+
     def _parquet(self, file: DataFile) -> Any:
         with file.stream() as opened:
             parquet = self._pa.parquet.ParquetFile(opened)
-            groups = (parquet.metadata.row_group(at) for at in range(parquet.num_row_groups))
-            size = sum(group.total_byte_size for group in groups)
-            if size > memory_limit():
-                raise DataUnavailable(
-                    f"{self._component}: {file.path} has {size >> 20} MiB of values, too much for "
-                    "the memory of this machine; write it as an .arrow file, which is mapped"
-                )
+            meta = parquet.metadata
+            groups = (meta.row_group(at) for at in range(parquet.num_row_groups))
+            packed = sum(group.total_byte_size for group in groups)
+            # Runs of one value take next to nothing in the file, and their place in memory.
+            self._refuse_size(file, max(packed, meta.num_rows * meta.num_columns * _VALUE_BYTES))
             return parquet.read()
+
+    def _refuse_size(self, file: DataFile, size: int) -> None:
+        if size > memory_limit():
+            raise DataUnavailable(
+                f"{self._component}: {file.path} takes {size >> 20} MiB, too much for the memory "
+                "of this machine; write it as an uncompressed .arrow file, which is mapped"
+            )
 
     def _csv_table(self, file: DataFile) -> Any:
         csv, how = self._pa.csv, self._csv
-        if file.size > memory_limit():
-            raise DataUnavailable(
-                f"{self._component}: {file.path} has {file.size >> 20} MiB, too much for the "
-                "memory of this machine; write it as an .arrow file, which is mapped"
-            )
+        self._refuse_size(file, file.size)
         by_ending = "\t" if file.path.suffix.lower() == ".tsv" else ","
         with file.stream() as opened:
             return csv.read_csv(

@@ -45,8 +45,8 @@ FEATURE_TYPES: tuple[TypeNode, ...] = (
 class ByRow(Protocol):
     """Values of all examples, gathered by row: a numpy array, a mapped one, or a file's reader.
 
-    `values[rows]` has the values of these rows as an array that is no one else's. Integer labels
-    that are costly to look through may have a `value_range`: the least and the greatest of them.
+    `values[rows]` has the values of these rows as an array that is no one else's. Tokens and
+    integer labels that are costly to look through have a `value_range`: least and greatest.
     """
 
     @property
@@ -128,6 +128,7 @@ class MemoryDataSource(DataSource):
                     labels=_schema_of(data.labels),
                     num_samples=len(data),
                     label_range=data.label_range(),
+                    feature_range=getattr(data.features, "value_range", None),
                     names=self.column_names(),
                     label_name=label_name,
                     classes=classes,

@@ -24,6 +24,7 @@ MAX_CATEGORIES = 10_000  # of a column of strings that are found in the file
 _MOST_AXES = 16  # of one example
 _MOST_LISTED = 5  # values in an error
 _ROWS_AT_ONCE = 1 << 16
+_FEW_ROWS = 256  # that are gathered one by one: quicker than part by part
 
 
 class UnsuitableColumn(ValueError):
@@ -35,7 +36,8 @@ class Chunks:
 
     def __init__(self, parts: Sequence[Array]) -> None:
         self._parts = parts
-        self._ends = np.cumsum([len(part) for part in parts])
+        self._lengths = np.array([len(part) for part in parts])
+        self._ends = np.cumsum(self._lengths)
         self.dtype: np.dtype[Any] = parts[0].dtype
         self.shape: tuple[int, ...] = (int(self._ends[-1]), *parts[0].shape[1:])
 
@@ -48,10 +50,15 @@ class Chunks:
             return one
         made: Array = np.empty((len(rows), *self.shape[1:]), self.dtype)
         inside = np.searchsorted(self._ends, rows, side="right")
-        for index in np.unique(inside):
-            at = inside == index
-            part = self._parts[index]
-            made[at] = part[rows[at] - (self._ends[index] - len(part))]
+        local = rows - (self._ends - self._lengths)[inside]
+        if len(rows) <= _FEW_ROWS:  # mostly in as many parts
+            for at, (index, row) in enumerate(zip(inside.tolist(), local.tolist(), strict=True)):
+                made[at] = self._parts[index][row]
+            return made
+        order = np.argsort(inside, kind="stable")
+        touched, begins = np.unique(inside[order], return_index=True)
+        for index, mine in zip(touched.tolist(), np.split(order, begins[1:]), strict=True):
+            made[mine] = self._parts[index][local[mine]]
         return made
 
 

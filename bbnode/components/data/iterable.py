@@ -7,10 +7,9 @@ they are; others are gathered once, within a bound.
 
 from __future__ import annotations
 
-import importlib
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeAlias
@@ -23,6 +22,7 @@ from bbnode.components.data.statistics import StandardizedConfig, StandardizedDa
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import local_setting
+from bbnode.ir.class_names import ClassNotLoaded, load_function
 from bbnode.ir.decoding import shown
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.types import TENSOR_FLOAT, TENSOR_INT64, TypeNode
@@ -60,7 +60,8 @@ class IterableDataSourceConfig(StandardizedConfig):
     """Settings of `IterableDataSource`, besides those of every source that can be split.
 
     Attributes:
-        factory: "package.module:function", which is imported and called once.
+        factory: "package.module:function" or "folder/file.py:function", which is imported and
+            called once. Modules are searched in the current directory too.
         args: of that function, by name.
         provided: instead of a factory, the name under which Python code of this process gave the
             data to `provide`.
@@ -98,11 +99,15 @@ class IterableDataSource(StandardizedDataSource):
             bool(config.factory) != bool(config.provided),
             'set either factory = "package.module:function" or provided = "NAME"',
         )
-        module, colon, function = config.factory.partition(":")
+        module, _, function = config.factory.rpartition(":")
         self.require(
             not config.factory
-            or (bool(colon) and all(map(str.isidentifier, [*module.split("."), function]))),
-            f"factory {shown(config.factory)} is not of the form package.module:function",
+            or (
+                function.isidentifier()
+                and (module.endswith(".py") or all(map(str.isidentifier, module.split("."))))
+            ),
+            f"factory {shown(config.factory)} is not of the form package.module:function or "
+            "folder/file.py:function",
         )
         self.require(config.max_mib >= 1, "max_mib has to be 1 or more")
         self._code = _UserCode(self.TYPE_NAME, config.factory or config.provided)
@@ -141,9 +146,11 @@ class IterableDataSource(StandardizedDataSource):
                 with self._code.running():
                     return given()
             return given
-        module, _, name = config.factory.partition(":")
+        try:
+            function = load_function(config.factory)
+        except ClassNotLoaded as error:
+            raise DataUnavailable(f"{self.TYPE_NAME}: factory: {error}") from error
         with self._code.running():
-            function: Callable[..., Any] = getattr(importlib.import_module(module), name)
             return function(**(config.args or {}))
 
     def _gathered(self, items: Iterable[Any]) -> tuple[Array, Array]:

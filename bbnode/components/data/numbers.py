@@ -120,3 +120,13 @@ class Joined:
             made[:, start : start + values.shape[1]] = values
             start += values.shape[1]
         return made
+
+
+def in_memory(values: ByRow) -> Array:
+    """Return all values as one array, a part of them converted at a time."""
+    made: Array = np.empty(values.shape, values.dtype)
+    a_row = max(1, values.dtype.itemsize * int(np.prod(values.shape[1:])))
+    step = max(1, _BYTES_AT_ONCE // a_row)
+    for start in range(0, len(made), step):
+        made[start : start + step] = values[np.arange(start, min(start + step, len(made)))]
+    return made

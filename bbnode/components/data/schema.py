@@ -29,6 +29,7 @@ class DataSchema:
         features, labels: of one example.
         num_samples: examples in the source, at least 1.
         label_range: least and greatest of integer labels; None for others.
+        feature_range: the ids 0, 1, … that features may be, as least and greatest; None for others.
         names: of the columns that the features are made of, in their order, where there are any.
         label_name: of the column of the labels.
         classes: names of the classes 0, 1, …, where the labels were names.
@@ -38,6 +39,13 @@ class DataSchema:
     labels: TensorSchema
     num_samples: int
     label_range: tuple[int, int] | None = None
+    feature_range: tuple[int, int] | None = None
     names: tuple[str, ...] = ()
     label_name: str = ""
     classes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        labels = str(self.labels)
+        if self.label_range is not None:
+            labels += f" from {self.label_range[0]} to {self.label_range[1]}"
+        return f"{self.num_samples} examples: features {self.features}, labels {labels}"

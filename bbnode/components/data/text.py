@@ -219,12 +219,11 @@ class TextFile:
         Labels are [N]; those of a language model [N, length]: at each place the next token.
         """
         shape = self._count, self._layout.length
+        ids = 0, self._tokenizer.vocabulary - 1
         if self.labels is not None:
-            return _Gathered(shape, self._padded), self.labels
+            return _Gathered(shape, self._padded, ids), self.labels
         return (
-            _Gathered(
-                shape, lambda rows: self._block_part(rows, slice(None, -1)), self._token_range
-            ),
+            _Gathered(shape, lambda rows: self._block_part(rows, slice(None, -1)), ids),
             _Gathered(
                 shape, lambda rows: self._block_part(rows, slice(1, None)), self._token_range
             ),

@@ -54,6 +54,7 @@ def check_fit(
     `where` names model and data in the message.
     """
     _check_features(schema, wanted_features(graphs), where)
+    _check_tokens(schema, graphs, where)
     labels = wanted_labels(graphs)
     if class_labels:
         _check_classes(schema, labels, _port(graphs.pullback, graphs.output_gradient_name), where)
@@ -74,6 +75,24 @@ def _check_features(schema: DataSchema, wanted: Wanted, where: str) -> None:
             f"{where}: the program takes examples of {wanted}, the data have {have}; store them "
             f"as {wanted.dtype}, or compile the program for {have.dtype}"
         )
+
+
+def _check_tokens(schema: DataSchema, graphs: TrainingGraphs, where: str) -> None:
+    """Compare the ids of tokens with the rows of each table that they are looked up in."""
+    if schema.feature_range is None:
+        return
+    _, greatest = schema.feature_range
+    rows = dict(zip(graphs.parameter_names, (each.dims for each in graphs.initial), strict=True))
+    for node in graphs.forward.graph.node:
+        looks_up = node.op_type == "Gather" and node.input[1] == graphs.input_names[0]
+        axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
+        table = node.input[0] if looks_up and axis == 0 else ""
+        if table in rows and rows[table][0] <= greatest:
+            raise DataDoesNotFit(
+                f"{where}: tokens have the ids 0 to {greatest}, and the table {table!r} of the "
+                f"program has {rows[table][0]} rows; compile the program for {greatest + 1}, or "
+                "take another tokenizer"
+            )
 
 
 def _check_classes(schema: DataSchema, wanted: Wanted, output: Wanted, where: str) -> None:

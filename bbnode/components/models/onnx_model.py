@@ -462,6 +462,7 @@ class HeldModel(OnnxModel):
 
     TYPE_NAME: ClassVar[str] = "bbnode.HeldModel"
     depends: ClassVar[Mapping[str, str]] = {"backend": "compute"}
+    needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
         """Refuse: ComponentError."""

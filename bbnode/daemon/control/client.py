@@ -22,6 +22,8 @@ from bbnode.daemon.control.json_lines import Answered, parse_object
 from bbnode.ir.caps import MAX_ARTIFACT_BYTES, MAX_CONTROL_ANSWER_BYTES
 
 DEFAULT_TIMEOUT_S = 5.0
+# The type of an answer that is a file, such as a model.
+FILE = "application/octet-stream"
 # Read at once of a download.
 PIECE_BYTES = 1 << 20
 Query = Mapping[str, str] | Mapping[str, str | int | list[str]]
@@ -123,18 +125,18 @@ class ControlClient:
         return response.status, self._read(wanted, response)
 
     def _read(self, wanted: str, response: http.client.HTTPResponse) -> bytes:
+        is_file = response.headers.get_content_type() == FILE and response.length is not None
+        most = MAX_ARTIFACT_BYTES if is_file else MAX_CONTROL_ANSWER_BYTES
         try:
-            data = response.read(MAX_CONTROL_ANSWER_BYTES + 1)
+            data = response.read(most + 1)
         except TimeoutError as error:
             raise too_slow(wanted, self._timeout_s) from error
         except (OSError, http.client.HTTPException) as error:
             raise gone(self._path) from error
-        if response.length and len(data) <= MAX_CONTROL_ANSWER_BYTES:
+        if response.length and len(data) <= most:
             raise gone(self._path)  # the answer is cut short, which http.client does not report
-        if len(data) > MAX_CONTROL_ANSWER_BYTES:
-            raise errors.ControlProtocolError(
-                f"the answer to {wanted} is over {MAX_CONTROL_ANSWER_BYTES} B"
-            )
+        if len(data) > most:
+            raise errors.ControlProtocolError(f"the answer to {wanted} is over {most} B")
         return data
 
     def download(self, path: str, *, max_bytes: int = MAX_ARTIFACT_BYTES) -> Iterator[bytes]:

@@ -30,6 +30,7 @@ from starlette.types import Receive, Scope, Send
 from bbnode import __version__
 from bbnode.components.contracts import ComponentError
 from bbnode.daemon.control.answers import ProblemBody
+from bbnode.daemon.control.client import FILE
 from bbnode.daemon.control.errors import PROBLEM_TYPE, ControlProtocolError, Problem
 from bbnode.daemon.control.feed import Subscription
 from bbnode.daemon.control.host import Host
@@ -53,7 +54,6 @@ MIN_SUFFIX_CHARS = 4
 HEADERS = {"Cache-Control": "no-store"}
 LINES = "application/x-ndjson"
 TEXT = "text/plain; charset=utf-8"
-BYTES = "application/octet-stream"
 # Of a long answer: what a client has to take within one deadline.
 PIECE_BYTES = 1 << 20
 # The nearest class of an error decides its status; the first that fits, in this order.
@@ -155,7 +155,7 @@ class Blob(StreamingResponse):
         view = memoryview(data)
         pieces = (bytes(view[at : at + PIECE_BYTES]) for at in range(0, len(view), PIECE_BYTES))
         headers = {**HEADERS, "Content-Length": str(len(data))}
-        super().__init__(pieces, media_type=BYTES, headers=headers)
+        super().__init__(pieces, media_type=FILE, headers=headers)
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":

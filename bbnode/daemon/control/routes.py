@@ -19,10 +19,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from bbnode.daemon.control import answers, views
+from bbnode.daemon.control.client import FILE
 from bbnode.daemon.control.errors import Problem
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.http import (
-    BYTES,
     LINES,
     TEXT,
     Blob,
@@ -171,7 +171,7 @@ async def models(host: Host) -> answers.ModelList:
     return {"models": [{"slot": each.slot, "type_name": each.type_name} for each in found]}
 
 
-@ENDPOINTS.add("GET", "/v1/models/{slot}", media=BYTES)
+@ENDPOINTS.add("GET", "/v1/models/{slot}", media=FILE)
 async def model(host: Host, slot: str) -> Response:
     """Send the model of a slot, with its weights as of no op under way, as an ONNX file.
 

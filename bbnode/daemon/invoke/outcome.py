@@ -91,7 +91,7 @@ class InvokeOutcome:
                 if not step.ok and not self.failures:
                     detail = "its failures were told before anybody waited for it"
                     self._fail({"op": step.target, "kind": "OpFailed", "detail": detail})
-                if not step.chain and self.missing:
+                if step.ok and not step.chain and self.missing:
                     self._nothing_sent()
             case steps.AppEvent():
                 self._add(step.topic, step.value, step.source_peer)

@@ -51,7 +51,7 @@ ASK_TO_STOP_S = 1.0
 ASK_EVERY_S = 0.1
 CATCH_UP_EVERY_S = 1.0
 # Between two looks at the states of all nodes; of many, longer.
-LOOK_EVERY_S = 0.3
+LOOK_EVERY_S = 0.5
 LOOK_PER_NODE_S = 0.02
 # Nodes that are up and not connected for so long are told.
 SAY_MISSING_S = 3.0
@@ -71,6 +71,8 @@ _ROUND_EVENTS = (
     *("round_started", "round_finished", "rounds_complete", "request.response", "app_event"),
     *("peer_up", "peer_down"),
 )
+# Reasons of a node that is not ready which do not pass by themselves.
+_LASTING = ("components", "listening")
 _GONE = (NotRunning, ControlTimeout, ControlError)
 
 
@@ -109,6 +111,7 @@ class RunOutcome:
     rows: Sequence[Mapping[str, Any]]
     nodes: Sequence[ChildNode]
     values: Mapping[str, Mapping[str, Any]]
+    ended: Mapping[str, Mapping[str, Any]]
     seconds: float
     failure: str
     interrupted: bool
@@ -159,6 +162,8 @@ class LocalTestbed:
         self._counts: dict[str, Counter[str]] = {}
         self._value_shown_s: dict[tuple[str, str], float] = {}
         self._complete: set[str] = set()
+        # Of each node that invokes: rounds done, the best of them, why they stopped early.
+        self._ended: dict[str, dict[str, Any]] = {}
         self._progress = trio.Event()
         self._up: set[str] = set()
         self._not_ready_looks: dict[str, int] = {}
@@ -213,6 +218,7 @@ class LocalTestbed:
             rows=[self._rows[key] for key in sorted(self._rows, key=lambda key: (key[1], key[0]))],
             nodes=self._nodes,
             values=self._values,
+            ended=self._ended,
             seconds=time.monotonic() - began,
             failure=self._verdict(),
             interrupted=self._interrupted,
@@ -384,7 +390,8 @@ class LocalTestbed:
             return
         reasons = "; ".join(str(reason["detail"]) for reason in found["reasons"])
         self._view.state(node.name, f"not ready: {reasons}")
-        if found["phase"] == READY and not any(row["ok"] for row in self._rows.values()):
+        lasts = any(reason["what"] in _LASTING for reason in found["reasons"])
+        if lasts and not any(row["ok"] for row in self._rows.values()):
             looks = self._not_ready_looks.get(node.name, 0) + 1
             self._not_ready_looks[node.name] = looks
             if looks >= NOT_READY_LOOKS:
@@ -516,8 +523,11 @@ class LocalTestbed:
         answer = await client.get("/v1/rounds")
         for record in answer["rounds"]:
             self._take(node, {"type": "round_finished", **record})
-        if answer["invoke"] and answer["invoke"][0]["complete"]:
-            self._completed(node)
+        if answer["invoke"]:
+            (told, *_) = answer["invoke"]
+            self._ended[node.name] = {key: told.get(key) for key in ("done", "best", "stopped")}
+            if told["complete"]:
+                self._completed(node)
 
     def _take(self, node: ChildNode, event: Mapping[str, Any]) -> None:
         match event["type"]:
@@ -534,6 +544,7 @@ class LocalTestbed:
                     self._rows[key] = round_row(node.name, event)
                     self._view.round_finished(self._rows[key])
             case "rounds_complete":
+                self._ended.setdefault(node.name, {})["stopped"] = event.get("stopped")
                 self._completed(node)
             case "app_event" if (node.name, event["execution"]) not in self._executions:
                 self._take_value(node, event)
@@ -544,6 +555,9 @@ class LocalTestbed:
     def _completed(self, node: ChildNode) -> None:
         if node.name not in self._complete and not self._rows and self._options.keep:
             self._view.note(f"{node.name}: all rounds were made before; for more raise --times")
+        stopped = self._ended.get(node.name, {}).get("stopped")
+        if stopped and node.name not in self._complete:
+            self._view.note(f"{node.name} stopped early: {stopped}")
         self._complete.add(node.name)
         self._changed()
 

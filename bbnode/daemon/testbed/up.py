@@ -88,6 +88,7 @@ def run_up(options: UpOptions) -> int:
                     for node in outcome.nodes
                 ],
                 "rounds": list(outcome.rows),
+                "ended": outcome.ended,
                 "values": outcome.values,
                 "versions": versions(),
                 "seconds": round(outcome.seconds, 3),

@@ -7,6 +7,7 @@ details of a box; long values are cut. `layout` fills in the positions.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -24,6 +25,7 @@ from bbnode.daemon.artifacts.picture import text
 from bbnode.ir import keys
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.graph import AttributeKind, Function, OpNode, Program, is_onnx_domain, is_role
+from bbnode.ir.reopen import home_of
 from bbnode.ir.slots import Binding
 
 # Beyond this nobody reads a picture, and laying it out would take minutes.
@@ -184,6 +186,20 @@ class Detail(TypedDict):
     guards: list[str]
 
 
+@dataclass(slots=True)
+class Sample:
+    """One entry of the legend: a sign, and what it stands for.
+
+    `sign` is box (in the colours of `name`, a role or the kind of a box), line (of the kind `name`
+    of an edge, or "wire"), gate, or empty where the label says it. `rect` is filled in by `layout`.
+    """
+
+    sign: str
+    name: str
+    label: str
+    rect: Rect = field(default_factory=Rect)
+
+
 @dataclass(slots=True, kw_only=True)
 class DrawnProgram:
     """Everything that a picture shows; `details` by key of box or pill."""
@@ -192,6 +208,7 @@ class DrawnProgram:
     panels: list[Panel]
     wires: list[DrawnWire]
     details: Mapping[str, Detail]
+    legend: list[Sample] = field(default_factory=list)
     width: float = 0.0
     height: float = 0.0
 
@@ -211,18 +228,76 @@ def read(program: Program) -> DrawnProgram:
         )
     bindings = bindings_of(program)
     crossings = list(wire_edges(mains))
+    mains = _from_home(mains, crossings, home_of(program))
     far_ends = {each.recv: f"← {class_of(each.source)}" for each in crossings}
     far_ends |= {each.send: f"→ {class_of(each.to)}" for each in crossings if each.send}
     readers = [
         _Reader(f"p{index}", function, bindings.get(function.name, []), subgraphs, far_ends)
         for index, function in enumerate((*mains, *bodies))
     ]
+    panels = [reader.panel() for reader in readers]
+    wires = list(_wires(readers, crossings))
     return DrawnProgram(
         name=program.name,
-        panels=[reader.panel() for reader in readers],
-        wires=list(_wires(readers, crossings)),
+        panels=panels,
+        wires=wires,
+        legend=list(_legend(panels, wires)),
         details={key: detail for reader in readers for key, detail in reader.details().items()},
     )
+
+
+# What boxes without a role are; a backend's ops may have no slot of their own.
+_KINDS = {
+    "wire": "sends or receives",
+    "backend": "Backend",
+    "call": "calls a Module",
+    "syscall": "framework op",
+    "input": "input or output",
+}
+_LINES = {"data": "data", "after": "order, by the author", "control": "order in a slot"}
+
+
+def _legend(panels: Sequence[Panel], wires: Sequence[DrawnWire]) -> Iterator[Sample]:
+    """Yield what stands in the legend: the signs of this picture, and no others."""
+    boxes = [box for panel in panels for box in panel.boxes]
+    roles = sorted({box.role for box in boxes if box.role})
+    yield from (Sample("box", role, role) for role in roles)
+    kinds = {"input" if box.is_port else box.kind for box in boxes if not box.role}
+    yield from (Sample("box", k, t) for k, t in _KINDS.items() if k in kinds and t not in roles)
+    lines = {edge.kind for panel in panels for edge in panel.edges}
+    yield from (Sample("line", kind, label) for kind, label in _LINES.items() if kind in lines)
+    if wires:
+        yield Sample("line", "wire", "over the network")
+    if any(box.before or box.behind for box in boxes):
+        yield Sample("gate", "", "gate")
+    if any(box.deadline for box in boxes):
+        yield Sample("", "", "≤ 10 s: checked against this deadline")
+    yield Sample("", "", "small number: place in program order")
+
+
+def _from_home(
+    mains: Sequence[Function], crossings: Sequence[WireCrossing], home: str | None
+) -> list[Function]:
+    """Return the partitions from left to right: the home class, then those that it reaches.
+
+    Each stands after the one that first sends to it. Without a known home class, the partitions
+    with inputs go first.
+    """
+    sends: dict[str, list[str]] = {}
+    for each in crossings:
+        if each.source is not None:
+            sends.setdefault(each.source.name, []).append(each.to.name)
+    starts = sorted(mains, key=lambda main: (class_of(main) != home, not main.inputs))
+    by_name = {main.name: main for main in mains}
+    found: dict[str, Function] = {}
+    for start in starts:
+        todo = deque([start.name])
+        while todo:
+            name = todo.popleft()
+            if name not in found:
+                found[name] = by_name[name]
+                todo.extend(sends.get(name, ()))
+    return list(found.values())
 
 
 def class_of(function: Function | None) -> str:

@@ -27,6 +27,7 @@ def to_html(model: onnx.ModelProto) -> str:
         policy=POLICY,
         style=_file("page.css"),
         svg=svg.draw(program),
+        legend=_legend(program),
         data=_data(program),
         script=_file("page.js"),
     )
@@ -42,6 +43,17 @@ def _data(program: DrawnProgram) -> str:
     }
     content: dict[str, Any] = {"details": program.details, "parts": parts}
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _legend(program: DrawnProgram) -> str:
+    """Return the legend as rows of a sign and a label, which keep their size when one zooms."""
+    rows = []
+    for sample in program.legend:
+        width = layout.SIGN_WIDTHS[sample.sign] or 1
+        drawn = svg.sign(sample, 1, 8)
+        sign = f'<svg width="{width + 2:g}" height="16" aria-hidden="true">{drawn}</svg>'
+        rows.append(f"<span>{sign}</span><span>{text.clean(sample.label)}</span>")
+    return "\n".join(rows)
 
 
 def _file(name: str) -> str:
@@ -72,7 +84,12 @@ _PAGE = """<!DOCTYPE html>
 <div id="view" tabindex="0" aria-label="The program; drag to move, scroll to zoom">
 {svg}
 </div>
-<aside id="side" aria-live="polite"></aside>
+<aside id="side" aria-live="polite">
+<section id="legend">
+<h3>Legend</h3>
+{legend}
+</section>
+</aside>
 </main>
 <script id="data" type="application/json">{data}</script>
 <script>

@@ -42,8 +42,13 @@ LABEL_HEIGHT = 19.0
 LABEL_PADDING = 9.0
 EMPTY_GUTTER = 36.0
 PORT_SPACING = 22.0
-LEGEND_HEIGHT = 44.0
-MIN_PICTURE_WIDTH = 900.0  # the legend's
+LEGEND_SIZE = 11.0
+LEGEND_LINE = 20.0
+LEGEND_GAP = 22.0
+MIN_PICTURE_WIDTH = 900.0
+# Of the signs of the legend.
+SIGN_WIDTHS = {"box": 26.0, "line": 30.0, "gate": 26.0, "": 0.0}
+SIGN_GAP = 7.0
 
 
 def lay_out(program: DrawnProgram) -> DrawnProgram:
@@ -172,8 +177,21 @@ def _place_heights(program: DrawnProgram) -> list[tuple[float, float, float]]:
             at += PILL_HEIGHT
     for panel in program.panels:
         panel.rect.y, panel.rect.height, panel.header_height = top, y - top, header
-    program.height = y + MARGIN + LEGEND_HEIGHT
+    program.height = _place_legend(program, y + MARGIN) + MARGIN
     return rows
+
+
+def _place_legend(program: DrawnProgram, top: float) -> float:
+    """Place the legend below the panels, in as many lines as it needs; return its lower edge."""
+    x, y = MARGIN, top
+    for sample in program.legend:
+        sign = SIGN_WIDTHS[sample.sign]
+        width = sign + SIGN_GAP * bool(sign) + text.width_of(sample.label, LEGEND_SIZE)
+        if x > MARGIN and x + width > program.width - MARGIN:
+            x, y = MARGIN, y + LEGEND_LINE
+        sample.rect = Rect(x, y, width, LEGEND_LINE)
+        x += width + LEGEND_GAP
+    return y + LEGEND_LINE
 
 
 def _chips(panel: Panel, top: float) -> Sequence[Chip]:

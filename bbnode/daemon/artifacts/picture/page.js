@@ -4,6 +4,7 @@
   const view = document.getElementById("view");
   const side = document.getElementById("side");
   const svg = view.querySelector("svg");
+  const legend = document.getElementById("legend");
   const size = { width: +svg.getAttribute("width"), height: +svg.getAttribute("height") };
   const boxes = new Map();
   for (const box of svg.querySelectorAll(".box")) boxes.set(box.dataset.key, box);
@@ -16,19 +17,23 @@
     svg.style.transform = `translate(${at.x}px, ${at.y}px) scale(${at.scale})`;
   };
   const zoom = (factor, x = view.clientWidth / 2, y = view.clientHeight / 2) => {
-    const scale = Math.min(MOST, Math.max(LEAST, at.scale * factor));
+    const scale = Math.min(MOST, Math.max(Math.min(LEAST, at.scale), at.scale * factor));
     at.x = x - ((x - at.x) * scale) / at.scale;
     at.y = y - ((y - at.y) * scale) / at.scale;
     at.scale = scale;
+    fitted = false;
     apply();
   };
-  const fit = (all) => {
-    const wide = view.clientWidth / size.width;
-    at.scale = Math.min(1, all ? Math.min(wide, view.clientHeight / size.height) : Math.max(wide, 0.55));
+  // All of it, until somebody moves it or zooms.
+  let fitted = true;
+  const fit = () => {
+    at.scale = Math.min(1, view.clientWidth / size.width, view.clientHeight / size.height);
     at.x = Math.max(0, (view.clientWidth - size.width * at.scale) / 2);
     at.y = 0;
+    fitted = true;
     apply();
   };
+  new ResizeObserver(() => { if (fitted) fit(); }).observe(view);
   view.addEventListener("wheel", (event) => {
     event.preventDefault();
     const frame = view.getBoundingClientRect();
@@ -36,6 +41,7 @@
       zoom(Math.exp(-event.deltaY / 500), event.clientX - frame.left, event.clientY - frame.top);
     } else {
       at.x -= event.deltaY;
+      fitted = false;
       apply();
     }
   }, { passive: false });
@@ -54,6 +60,7 @@
     drag.y = event.clientY;
     at.x += dx;
     at.y += dy;
+    fitted = false;
     view.classList.add("dragging");
     apply();
   });
@@ -69,17 +76,17 @@
   view.addEventListener("pointercancel", drop);
   view.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[event.key];
-    if (step) { at.x += step[0]; at.y += step[1]; apply(); }
+    if (step) { at.x += step[0]; at.y += step[1]; fitted = false; apply(); }
     else if (event.key === "+") zoom(1.25);
     else if (event.key === "-") zoom(0.8);
-    else if (event.key === "0") fit(true);
+    else if (event.key === "0") fit();
     else if (event.key === "Escape") choose(null);
     else return;
     event.preventDefault();
   });
   document.getElementById("in").onclick = () => zoom(1.25);
   document.getElementById("out").onclick = () => zoom(0.8);
-  document.getElementById("fit").onclick = () => fit(true);
+  document.getElementById("fit").onclick = () => fit();
 
   const show = (key) => {
     const box = boxes.get(key);
@@ -88,6 +95,7 @@
     if (place.left < frame.left || place.right > frame.right || place.top < frame.top || place.bottom > frame.bottom) {
       at.x += frame.left + frame.width / 2 - (place.left + place.width / 2);
       at.y += frame.top + frame.height / 2 - (place.top + place.height / 2);
+      fitted = false;
       apply();
     }
   };
@@ -136,6 +144,7 @@
     if (!detail) {
       side.append(make("h2", "What each class of peer runs"));
       side.append(make("p", "Click an op to see its values, settings and metadata. Drag to move, scroll to zoom."));
+      side.append(legend);
       return;
     }
     side.append(make("h2", detail.op));
@@ -197,5 +206,5 @@
   });
 
   describe(null);
-  fit(false);
+  fit();
 })();

@@ -21,6 +21,7 @@ from bbnode.daemon.artifacts.picture.content import (
     Panel,
     Point,
     Rect,
+    Sample,
     read,
 )
 
@@ -55,6 +56,7 @@ EDGE_STYLES = {
     "after": ("#8a96a3", "1.1", "5 3", "arrow-soft"),
     "control": ("#8a96a3", "1.1", "1.5 3", "arrow-soft"),
 }
+WIRE_STYLE = (WIRE_COLOURS[0], "2", "", "arrow-wire0")
 CORNER = 7.0
 
 
@@ -71,8 +73,10 @@ def draw(program: DrawnProgram) -> str:
 def _document(program: DrawnProgram) -> Iterator[str]:
     w, h = _n(program.width), _n(program.height)
     yield (
+        # The style is for a window that shows the file alone, which is to show all of it.
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" '
-        f'viewBox="0 0 {w} {h}" font-family="{FONT}" font-size="12" fill="{INK}">'
+        f'viewBox="0 0 {w} {h}" style="max-width:100%;max-height:100vh" font-family="{FONT}" '
+        f'font-size="12" fill="{INK}">'
     )
     yield f"<title>{text.clean(program.name)}: what each class of peer runs</title>"
     yield "<defs>"
@@ -130,7 +134,7 @@ def _panel(panel: Panel) -> Iterator[str]:
 
 
 def _box(box: Box) -> Iterator[str]:
-    line, fill = ROLE_COLOURS.get(box.role) or KIND_COLOURS.get(box.kind, PLAIN)
+    line, fill = _colours(box.role or box.kind)
     yield f'<g class="box" data-key="{text.clean(box.key)}">'
     yield f"<title>{text.clean(' — '.join((box.title, *box.lines)))}</title>"
     for pill in (*box.before, *box.behind):
@@ -238,30 +242,36 @@ def _towards(start: Point, end: Point, by: float) -> Point:
 
 
 def _legend(program: DrawnProgram) -> Iterator[str]:
-    x, y = layout.MARGIN, program.height - layout.LEGEND_HEIGHT + 14
-    kinds = {edge.kind for panel in program.panels for edge in panel.edges}
-    boxes = [box for panel in program.panels for box in panel.boxes]
-    samples = [
-        (_line(f"M{{x}} {_n(y)}h30", *EDGE_STYLES[kind]), 37, label)
-        for kind, label in (
-            ("data", "data"),
-            ("after", "order, by the author"),
-            ("control", "order in a slot"),
-        )
-        if kind in kinds
-    ]
-    if program.wires:
-        wire = _line(f"M{{x}} {_n(y)}h30", WIRE_COLOURS[0], "2", "", "arrow-wire0")
-        samples.append((wire, 37, "over the network"))
-    if any(box.before or box.behind for box in boxes):
-        gate = f'<rect x="{{x}}" y="{_n(y - 6)}" width="26" height="12" rx="3" '
-        samples.append((f'{gate}fill="{GATE[1]}" stroke="{GATE[0]}"/>', 33, "gate"))
-    if any(box.deadline for box in boxes):
-        samples.append(("", 0, "≤ 10 s: checked against this deadline"))
-    for drawn, width, label in (*samples, ("", 0, "small number: place in program order")):
-        yield drawn.replace("{x}", _n(x))
-        yield _text(x + width, y + 4, label, size=11, colour=SOFT_INK)
-        x += width + text.width_of(label, 11) + 22
+    yield '<g class="legend">'
+    for sample in program.legend:
+        r = sample.rect
+        middle = r.y + r.height / 2
+        yield sign(sample, r.x, middle)
+        width = layout.SIGN_WIDTHS[sample.sign]
+        x = r.x + width + layout.SIGN_GAP * bool(width)
+        yield _text(x, middle + 4, sample.label, size=layout.LEGEND_SIZE, colour=SOFT_INK)
+    yield "</g>"
+
+
+def sign(sample: Sample, x: float, middle: float) -> str:
+    """Return the sign of an entry of the legend, from x rightwards, around the height `middle`."""
+    width = layout.SIGN_WIDTHS[sample.sign]
+    place = Rect(x, middle - 6, width, 12)
+    match sample.sign:
+        case "box":
+            line, fill = _colours(sample.name)
+            return _rect(place, 6 if sample.name == "input" else 3, fill, line, 1.3)
+        case "gate":
+            return _rect(place, 3, GATE[1], GATE[0], 0.9)
+        case "line":
+            style = WIRE_STYLE if sample.name == "wire" else EDGE_STYLES[sample.name]
+            return _line(f"M{_at((x, middle))}h{_n(width)}", *style)
+    return ""
+
+
+def _colours(name: str) -> tuple[str, str]:
+    """Return the line and the fill of boxes of a role, or of a kind where they have no role."""
+    return ROLE_COLOURS.get(name) or KIND_COLOURS.get(name, PLAIN)
 
 
 def _line(path: str, colour: str, width: str, dashes: str, marker: str) -> str:
