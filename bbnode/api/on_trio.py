@@ -22,9 +22,10 @@ from bbnode.api.errors import NodeNotReady, NodeStopped, WaitTimeout
 from bbnode.api.inputs import named, seconds, to_value, to_values
 from bbnode.api.methods import AsyncMethods
 from bbnode.api.outcome import InvokeResult, OutputValue, checked_outcome, shown_value
+from bbnode.api.remote import TrioRemoteNode
 from bbnode.api.settings import HasAddresses, OpenPlan, OpenRequest, Program, prepared
 from bbnode.daemon import paths
-from bbnode.daemon.control.client import Query, parse_answer, target
+from bbnode.daemon.control.client import DEFAULT_TIMEOUT_S, Query, parse_answer, target
 from bbnode.daemon.control.errors import ControlError, Problem
 from bbnode.daemon.control.feed import Subscription
 from bbnode.daemon.control.host import Host
@@ -88,6 +89,22 @@ async def open(  # noqa: A001 - as in bbnode.open
     )
     async with opened(asked) as node:
         yield node
+
+
+@asynccontextmanager
+async def connect(
+    node: str | os.PathLike[str],
+    *,
+    token: str | os.PathLike[str] | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> AsyncIterator[TrioRemoteNode]:
+    """Ask a running daemon: `async with bbnode.on_trio.connect("node.toml") as node`.
+
+    Arguments and errors are those of `bbnode.connect`.
+    """
+    remote = TrioRemoteNode(node, token=token, timeout_s=timeout_s)
+    await remote.check()
+    yield remote
 
 
 @asynccontextmanager

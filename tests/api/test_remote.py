@@ -115,6 +115,12 @@ def test_asyncio_asks_a_daemon_too(node: bbnode.BlockingNode) -> None:
     asyncio.run(main())
 
 
+async def test_trio_asks_a_daemon_too(node: bbnode.BlockingNode) -> None:
+    async with bbnode.on_trio.connect(node.socket, timeout_s=PATIENCE_S) as there:
+        assert (await there.invoke("worker", TICK))["batch"].shape == (2, 3)
+        assert (await there.status())["peer_id"] == node.peer_id
+
+
 @pytest.mark.parametrize(
     ("name", "token", "problem"),
     [
