@@ -18,6 +18,7 @@ DECODING = "ir/decoding.py"
 # What these read was written by this node itself: states of its own components, and snapshots.
 OWN_STATE = {
     "components/data/base.py",
+    "components/data/statistics.py",
     "components/peer_registry/server.py",
     "components/peer_registry/client.py",
     "components/selectors.py",

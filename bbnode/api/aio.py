@@ -33,7 +33,7 @@ def open(  # noqa: A001 - as in bbnode.open
     args: Mapping[str, Any] | None = None,
     name: str | None = None,
     state_dir: str | os.PathLike[str] | None = None,
-    peers: Sequence[str | HasAddresses] = (),
+    peers: str | Sequence[str | HasAddresses] = (),
     listen: str | Sequence[str] | None = None,
     transport: str | None = None,
     slots: Mapping[str, Mapping[str, Any]] | None = None,
@@ -154,6 +154,10 @@ class _AioMethods(AsyncMethods):
         """Subscribe to the lines of an endpoint, now."""
         source = await self._on.call_from_asyncio(self._there.stream, path, query)
         return AioStream(self._on, source)
+
+    async def download(self, path: str) -> bytes:
+        """Return the bytes of a file that an endpoint sends."""
+        return await self._on.call_from_asyncio(self._there.download, path)
 
     async def invoke(
         self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0

@@ -29,7 +29,7 @@ def open(  # noqa: A001 - opens a node as Python opens a file
     args: Mapping[str, Any] | None = None,
     name: str | None = None,
     state_dir: str | os.PathLike[str] | None = None,
-    peers: Sequence[str | HasAddresses] = (),
+    peers: str | Sequence[str | HasAddresses] = (),
     listen: str | Sequence[str] | None = None,
     transport: str | None = None,
     slots: Mapping[str, Mapping[str, Any]] | None = None,
@@ -164,6 +164,10 @@ class BlockingNode(BlockingMethods, Facts):
     def stream(self, path: str, query: Query) -> BlockingStream[dict[str, Any]]:
         """Subscribe to the lines of an endpoint, now."""
         return BlockingStream(self._on, self._on.call(self._node.stream, path, query))
+
+    def download(self, path: str) -> bytes:
+        """Return the bytes of a file that an endpoint sends."""
+        return self._on.call(self._node.download, path)
 
     def invoke(
         self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0

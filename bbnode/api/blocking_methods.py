@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, Self, cast
 
 from bbnode.api.errors import WaitTimeout
+from bbnode.api.inputs import seconds
 from bbnode.api.outcome import InvokeResult
 from bbnode.daemon.control import answers
 from bbnode.daemon.control.client import Query, parse_answer, target
@@ -53,6 +54,10 @@ class BlockingMethods(ABC):
     @abstractmethod
     def stream(self, path: str, query: Query) -> BlockingLines:
         """Subscribe to the lines of an endpoint, now."""
+
+    @abstractmethod
+    def download(self, path: str) -> bytes:
+        """Return the bytes of a file that an endpoint sends."""
 
     @abstractmethod
     def invoke(
@@ -130,9 +135,12 @@ class BlockingMethods(ABC):
         """Return what runs, and what it waits for."""
         return cast("answers.ExecutionsView", self._ask("GET", "/v1/executions"))
 
-    def rounds(self, last: int | None = None) -> answers.RoundsAnswer:
-        """Return the rounds that the node made by itself, oldest first; of each target `last`."""
-        query = {} if last is None else {"last": last}
+    def rounds(self, last: int | None = None, *, since: int = 0) -> answers.RoundsAnswer:
+        """Return the rounds that the node made by itself, over restarts, oldest first.
+
+        Of each target the `last` ones, by default as many as the node lists, after round `since`.
+        """
+        query = {"since": since, **({} if last is None else {"last": last})}
         return cast("answers.RoundsAnswer", self._ask("GET", "/v1/rounds", query=query))
 
     def models(self) -> answers.ModelList:
@@ -153,6 +161,14 @@ class BlockingMethods(ABC):
         """Write the node's state to its state directory now."""
         return cast("answers.SnapshotWritten", self._ask("POST", "/v1/snapshot"))
 
+    def models(self) -> answers.ModelList:
+        """Return the slots with a model."""
+        return cast("answers.ModelList", self._ask("GET", "/v1/models"))
+
+    def model(self, slot: str) -> bytes:
+        """Return the model of a slot with its present weights: the content of an ONNX file."""
+        return self.download(f"/v1/models/{slot}")
+
     def reload(self) -> answers.Reloaded:
         """Have the node read its configuration again; a refused one changes nothing."""
         return cast("answers.Reloaded", self._ask("POST", "/v1/reload"))
@@ -170,7 +186,7 @@ class BlockingMethods(ABC):
 
         Raises WaitTimeout, which says how many there are.
         """
-        ends_s = time.monotonic() + timeout_s
+        ends_s = time.monotonic() + seconds(timeout_s)
         while True:
             found = [
                 peer

@@ -14,12 +14,14 @@ from typing import Any, Final, Self
 
 from bbnode.api.blocking_methods import LOOK_EVERY_S, BlockingMethods
 from bbnode.api.errors import WaitTimeout
-from bbnode.api.inputs import to_json
+from bbnode.api.inputs import named, seconds, to_json
 from bbnode.api.outcome import InvokeResult, checked_outcome, outcome_of
 from bbnode.api.where import control_address
 from bbnode.daemon.control.client import DEFAULT_TIMEOUT_S, ControlClient, Query, parse_answer
 from bbnode.daemon.control.errors import NotRunning
 
+# For the first byte of a file, which the daemon makes first, and for each piece.
+DOWNLOAD_S: Final = 60.0
 # Beyond an execution's own time, for the answer to come.
 ANSWER_SLACK_S: Final = 10.0
 # For a daemon to stop: the longest node.stop_grace_s that anybody would wait for by hand.
@@ -61,11 +63,17 @@ class RemoteNode(BlockingMethods):
             lines = client.stream(path, query)
             return RemoteLines(lines, stack.pop_all())
 
+    def download(self, path: str) -> bytes:
+        """Return the bytes of a file that an endpoint sends."""
+        timeout_s = max(self._timeout_s, DOWNLOAD_S)
+        with ControlClient(self._address, timeout_s=timeout_s) as client:
+            return b"".join(client.download(path))
+
     def invoke(
         self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
     ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
-        given = {name: to_json(name, value) for name, value in (inputs or {}).items()}
+        given = {name: to_json(name, value) for name, value in named(inputs).items()}
         body = {"target": target, "inputs": given}
         return self._finish("/v1/invoke", body, timeout_s)
 
@@ -106,7 +114,7 @@ class RemoteNode(BlockingMethods):
         time.sleep(seconds)
 
     def _finish(self, path: str, body: Mapping[str, Any], timeout_s: float) -> InvokeResult:
-        wait_s = float(max(timeout_s, 0))
+        wait_s = seconds(timeout_s)
         sent = {**body, "wait_s": wait_s, "exact": True}
         told = parse_answer(*self._fetch("POST", path, sent, wait_s + ANSWER_SLACK_S))
         return checked_outcome(outcome_of(told), body["target"], wait_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,20 @@ from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER, Trigger, Value, type_of
 
 _EXPECTED = 'give an array, a number or true and false, lists of them, a text, bytes, or "trigger"'
+
+
+def named(inputs: Any) -> Mapping[str, Any]:
+    """Return the inputs of a call. Raises InputRefused for what is no mapping."""
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise InputRefused(f"inputs is a {type(inputs).__name__}; give a dict of them by name")
+    return {} if inputs is None else inputs
+
+
+def seconds(timeout_s: Any) -> float:
+    """Return how long a call waits. Raises InputRefused for what is no time."""
+    if not isinstance(timeout_s, int | float) or not math.isfinite(timeout_s):
+        raise InputRefused(f"timeout_s is {timeout_s!r}; give a number of seconds")
+    return max(float(timeout_s), 0.0)
 
 
 def to_values(

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, Self, cast
 
 from bbnode.api.errors import WaitTimeout
+from bbnode.api.inputs import seconds
 from bbnode.api.outcome import InvokeResult
 from bbnode.daemon.control import answers
 from bbnode.daemon.control.client import Query, parse_answer, target
@@ -53,6 +54,10 @@ class AsyncMethods(ABC):
     @abstractmethod
     async def stream(self, path: str, query: Query) -> AsyncLines:
         """Subscribe to the lines of an endpoint, now."""
+
+    @abstractmethod
+    async def download(self, path: str) -> bytes:
+        """Return the bytes of a file that an endpoint sends."""
 
     @abstractmethod
     async def invoke(
@@ -130,9 +135,12 @@ class AsyncMethods(ABC):
         """Return what runs, and what it waits for."""
         return cast("answers.ExecutionsView", await self._ask("GET", "/v1/executions"))
 
-    async def rounds(self, last: int | None = None) -> answers.RoundsAnswer:
-        """Return the rounds that the node made by itself, oldest first; of each target `last`."""
-        query = {} if last is None else {"last": last}
+    async def rounds(self, last: int | None = None, *, since: int = 0) -> answers.RoundsAnswer:
+        """Return the rounds that the node made by itself, over restarts, oldest first.
+
+        Of each target the `last` ones, by default as many as the node lists, after round `since`.
+        """
+        query = {"since": since, **({} if last is None else {"last": last})}
         return cast("answers.RoundsAnswer", await self._ask("GET", "/v1/rounds", query=query))
 
     async def models(self) -> answers.ModelList:
@@ -153,6 +161,14 @@ class AsyncMethods(ABC):
         """Write the node's state to its state directory now."""
         return cast("answers.SnapshotWritten", await self._ask("POST", "/v1/snapshot"))
 
+    async def models(self) -> answers.ModelList:
+        """Return the slots with a model."""
+        return cast("answers.ModelList", await self._ask("GET", "/v1/models"))
+
+    async def model(self, slot: str) -> bytes:
+        """Return the model of a slot with its present weights: the content of an ONNX file."""
+        return await self.download(f"/v1/models/{slot}")
+
     async def reload(self) -> answers.Reloaded:
         """Have the node read its configuration again; a refused one changes nothing."""
         return cast("answers.Reloaded", await self._ask("POST", "/v1/reload"))
@@ -170,7 +186,7 @@ class AsyncMethods(ABC):
 
         Raises WaitTimeout, which says how many there are.
         """
-        ends_s = time.monotonic() + timeout_s
+        ends_s = time.monotonic() + seconds(timeout_s)
         while True:
             found = [
                 peer

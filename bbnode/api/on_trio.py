@@ -19,12 +19,12 @@ from urllib.parse import unquote
 import trio
 
 from bbnode.api.errors import NodeNotReady, NodeStopped, WaitTimeout
-from bbnode.api.inputs import to_value, to_values
+from bbnode.api.inputs import named, seconds, to_value, to_values
 from bbnode.api.methods import AsyncMethods
 from bbnode.api.outcome import InvokeResult, OutputValue, checked_outcome, shown_value
 from bbnode.api.settings import HasAddresses, OpenPlan, OpenRequest, Program, prepared
 from bbnode.daemon import paths
-from bbnode.daemon.control.client import Query
+from bbnode.daemon.control.client import Query, parse_answer, target
 from bbnode.daemon.control.errors import ControlError, Problem
 from bbnode.daemon.control.feed import Subscription
 from bbnode.daemon.control.host import Host
@@ -64,7 +64,7 @@ async def open(  # noqa: A001 - as in bbnode.open
     args: Mapping[str, Any] | None = None,
     name: str | None = None,
     state_dir: str | os.PathLike[str] | None = None,
-    peers: Sequence[str | HasAddresses] = (),
+    peers: str | Sequence[str | HasAddresses] = (),
     listen: str | Sequence[str] | None = None,
     transport: str | None = None,
     slots: Mapping[str, Mapping[str, Any]] | None = None,
@@ -206,16 +206,23 @@ class TrioNode(AsyncMethods):
         """Subscribe to the lines of an endpoint, now."""
         return await self._alive(self._subscribe, path, query)
 
+    async def download(self, path: str) -> bytes:
+        """Return the bytes of a file that an endpoint sends."""
+        status, data = await self.fetch("GET", target(path))
+        if status >= 400:
+            parse_answer(status, data)
+        return data
+
     async def invoke(
         self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
     ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
         self._check_running()
-        node = self._host.node
-        values = to_values(inputs or {}, node.inputs(target))
+        wait_s, node = seconds(timeout_s), self._host.node
+        values = to_values(named(inputs), node.inputs(target))
         later = self._host.later(target, None)
         execution = node.invoke(target, values)
-        return await self._alive(self._finish, execution, later, target, timeout_s)
+        return await self._alive(self._finish, execution, later, target, wait_s)
 
     async def emit(
         self,
@@ -227,11 +234,11 @@ class TrioNode(AsyncMethods):
     ) -> InvokeResult:
         """Send a target one input, which starts an execution; otherwise as `invoke`."""
         self._check_running()
-        node = self._host.node
+        wait_s, node = seconds(timeout_s), self._host.node
         given = to_value(input, value, node.inputs(target).get(input))
         later = self._host.later(target, input)
         execution = node.deliver_event(target, input, given)
-        return await self._alive(self._finish, execution, later, target, timeout_s)
+        return await self._alive(self._finish, execution, later, target, wait_s)
 
     async def outputs(self) -> TrioOutputs:
         """Subscribe to all outputs from now on, whichever execution or message they come from.
@@ -331,7 +338,7 @@ class TrioNode(AsyncMethods):
     ) -> InvokeResult:
         with self._host.outcomes.collect(execution, later) as found:
             self._host.driver.wake()
-            await found.wait(max(timeout_s, 0))
+            await found.wait(timeout_s)
         told = InvokeResult(
             execution=execution,
             ok=found.ok,
@@ -412,7 +419,7 @@ class OutputQueue:
 
     async def next(self, name: str, timeout_s: float) -> OutputValue | None:
         """Return the next output of a name; None when there is none in time."""
-        with trio.move_on_after(max(timeout_s, 0)):
+        with trio.move_on_after(seconds(timeout_s)):
             while (found := self.take(name)) is None:
                 await self._more.wait()
             return found

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import trio
 
 from bbnode.api.errors import WaitTimeout
-from bbnode.api.inputs import to_json
+from bbnode.api.inputs import named, seconds, to_json
 from bbnode.api.methods import LOOK_EVERY_S, AsyncMethods
 from bbnode.api.outcome import InvokeResult, checked_outcome, outcome_of
 from bbnode.api.where import control_address
@@ -23,6 +23,8 @@ from bbnode.daemon.control.async_client import AsyncControlClient, LineStream
 from bbnode.daemon.control.client import DEFAULT_TIMEOUT_S, Query, parse_answer
 from bbnode.daemon.control.errors import NotRunning
 
+# For the first byte of a file, which the daemon makes first, and for each piece.
+DOWNLOAD_S: Final = 60.0
 # Beyond an execution's own time, for the answer to come.
 ANSWER_SLACK_S: Final = 10.0
 # For a daemon to stop: the longest node.stop_grace_s that anybody would wait for by hand.
@@ -64,11 +66,17 @@ class TrioRemoteNode(AsyncMethods):
             lines = await client.stream(path, query)
             return TrioRemoteLines(lines, stack.pop_all())
 
+    async def download(self, path: str) -> bytes:
+        """Return the bytes of a file that an endpoint sends."""
+        timeout_s = max(self._timeout_s, DOWNLOAD_S)
+        async with AsyncControlClient(self._address, timeout_s=timeout_s) as client:
+            return b"".join(await client.download(path))
+
     async def invoke(
         self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
     ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
-        given = {name: to_json(name, value) for name, value in (inputs or {}).items()}
+        given = {name: to_json(name, value) for name, value in named(inputs).items()}
         body = {"target": target, "inputs": given}
         return await self._finish("/v1/invoke", body, timeout_s)
 
@@ -109,7 +117,7 @@ class TrioRemoteNode(AsyncMethods):
         await trio.sleep(seconds)
 
     async def _finish(self, path: str, body: Mapping[str, Any], timeout_s: float) -> InvokeResult:
-        wait_s = float(max(timeout_s, 0))
+        wait_s = seconds(timeout_s)
         sent = {**body, "wait_s": wait_s, "exact": True}
         told = parse_answer(*await self._fetch("POST", path, sent, wait_s + ANSWER_SLACK_S))
         return checked_outcome(outcome_of(told), body["target"], wait_s)

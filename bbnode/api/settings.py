@@ -53,7 +53,7 @@ class OpenRequest:
     args: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
     state_dir: str | os.PathLike[str] | None = None
-    peers: Sequence[str | HasAddresses] = ()
+    peers: str | Sequence[str | HasAddresses] = ()
     listen: str | Sequence[str] | None = None
     transport: str | None = None
     slots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -132,6 +132,7 @@ def _sources(asked: OpenRequest) -> tuple[Path | None, dict[str, Any], onnx.Mode
 
 def _flags(asked: OpenRequest) -> dict[str, Any]:
     """Return all given arguments as keys of the configuration."""
+    _check(asked)
     flags = {
         "node.name": asked.name,
         "artifact.targets": _listed(asked.targets),
@@ -139,7 +140,7 @@ def _flags(asked: OpenRequest) -> dict[str, Any]:
         "network.transport": asked.transport,
         "network.bootstrap": [
             address
-            for peer in asked.peers
+            for peer in ([asked.peers] if isinstance(asked.peers, str) else asked.peers)
             for address in ([peer] if isinstance(peer, str) else _addresses(peer))
         ]
         or None,
@@ -151,6 +152,19 @@ def _flags(asked: OpenRequest) -> dict[str, Any]:
         **asked.settings,
     }
     return {key: value for key, value in flags.items() if value is not None}
+
+
+def _check(asked: OpenRequest) -> None:
+    """Check what is looked into before the configuration's models see it."""
+    slots: Any = asked.slots
+    tables = {"args": asked.args, "slots": slots, "settings": asked.settings}
+    if isinstance(slots, Mapping):
+        tables |= {f"slots[{slot!r}]": given for slot, given in slots.items()}
+    for name, given in tables.items():
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{name} is {given!r:.80}; give a dict")
+    if not isinstance(asked.state_dir, str | os.PathLike | None):
+        raise ConfigError(f"state_dir is {asked.state_dir!r:.80}; give a path")
 
 
 def _addresses(peer: HasAddresses) -> Sequence[str]:

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from bbnode.components import settings
 from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.ir import plugins
+from bbnode.ir.decoding import shown
 from bbnode.ir.errors import AuthorError, DeploymentError
 from bbnode.ir.slots import ConcreteSpec
 
@@ -162,8 +163,18 @@ def build_config(
     try:
         return TypeAdapter(cls.Config).validate_python(merged)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        faults = error.errors()
+        absent = [str(each["loc"][0]) for each in faults if each["type"] == "missing"]
+        if absent:
+            needed = " and ".join(map(repr, absent))
+            lines = ", ".join(f"{name} = …" for name in absent)
+            raise ConfigTypeMismatch(
+                f"slot {slot!r}: {cls.TYPE_NAME} needs {needed}; write {lines} under "
+                f"[slots.{slot}] in node.toml, or give --set slots.{slot}.{absent[0]}=…"
+            ) from error
+        where = ".".join(str(part) for part in faults[0]["loc"])
         raise ConfigTypeMismatch(
-            f"slot {slot!r}: setting {where!r} of {cls.TYPE_NAME}: {first['msg']}"
+            f"slot {slot!r}: setting {where!r} of {cls.TYPE_NAME}: {faults[0]['msg']}, it is "
+            f"{shown(faults[0]['input'])}; correct {where} under [slots.{slot}] in node.toml, or "
+            f"--set slots.{slot}.{where}=…"
         ) from error

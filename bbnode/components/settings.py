@@ -151,7 +151,11 @@ def names_files(config: type | None, stored: Mapping[str, Any]) -> tuple[str, ..
     `config` is None for a component that is not installed here.
     """
     said = () if config is None else local_settings(config)
-    return tuple(name for name, value in stored.items() if name in said or _looks_like_path(value))
+    return tuple(
+        name
+        for name, value in stored.items()
+        if (name in said and value) or _looks_like_path(value)
+    )
 
 
 def _looks_like_path(value: Any) -> bool:

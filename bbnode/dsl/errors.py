@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import PurePath
 
-from bbnode.ir.errors import AuthorError
+from bbnode.ir.errors import AuthorError, MissingFile
 
 _PACKAGES = ("bbnode.dsl.", "bbnode.ops.")  # a custom op records itself when its author calls it
 # A context variable, so that two threads that build programs do not see each other's.
@@ -118,6 +118,10 @@ class OnnxImportError(RecordingError):
 
 class BrokenModel(OnnxImportError):
     """The file cannot be read, is not an ONNX model, or is one that ONNX's own checker refuses."""
+
+
+class MissingModelFile(MissingFile, BrokenModel):
+    """The file is not there."""
 
 
 class ModelTooLarge(OnnxImportError):

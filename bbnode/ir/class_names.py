@@ -32,8 +32,13 @@ def load_class(module: str, name: str, base: type[Named]) -> type[Named]:
 
     The current directory is searched as well, as `python -m` would. Raises ClassNotLoaded.
     """
-    _search(Path.cwd())
-    return _class_in(_imported(module), name, base)
+    return _class_in(load_module_named(module), name, base)
+
+
+def load_module_named(module: str) -> ModuleType:
+    """Import a module, that of a file in the current directory too. Raises ClassNotLoaded."""
+    search(Path.cwd())
+    return _imported(module)
 
 
 def load_from_file(path: Path, name: str, base: type[Named]) -> type[Named]:
@@ -84,7 +89,7 @@ def _imported_file(path: Path) -> ModuleType:
         folder, module = folder.parent, f"{folder.name}.{module}"
     if not all(part.isidentifier() for part in module.split(".")):
         raise ClassNotLoaded(f"{path}: {module!r} is no name of a Python module; rename the file")
-    _search(folder)
+    search(folder)
     found = _imported(module)
     origin = getattr(found, "__file__", None)
     if origin is None or not file.samefile(origin):
@@ -124,7 +129,7 @@ def _classes(module: ModuleType, base: type[object]) -> list[str]:
     ]
 
 
-def _search(folder: Path) -> None:
+def search(folder: Path) -> None:
     """Make the modules of a folder importable."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

@@ -23,6 +23,10 @@ class PeerError(BbnodeError):
     """A remote peer sent something that we refuse."""
 
 
+class MissingFile(DeploymentError):
+    """A file that somebody named is not there: the name is wrong, or the file is to be made."""
+
+
 class EnvironmentFault(BbnodeError):
     """This machine denied something: a port in use, an unreadable file, a full disk."""
 

@@ -143,7 +143,7 @@ def test_import_refuses_what_is_not_this_nodes(run, node):
     into = ("--state-dir", state)
     assert "granted to" in run("network", "import", other, *into, code=exits.FAILURE)
     assert "begin with" in run("network", "import", "x:y", *into, code=exits.FAILURE)
-    assert "no such file" in run("network", "import", "nowhere", *into, code=exits.FAILURE)
+    assert "no such file" in run("network", "import", "nowhere", *into, code=exits.USAGE)
     listed = run("network", "revoke", peer).strip()
     assert "statement first" in run("network", "import", listed, *into, code=exits.USAGE)
     assert not (state / "membership").exists()

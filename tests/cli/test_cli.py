@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import onnx
@@ -16,10 +17,17 @@ import pytest
 from bbnode import __version__
 from bbnode.cli import exits
 from bbnode.cli.main import command_names, main
+from bbnode.daemon.artifacts.artifact import serialize
+from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.config import reference, sources
 from bbnode.transport.identity import load_identity
 
 ROOT = Path(__file__).parent.parent.parent
+
+
+@cache
+def compiled() -> bytes:
+    return serialize(compile_module("tests.cli.asking:Ask", {}))
 
 
 @pytest.fixture
@@ -33,7 +41,10 @@ def run(capsys: pytest.CaptureFixture[str]):
 
 
 def init(run, directory: Path, *more: object) -> str:
-    code, out, _ = run("init", directory, "--artifact", "a.onnx", "--target", "client", *more)
+    place = Path() if isinstance(directory, str) else directory
+    (place / "a.onnx").write_bytes(compiled())
+    given = ("--artifact", place / "a.onnx", "--target", "client")
+    code, out, _ = run("init", directory, *given, *more)
     assert code == 0
     return out.strip()
 

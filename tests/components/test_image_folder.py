@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import sys
+import warnings
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from bbnode.components import DataUnavailable, InvalidComponentConfig
@@ -207,3 +211,39 @@ def test_without_pillow_it_is_named(folder, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(DataUnavailable, match=r"pip install 'pillow>="):
         source(folder).on_data_loaded(CTX)
+
+
+def encoded(kind: str) -> bytes:
+    noise = np.random.default_rng(1).integers(0, 255, (16, 16, 3), np.uint8)
+    written = io.BytesIO()
+    Image.fromarray(noise).save(written, kind)
+    return written.getvalue()
+
+
+WHOLE = {kind: encoded(kind) for kind in images.FORMATS}
+
+
+@given(
+    st.sampled_from(sorted(WHOLE)),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=6),
+    st.integers(1, 2000),
+)
+def test_any_bytes_are_an_image_or_refused_by_name(tmp_path_factory, kind, changes, size) -> None:
+    content = bytearray(WHOLE[kind][:size])
+    for at, value in changes:
+        content[at % len(content)] = value
+    path = tmp_path_factory.mktemp("images") / "a" / "x.png"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    batch, told = None, ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, of what it overlooks
+        try:
+            batch, _ = source(path.parent.parent).next_batch(CTX)
+        except DataUnavailable as error:
+            told = str(error)
+    if batch is None:
+        assert "x.png" in told
+        assert "\n" not in told
+    else:
+        assert batch.shape == (1, 3, 4, 6)

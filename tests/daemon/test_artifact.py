@@ -10,12 +10,12 @@ import pytest
 
 from bbnode.daemon.artifacts.artifact import (
     ArtifactRejected,
-    ArtifactUnreadable,
     load_artifact,
     parse_artifact,
     serialize,
 )
 from bbnode.ir import keys
+from bbnode.ir.errors import MissingFile
 from bbnode.ir.seal import seal
 from tests import protos
 
@@ -55,7 +55,7 @@ def test_a_model_that_was_edited_is_refused_without_a_digest_too(change: str) ->
 
 
 def test_a_missing_file_names_its_path(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactUnreadable, match=r"nowhere\.onnx.*bbnode compile"):
+    with pytest.raises(MissingFile, match=r"nowhere\.onnx.*bbnode compile"):
         load_artifact(tmp_path / "nowhere.onnx")
 
 

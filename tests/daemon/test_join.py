@@ -34,6 +34,7 @@ from bbnode.daemon.join.plan import Plan, make_plan
 from bbnode.daemon.join.prepare import JoinOptions, Prepared, prepare
 from bbnode.engine.errors import UnknownSlot, UnknownTarget, UnsupportedOps
 from bbnode.ir.address import parse_address
+from bbnode.ir.errors import MissingFile
 from bbnode.ir.peer import PeerId
 from bbnode.transport.artifact_exchange import ArtifactFetchError
 from bbnode.transport.identity import load_identity
@@ -345,5 +346,5 @@ def test_a_ticket_may_stand_in_a_file_and_expires(tmp_path: Path) -> None:
         read_source(ticket.text, unix_s=5000)
     with pytest.raises(TicketRefused):
         read_source(ticket.text[:-1], unix_s=0)
-    with pytest.raises(paths.StorageError, match="no such file"):
+    with pytest.raises(MissingFile, match="no such file"):
         read_source(f"@{tmp_path / 'none'}", unix_s=0)

@@ -65,7 +65,7 @@ def test_slots_show_what_the_artifact_sets_and_what_is_to_be_set_here() -> None:
     assert given.given["path"] == "/etc/secret.npz"
     assert (own.files, given.files) == ((), ("path",))
     assert given.given["features"] == "f" * 80 + "…"
-    assert given.settings == ("path",)
+    assert given.settings == ("statistics", "path")
     assert "'/etc/secret.npz', which names something of this machine" in given.fault
     shown = plan.as_json()
     assert shown["slots"][1]["files"] == {"path": "/etc/secret.npz"}
@@ -74,7 +74,7 @@ def test_slots_show_what_the_artifact_sets_and_what_is_to_be_set_here() -> None:
 
 
 def test_a_slot_without_a_setting_that_it_needs_stops_the_join() -> None:
-    with pytest.raises(SlotsNotConfigured, match=r"--set slots\.own\.SETTING=VALUE") as caught:
+    with pytest.raises(SlotsNotConfigured, match=r"--set slots\.own\.path=…") as caught:
         planned(feed()).check()
     assert "'path'" in str(caught.value)
     plan = planned(feed(), **{"slots.own.path": "/data.npz", "slots.set.path": "/b.npz"})

@@ -70,8 +70,10 @@ def test_rounds_are_read_as_they_were_written(file: Path) -> None:
     assert numbers(read_rounds(file, last=1)) == [1, 3]
     assert numbers(read_rounds(file, since=2)) == [3]
     store.close()
+    assert list(file.parent.iterdir()) == [file]
     assert oct(file.stat().st_mode & 0o777) == "0o600"
     assert numbers(read_rounds(file, last=1)) == [1, 3]
+    assert list(file.parent.iterdir()) == [file]  # nothing is left by who reads
 
 
 def test_a_round_that_is_made_again_replaces_the_one_of_its_number(file: Path) -> None:

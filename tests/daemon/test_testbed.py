@@ -153,6 +153,10 @@ def test_any_text_makes_nodes_or_one_line_of_refusal(text: str) -> None:
     assert "\n" not in told or "\n" in text
 
 
+def test_gossip_has_two_nodes_at_least_by_default() -> None:
+    assert [group.count for group in parse_nodes("", gossip())] == [2]
+
+
 def test_clients_dial_the_server() -> None:
     plan = make_plan(digits(), nodes="client=3", base=HERE)
     assert list(plan.nodes) == ["server", "client-0", "client-1", "client-2"]

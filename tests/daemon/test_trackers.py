@@ -126,7 +126,7 @@ def test_settings_are_checked_before_anything_runs(
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(TrackerLibraryMissing, match=r"pip install 'mlflow-skinny>=3'"):
+    with pytest.raises(TrackerLibraryMissing, match=r"pip install 'mlflow-skinny>=3.17'"):
         MlflowTracker({})
 
 

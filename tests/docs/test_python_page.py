@@ -6,6 +6,7 @@ import logging
 import re
 from pathlib import Path
 
+import onnx
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -34,4 +35,5 @@ def test_the_blocks_run_in_order(
     losses = [float(line.rpartition(" ")[2]) for line in said if line.startswith("round ")]
     assert len(losses) == 10
     assert losses[-1] < 0.02 < losses[0]
+    onnx.checker.check_model(onnx.load(tmp_path / "trained.onnx"))
     assert said[-1] == "(0, 0) (0, 0)"

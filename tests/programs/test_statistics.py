@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bbnode.components import register_component, values
+from bbnode.components import ConnectedView, register_component, values
 from bbnode.components.data.arrays import ArrayDataSource
 from bbnode.components.errors import StatisticsMissing
-from bbnode.dsl import BadArgument
+from bbnode.dsl import BadArgument, DataSourceSlot, Graph, Module, PeerSelectorSlot, types
 from bbnode.programs import FederatedStatistics
 from bbnode.sim import Network, SimNode
 from tests.programs.files import compiled
@@ -195,6 +195,38 @@ def test_a_client_that_has_them_keeps_them_over_a_restart(tmp_path) -> None:
     net.restart("client-0")
     after, _ = client.component("data").next_batch(None)
     np.testing.assert_array_equal(before, after)
+
+
+class ThenBatches(Module):
+    """A program of one's own: the statistics first, then what they standardise."""
+
+    home = "server"
+
+    def body(self, g: Graph) -> None:
+        start = g.input("tick", types.TRIGGER)
+        measured = FederatedStatistics(clients=3).call().input("tick", start).build(g)
+        told = measured.output("told")
+        peers = PeerSelectorSlot("again", peer_class="client").sample(g, n=3, after=told)
+        asked = g.request("batches", peers, told, quorum=3, deadline=10.0)
+        batch, _ = DataSourceSlot("data").next_batch(g, after=asked.received)
+        asked.respond(g.expect(batch, types.TENSOR_FLOAT))
+        g.output("all", asked.responses.concatenated())
+
+    def bindings(self) -> dict[str, Any]:
+        return {**FederatedStatistics().bindings(), "again": ConnectedView}
+
+
+def test_a_program_of_ones_own_calls_it_first(tmp_path) -> None:
+    artifact = compiled(ThenBatches())
+    net = Network(1)
+    server = net.add("server", artifact, ["server"])
+    for i in range(3):
+        data = {"path": write(tmp_path, f"c{i}", COUNTS[i], i), "standardize": "federated"}
+        net.add(f"client-{i}", artifact, ["client"], config={"data": data})
+    everything = measured(net, server)["all"]
+    assert server.failures() == []
+    np.testing.assert_allclose(everything.mean(axis=0), 0, atol=1e-4)
+    np.testing.assert_allclose(everything.std(axis=0)[:-1], 1, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

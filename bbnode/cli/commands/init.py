@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bbnode.cli import output
 from bbnode.cli.common import JsonOption, SetOption, given_settings
+
+if TYPE_CHECKING:
+    from bbnode.daemon.config import NodeConfig
 
 CONFIG_NAME = "node.toml"
 STATE_NAME = "state"
@@ -81,7 +84,7 @@ def command(
 ) -> None:
     """Make an identity and a node.toml in a directory."""
     from bbnode.daemon import paths
-    from bbnode.daemon.config import NodeConfig, sources
+    from bbnode.daemon.config import sources
 
     if reference:
         from bbnode.daemon.config.reference import as_toml
@@ -106,7 +109,7 @@ def command(
         "node.name": name if name is not None else file.parent.name,
         # A service's follows from where its configuration is.
         "node.state_dir": None if user or system else STATE_NAME,
-        "artifact.path": _path(artifact, None if user or system else file.parent),
+        "artifact.path": None if artifact is None else str(artifact.expanduser()),
         "artifact.module": module,
         "artifact.targets": target,
         "network.listen": listen or None,
@@ -116,6 +119,7 @@ def command(
     }
     # The environment is for runs; it must not leak into the file.
     config: NodeConfig = sources.resolve(None, environ={}, flags=flags).config
+    config = _checked(config, file, movable=not (user or system))
     if system:
         # The service's user owns the key, and creates it at the first start.
         sources.write(file, config, comment=COMMENT)
@@ -159,12 +163,52 @@ def _service_file(name: str | None, *, user: bool, system: bool, directory: Path
     return (users if user else systems) / f"{name}.toml"
 
 
-def _path(artifact: Path | None, directory: Path | None) -> str | None:
-    """Return the artifact's path for the file: relative to its directory, or absolute."""
-    if artifact is None:
+def _path(path: Path | None, directory: Path | None) -> str | None:
+    """Return a path for the file: relative to its directory, or absolute."""
+    if path is None:
         return None
-    absolute = artifact.expanduser().absolute()
+    absolute = path.expanduser().absolute()
     return str(absolute) if directory is None else os.path.relpath(absolute, directory)
+
+
+def _module(module: str | None, directory: Path | None) -> str | None:
+    """Return the class for the file, whose paths count from its directory."""
+    place, colon, name = (module or "").partition(":")
+    return f"{_path(Path(place), directory)}{colon}{name}" if place.endswith(".py") else module
+
+
+def _checked(config: NodeConfig, file: Path, *, movable: bool) -> NodeConfig:
+    """Return a configuration for the file, once its artifact is known to have its targets.
+
+    Paths were typed in the current directory; where the file is `movable` with what is around it,
+    they become relative to it, else absolute. A slot without settings that it needs is named.
+    Raises UnknownTarget, UnknownSlot, SlotsNotConfigured, and what reading or compiling the
+    artifact raises.
+    """
+    from bbnode.daemon.config import ArtifactSection
+    from bbnode.daemon.config.sources import ResolvedConfig
+    from bbnode.daemon.join.invitation import SlotsNotConfigured
+    from bbnode.daemon.join.plan import make_plan, with_absolute_paths
+    from bbnode.daemon.lifecycle import assembly
+
+    resolved = ResolvedConfig(config=config, file=None, origins={})
+    assembly.import_components(resolved)
+    plan = make_plan(assembly.find_artifact(resolved), config)
+    for slot in plan.slots:
+        if slot.fault and slot.slot in config.slots:
+            raise SlotsNotConfigured(slot.fault)
+        if slot.fault:
+            output.note(f"before it can run: {slot.fault}")
+    config = with_absolute_paths(config, plan, Path.cwd())
+    directory = file.parent if movable else None
+    slots = {name: dict(given) for name, given in config.slots.items()}
+    for slot in plan.slots:
+        for name in set(slot.paths) & slots.get(slot.slot, {}).keys():
+            slots[slot.slot][name] = _path(Path(slots[slot.slot][name]), directory)
+    given = config.artifact
+    moved = {"path": _path(given.path, directory), "module": _module(given.module, directory)}
+    artifact = ArtifactSection.model_validate({**given.model_dump(), **moved})
+    return config.model_copy(update={"slots": slots, "artifact": artifact})
 
 
 def _identity(state_dir: Path) -> str:

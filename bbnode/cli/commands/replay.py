@@ -65,15 +65,15 @@ def command(
 
 
 def _import_components(modules: list[str]) -> None:
+    from bbnode.ir.class_names import ClassNotLoaded, load_module_named
+
     # The ones that come with bbnode register themselves.
     importlib.import_module("bbnode.components")
     for name in modules:
         try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise typer.BadParameter(
-                f"{name!r} can't be imported: {error}", param_hint="--components"
-            ) from error
+            load_module_named(name)
+        except ClassNotLoaded as error:
+            raise typer.BadParameter(str(error), param_hint="--components") from error
 
 
 def _print(poll: Replayed) -> None:

@@ -117,7 +117,8 @@ def _rows(made: dict[str, Any]) -> list[list[object]]:
     notes += [("", text) for text in made["failures"]]
     (peer, text), *others = notes or [("", "")]
     first = [made["round"], made["target"], made["ok"], made["seconds"], len(made["responded"])]
-    metrics = list(made.get("metrics", {}).items())
+    # Outputs before entries of Metadata, which are many.
+    metrics = sorted(made.get("metrics", {}).items(), key=lambda each: "." in each[0])
     shown = " ".join(f"{name}={output.cell(value)}" for name, value in metrics[:_SHOWN_METRICS])
     if len(metrics) > _SHOWN_METRICS:
         shown += " …"

@@ -194,16 +194,18 @@ class _Folder:
         except OSError as error:  # a ring of links, say
             raise self._bad(entry.path, f"can't be read: {error.strerror}; remove it") from error
 
-    def _files(self, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    def _files(
+        self, folder: Path, above: tuple[tuple[int, int], ...], depth: int = 0
+    ) -> Iterator[str]:
         """Yield the images in a folder and in those below, in the order of their names."""
         found = folder.stat()
         me = found.st_dev, found.st_ino
-        if me in above or len(above) >= _MAX_DEPTH:
+        if me in above or depth >= _MAX_DEPTH:
             why = "leads back to itself" if me in above else f"is {_MAX_DEPTH} folders deep"
             raise DataUnavailable(f"{self._component}: {folder} {why}; remove that link or folder")
         for entry in sorted(self._entries(folder), key=lambda entry: entry.name):
             if self._is_folder(entry):
-                yield from self._files(Path(entry.path), (*above, me))
+                yield from self._files(Path(entry.path), (*above, me), depth + 1)
             elif not entry.is_file():
                 raise self._bad(entry.path, "is no regular file, or a link to nowhere; remove it")
             elif os.path.splitext(entry.name)[1].lower() not in _SUFFIXES:  # noqa: PTH122 (speed)

@@ -25,7 +25,7 @@ from bbnode.access.ticket import LEDGER, Ledger
 from bbnode.daemon import paths
 from bbnode.daemon.paths import StorageError
 from bbnode.ir.caps import MAX_GRANTED, MAX_LISTED_PEERS
-from bbnode.ir.errors import DecodeError, DeploymentError
+from bbnode.ir.errors import DecodeError, DeploymentError, MissingFile
 from bbnode.ir.peer import PeerId
 
 # 4 characters for 3 bytes, the prefix, and the end of the line.
@@ -121,10 +121,10 @@ def save_blocked(state_dir: Path, blocked: Iterable[PeerId]) -> None:
 
 
 def read_line(path: Path) -> str:
-    """Return the line of text in a file that a user named. Raises StorageError."""
+    """Return the line of text in a file that a user named. Raises MissingFile, StorageError."""
     raw = _read(path, _REVOCATIONS_LINE_BYTES)
     if raw is None:
-        raise StorageError(
+        raise MissingFile(
             f"{path}: no such file; give the line itself, or a file that has it as its only line"
         )
     return raw.decode("utf-8", "replace").strip()

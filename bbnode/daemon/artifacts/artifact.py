@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.caps import MAX_ARTIFACT_BYTES
-from bbnode.ir.errors import AuthorError, EnvironmentFault
+from bbnode.ir.errors import AuthorError, EnvironmentFault, MissingFile
 from bbnode.ir.graph import Program
 from bbnode.ir.onnx_file import program_of
 from bbnode.ir.seal import is_intact
@@ -51,18 +51,20 @@ class Artifact:
 def load_artifact(path: Path, *, expected_sha256: str | None = None) -> Artifact:
     """Read and check a compiled artifact.
 
-    Raises ArtifactUnreadable, or ArtifactRejected for a wrong digest, for what is not an ONNX
-    model, and for a model that was not compiled.
+    Raises MissingFile, ArtifactUnreadable, or ArtifactRejected for a wrong digest, for what is not
+    an ONNX model, and for a model that was not compiled.
     """
     try:
         if path.stat().st_size > MAX_ARTIFACT_BYTES:
             raise ArtifactRejected(f"{path}: larger than the 2 GiB that an ONNX file can have")
         data = path.read_bytes()
-    except OSError as error:
-        raise ArtifactUnreadable(
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise MissingFile(
             f"{path}: {error.strerror}; make the artifact with `bbnode compile`, or correct "
             "artifact.path in the configuration"
         ) from error
+    except OSError as error:
+        raise ArtifactUnreadable(f"{path}: {error.strerror}; make it readable") from error
     return parse_artifact(data, str(path), expected_sha256=expected_sha256)
 
 

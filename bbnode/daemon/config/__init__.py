@@ -51,8 +51,12 @@ def _check_peer(text: Any) -> Any:
 
 
 def _check_module_class(text: Any) -> Any:
-    if isinstance(text, str) and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
-        raise ValueError(f"{text!r} does not name a class as package.module:Class")
+    if isinstance(text, str) and not re.fullmatch(
+        r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|[^\0:]+\.py(:[A-Za-z_]\w*)?", text
+    ):
+        raise ValueError(
+            f"{text!r} does not name a class as package.module:Class or folder/file.py:Class"
+        )
     return text
 
 
@@ -150,7 +154,9 @@ class NodeSection(Section):
         10_000, "rounds that are kept on disk, of all targets; the oldest go", unit="rounds"
     )
     components: list[str] = _key(
-        [], "Python modules imported at start, for the component classes they register"
+        [],
+        "Python modules imported at start, for the component classes they register; installed, "
+        "beside this file or in the current directory",
     )
 
 
@@ -164,7 +170,10 @@ class ArtifactSection(Section):
         pattern=r"^[0-9a-fA-F]{64}$",
     )
     module: ModuleClass | None = _key(
-        None, "class to build and compile at start, as package.module:Class"
+        None,
+        "class to build and compile at start, as package.module:Class, whose module is installed, "
+        "beside this file or in the current directory; or as folder/file.py:Class, relative to "
+        "this file",
     )
     args: dict[str, Any] = _key({}, "keyword arguments of that class")
     targets: list[str] = _key(

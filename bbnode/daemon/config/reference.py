@@ -52,6 +52,10 @@ def config_markdown() -> str:
         "(`BBNODE_<SECTION>__<KEY>`) or a flag (`--set section.key=value`); the last one wins.",
         "`bbnode config show --origin` says where each value of a node came from, `bbnode config",
         "reference --limits` prints the bounds that are not keys as well.",
+        "",
+        "Paths, settings of slots that are paths too, count from the folder of the file; those of",
+        "flags from the current directory. Modules (`artifact.module`, `node.components`) are",
+        "found beside the file, then in the current directory, then among what is installed.",
     ]
     edge = LimitsSection(preset="edge").effective()
     default = LimitsSection().effective()

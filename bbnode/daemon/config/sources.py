@@ -60,16 +60,21 @@ class ResolvedConfig:
 
     @property
     def state_dir(self) -> Path:
-        """The state directory, absolute; a relative one counts from the file's directory."""
+        """The state directory, absolute."""
         given = self.config.node.state_dir
         if given is None:
             system = paths.is_system_config(self.file)
             return paths.default_state_dir(self.config.node.name, system=system)
-        return self.absolute(given)
+        return self.absolute(given, "node.state_dir")
 
-    def absolute(self, path: Path) -> Path:
-        """Return a path of the configuration, counted from the directory of the file."""
-        base = self.file.parent if self.file is not None else Path.cwd()
+    @property
+    def folder(self) -> Path:
+        """The directory of the file, absolute; without a file, the current one."""
+        return self.file.parent if self.file is not None else Path.cwd()
+
+    def absolute(self, path: Path, key: str = "") -> Path:
+        """Return the path that a key has: relative to the file, or where it was typed to here."""
+        base = Path.cwd() if self.origins.get(key) == "flags" else self.folder
         return base / path.expanduser()
 
 

@@ -60,6 +60,10 @@ class AsyncControlClient:
         """Send one request; return the status and bytes of its answer, whatever they are."""
         return await self.in_thread(self._client.fetch, method, wanted, body)
 
+    async def download(self, path: str) -> list[bytes]:
+        """Return the bytes of a file, in pieces."""
+        return await self.in_thread(lambda: list(self._client.download(path)))
+
     async def stream(self, path: str, query: Query | None = None) -> LineStream:
         """Subscribe to a stream of lines; the client takes no more requests after that."""
         return LineStream(self, await self.in_thread(self._client.stream, path, query))

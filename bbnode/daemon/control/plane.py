@@ -89,7 +89,9 @@ class ControlPlane:
         if tcp is not None or (metrics is not None and not is_loopback(metrics[0])):
             own = tokens.token_file(resolved.state_dir)
             given = asked.token_file
-            token = tokens.load_or_create_token(own if given is None else resolved.absolute(given))
+            token = tokens.load_or_create_token(
+                own if given is None else resolved.absolute(given, "control.token_file")
+            )
         limits = ControlLimits() if limits is None else limits
         counts: Counter[str] = Counter()
         self.server = ControlServer(

@@ -82,10 +82,9 @@ class RoundHistory:
 
     def close(self) -> None:
         """Write what is left and end the trackers, within a few seconds. Use a thread."""
-        join_all([thread for threads in self._trackers.values() for thread in threads])
-        self._trackers.clear()
         if self._recorder is not None:
             self._recorder.close()
+        join_all([thread for threads in self._trackers.values() for thread in threads])
 
     def counters(self) -> dict[str, int]:
         """Return the rounds that could not be written, and those that trackers did not take."""

@@ -94,7 +94,12 @@ class RoundRecorder:
         return read_rounds(self._path, last=last, since=since, max_bytes=max_bytes)
 
     def close(self) -> None:
-        """Write what is left, for a while, and close the file. Waits: use a thread."""
+        """Write what is left, for a while, and close the file; again, it does nothing.
+
+        Waits: use a thread.
+        """
+        if not self._thread.is_alive():
+            return
         try:
             self._queue.put(None, timeout=DRAIN_S)
         except queue.Full:

@@ -218,8 +218,12 @@ def _check_schema(db: sqlite3.Connection) -> None:
 
 
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    mode = "ro" if read_only else "rwc"
-    address = f"{path.absolute().as_uri()}?mode={mode}"
+    mode = "mode=rwc"
+    if read_only:
+        # A file that nobody has open is read without the files that a writer keeps beside it.
+        is_closed = not path.with_name(f"{path.name}-wal").exists()
+        mode = "mode=ro&immutable=1" if is_closed else "mode=ro"
+    address = f"{path.absolute().as_uri()}?{mode}"
     return sqlite3.connect(
         address,
         uri=True,

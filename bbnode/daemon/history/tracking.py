@@ -52,7 +52,9 @@ class TrackerThread:
             self._failed(f"{MAX_QUEUED} rounds wait for it")
 
     def end(self) -> None:
-        """Ask it to end; `join` waits for that."""
+        """Ask it to end, if it has not; `join` waits for that."""
+        if not self._thread.is_alive():
+            return
         try:
             self._queue.put_nowait(None)
         except queue.Full:

@@ -423,9 +423,11 @@ class Rounds:
             case steps.Telemetry() if step.attributes.get("execution") != current.execution:
                 return
             case steps.Telemetry(name="request.closed", attributes=said):
-                current.responded += [str(p) for p in said["responded"]]
+                # Each once, however many requests a round makes.
+                answered = dict.fromkeys([*current.responded, *map(str, said["responded"])])
+                current.responded = list(answered)
                 missing = [str(p) for p in said["missing"]]
-                current.missing += missing
+                current.missing = list(dict.fromkeys([*current.missing, *missing]))
                 current.missing_why |= {p: said["reasons"].get(p, LATE) for p in missing}
                 for peer in said["responded"]:
                     current.say(str(peer), said.get("numbers", {}).get(peer, {}))

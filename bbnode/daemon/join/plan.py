@@ -80,9 +80,7 @@ class Plan:
             )
         faulty = [slot for slot in self.slots if slot.fault]
         if faulty:
-            options = ", ".join(f"--set slots.{slot.slot}.SETTING=VALUE" for slot in faulty)
-            faults = "; ".join(slot.fault for slot in faulty)
-            raise SlotsNotConfigured(f"{faults}; give what is missing with {options}")
+            raise SlotsNotConfigured("; ".join(slot.fault for slot in faulty))
         if self.unsupported:
             raise UnsupportedOps(self.unsupported)
 

@@ -118,7 +118,7 @@ async def prepare(
             target=choose_target(obtained.artifact, wanted),
             settings=options.settings,
         )
-        assembly.import_components(resolved.config.node.components)
+        assembly.import_components(resolved)
         plan = make_plan(obtained.artifact, resolved.config)
         if is_guest and plan.can_run():
             membership = await _redeem(options, identity, unix_s)

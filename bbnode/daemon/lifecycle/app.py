@@ -75,7 +75,7 @@ def run_daemon(
 
     `record` is a new file for all input.
     """
-    assembly.import_components(resolved.config.node.components)
+    assembly.import_components(resolved)
     process = OwnProcess()
     with (
         paths.lock_state_dir(resolved.state_dir),
@@ -241,6 +241,13 @@ class Daemon:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`, a signal or the control plane's `stop`; started when it is ready."""
+        try:
+            await self._serve(task_status)
+        finally:
+            # Where it failed before it could stop in order.
+            self._history.close()
+
+    async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
                 self._process.handle_signals, self.stop, self._reload_on_signal, self._stop_begins

@@ -6,21 +6,26 @@ check the same things. Nothing here listens or starts.
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from multiaddr import Multiaddr
 
 from bbnode import __version__
+from bbnode.components.registry import UnknownComponentType, component_class
+from bbnode.components.settings import path_settings
 from bbnode.daemon import paths
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.artifacts.artifact import Artifact, load_artifact, parse_artifact, serialize
 from bbnode.daemon.config import NodeConfig
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.engine import Limits, Node, install
+from bbnode.ir import keys
+from bbnode.ir.class_names import ClassNotLoaded, load_module_named, search
 from bbnode.ir.crossing import encode_crossings
 from bbnode.ir.errors import DeploymentError
 from bbnode.transport import (
@@ -47,28 +52,73 @@ class ComponentsModuleMissing(DeploymentError):
     """A module listed under node.components can't be imported."""
 
 
-def import_components(names: Sequence[str]) -> None:
-    """Import the modules of node.components. Raises ComponentsModuleMissing."""
+def import_components(resolved: ResolvedConfig) -> None:
+    """Import the modules of node.components, as those of programs. Raises ComponentsModuleMissing.
+
+    They may be beside the configuration or in the current directory.
+    """
+    names = resolved.config.node.components
+    if names:
+        _search(resolved)
     for name in names:
         try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ComponentsModuleMissing(
-                f"node.components names {name!r}, which can't be imported: {error}"
-            ) from error
+            load_module_named(name)
+        except ClassNotLoaded as error:
+            raise ComponentsModuleMissing(f"node.components: {error}") from error
+
+
+def _search(resolved: ResolvedConfig) -> None:
+    """Make modules in the current directory importable, and before them those beside the file."""
+    search(Path.cwd())
+    search(resolved.folder)
+
+
+def slot_settings(resolved: ResolvedConfig, artifact: Artifact) -> dict[str, dict[str, Any]]:
+    """Return the settings of slots, with absolute paths."""
+    made = {slot: dict(settings) for slot, settings in resolved.config.slots.items()}
+    for slot, name in _path_settings(artifact):
+        value = made.get(slot, {}).get(name)
+        if isinstance(value, str) and value:
+            made[slot][name] = str(resolved.absolute(Path(value), f"slots.{slot}.{name}"))
+    return made
+
+
+def _path_settings(artifact: Artifact) -> Iterator[tuple[str, str]]:
+    """Yield slot and name of each setting that is a path, of the components that are installed."""
+    bindings = {
+        entry.key.rpartition(".")[2]: entry.value.split("|")
+        for entry in artifact.model.metadata_props
+        if entry.key.startswith(keys.BINDING_PREFIX)
+    }
+    for slot, fields in bindings.items():
+        with contextlib.suppress(UnknownComponentType):  # `install` reports it
+            cls = component_class(fields[1] if len(fields) > 1 else "")
+            for name in path_settings(cls.Config):
+                yield slot, name
+
+
+def _of_file(resolved: ResolvedConfig, module: str) -> str:
+    """Return the module of a configuration; that of a file.py:Class with its folder."""
+    place, _, name = module.partition(":")
+    if not place.endswith(".py"):
+        return module
+    path = resolved.absolute(Path(place), "artifact.module")
+    return f"{path}:{name}" if name else str(path)
 
 
 def find_artifact(resolved: ResolvedConfig) -> Artifact:
     """Return the artifact that a configuration names, from its file or compiled now.
 
-    Raises ArtifactUnreadable, InvalidArtifact, and what importing and compiling raise.
+    Raises MissingFile, ArtifactUnreadable, InvalidArtifact, and what importing and compiling raise.
     """
     given = resolved.config.artifact
     if given.path is not None:
-        return load_artifact(resolved.absolute(given.path), expected_sha256=given.sha256)
+        path = resolved.absolute(given.path, "artifact.path")
+        return load_artifact(path, expected_sha256=given.sha256)
     from bbnode.daemon.artifacts.build import compile_module
 
-    module = str(given.module)  # ArtifactSection has exactly one of the two
+    _search(resolved)
+    module = _of_file(resolved, str(given.module))  # ArtifactSection has exactly one of the two
     return parse_artifact(serialize(compile_module(module, given.args)), module, own=True)
 
 
@@ -90,7 +140,7 @@ def install_node(
         config.artifact.targets,
         peer_id=identity.peer_id,
         addresses=(),
-        config={slot: dict(settings) for slot, settings in config.slots.items()},
+        config=slot_settings(resolved, artifact),
         limits=Limits.from_caps(config.limits.effective()),
         seed=int.from_bytes(identity.peer_id.to_bytes()[-8:], "big"),
         incarnation=incarnation,
@@ -110,7 +160,7 @@ def make_access(resolved: ResolvedConfig, identity: Identity) -> AccessControl:
 def artifact_source(resolved: ResolvedConfig, artifact: Artifact) -> Provider:
     """Return the provider of a node's artifact for peers that ask for it by its digest."""
     given = resolved.config.artifact.path
-    path = None if given is None else resolved.absolute(given)
+    path = None if given is None else resolved.absolute(given, "artifact.path")
 
     def provide(sha256: str) -> BinaryIO | None:
         if sha256 != artifact.sha256:

@@ -331,7 +331,7 @@ def judge_dial_back(told: Mapping[str, Any]) -> Finding:
 
 def _artifact(context: CheckContext) -> Finding:
     """Check that it is whole, unchanged and compiled."""
-    assembly.import_components(context.resolved.config.node.components)
+    assembly.import_components(context.resolved)
     try:
         context.artifact = assembly.find_artifact(context.resolved)
     except BbnodeError as error:

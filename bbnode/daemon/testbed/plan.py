@@ -115,7 +115,8 @@ class LocalPlan:
 def parse_nodes(text: str, program: RunnableProgram) -> tuple[NodeGroup, ...]:
     """Return the groups of nodes that `server=1,client=3` asks for; `a+b=1` plays both classes.
 
-    A class that is not named gets its default: one node of the home class, two of any other.
+    A class that is not named gets its default: one node of the home class, unless it exchanges
+    something among itself, and two of any other.
     Raises NodesRefused.
     """
     known = ", ".join(program.classes)
@@ -141,7 +142,9 @@ def parse_nodes(text: str, program: RunnableProgram) -> tuple[NodeGroup, ...]:
     named = {each for classes in asked for each in classes}
     for each in program.classes:
         if each not in named:
-            asked[(each,)] = 1 if each == program.home else DEFAULT_OTHERS
+            # One of a kind can't exchange anything among itself.
+            is_one = each == program.home and frozenset((each,)) not in program.talks
+            asked[(each,)] = 1 if is_one else DEFAULT_OTHERS
     order = {name: place for place, name in enumerate(program.classes)}
     total = sum(asked.values())
     if total > MAX_NODES:

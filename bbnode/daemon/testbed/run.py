@@ -51,7 +51,7 @@ ASK_TO_STOP_S = 1.0
 ASK_EVERY_S = 0.1
 CATCH_UP_EVERY_S = 1.0
 # Between two looks at the states of all nodes; of many, longer.
-LOOK_EVERY_S = 0.3
+LOOK_EVERY_S = 0.5
 LOOK_PER_NODE_S = 0.02
 # Nodes that are up and not connected for so long are told.
 SAY_MISSING_S = 3.0

@@ -22,6 +22,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 from bbnode.dsl.errors import (
     BrokenModel,
     ExternalDataMissing,
+    MissingModelFile,
     ModelTooLarge,
     NestingTooDeep,
     UnconvertibleModel,
@@ -125,7 +126,8 @@ def _read(source: ModelSource, module: str) -> tuple[ModelProto, Path | None]:
                 raise _too_large(f"{size} bytes", module)
             model = parse_model(path.read_bytes())
         except OSError as error:
-            raise BrokenModel(
+            absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+            raise (MissingModelFile if absent else BrokenModel)(
                 f"cannot read {path.name!r}: {error.strerror or error}; relative paths start at "
                 "the working directory",
                 module,

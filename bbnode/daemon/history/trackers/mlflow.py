@@ -28,7 +28,7 @@ class MlflowTracker:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Take `uri` and `experiment`. Raises TrackerRefused, TrackerLibraryMissing."""
         given = take_settings("mlflow", settings, {"uri": str, "experiment": str})
-        need("mlflow", "mlflow-skinny>=3")
+        need("mlflow", "mlflow-skinny>=3.17")
         self._uri = given.get("uri")
         self._experiment = given.get("experiment")
         self._client: Any = None

@@ -17,7 +17,7 @@ class TensorBoardTracker:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Take `logdir`. Raises TrackerRefused, TrackerLibraryMissing."""
         given = take_settings("tensorboard", settings, {"logdir": str})
-        need("tensorboardX", "tensorboardX>=2.6.2")
+        need("tensorboardX", "tensorboardX>=2.6.5")
         self._logdir = given.get("logdir")
         self._writer: Any = None
 

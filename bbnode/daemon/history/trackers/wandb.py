@@ -28,7 +28,7 @@ class WandbTracker:
             raise TrackerRefused(
                 f"[[trackers]] wandb: mode is {self._mode!r}; give one of {', '.join(_MODES)}"
             )
-        need("wandb", "wandb>=0.17")
+        need("wandb", "wandb>=0.31")
         self._run: Any = None
 
     def start(self, run: RunInfo) -> None:

@@ -1,0 +1,69 @@
+"""`bbnode up` with nodes that die, and when it is told to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from bbnode.daemon.testbed.nodes import holder_of
+from tests.patience import PATIENCE_S
+
+DIGITS = (
+    *("bbnode.examples.federated_digits:FederatedRound", "--arg", "clients=2"),
+    *("--set", "slots.data.dataset=digits", "--set", "client.slots.data.shards={n}"),
+)
+UP = (sys.executable, "-m", "bbnode", "up")
+
+
+def running(out: Path) -> list[str]:
+    """The nodes of a testbed whose daemons hold their state."""
+    locks = sorted(out.glob("nodes/*/state/lock"))
+    return [lock.parent.parent.name for lock in locks if holder_of(lock) is not None]
+
+
+def test_a_node_that_dies_at_once_ends_it_and_is_named_with_its_reason(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*UP, *DIGITS, "--set", "client.1.slots.data.shard=9", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: client-1 gave up (exit code 2): ")
+    assert "shard 9 of 2" in last
+    assert json.loads(done.stdout)["failure"] in last
+    assert running(tmp_path / "up-out") == []
+
+
+def test_ctrl_c_stops_all_nodes(tmp_path: Path) -> None:
+    program = "bbnode.examples.gossip_averaging:GossipAveraging"
+    with subprocess.Popen(
+        [*UP, program, "--set", "peer.slots.mass.value=[{i}.0]"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        watchdog = threading.Timer(PATIENCE_S, process.kill)
+        watchdog.start()
+        for line in process.stdout:
+            if "estimate = " in line:  # they talk, each with its value
+                break
+        assert running(tmp_path / "up-out")
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(PATIENCE_S) == 0
+        watchdog.cancel()
+    assert running(tmp_path / "up-out") == []
+    report = json.loads((tmp_path / "up-out" / "report.json").read_text())
+    assert report["ok"]
+    assert report["values"]
