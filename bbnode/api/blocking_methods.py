@@ -143,20 +143,6 @@ class BlockingMethods(ABC):
         query = {"since": since, **({} if last is None else {"last": last})}
         return cast("answers.RoundsAnswer", self._ask("GET", "/v1/rounds", query=query))
 
-    def models(self) -> answers.ModelList:
-        """Return the slots with a model."""
-        return cast("answers.ModelList", self._ask("GET", "/v1/models"))
-
-    def model(self, slot: str) -> bytes:
-        """Return the model of a slot with its trained weights, as the bytes of an ONNX file.
-
-        The weights are those from before an op that is under way.
-        """
-        status, data = self.fetch("GET", target(f"/v1/models/{slot}"))
-        if status != 200:
-            parse_answer(status, data)
-        return data
-
     def snapshot(self) -> answers.SnapshotWritten:
         """Write the node's state to its state directory now."""
         return cast("answers.SnapshotWritten", self._ask("POST", "/v1/snapshot"))
@@ -166,7 +152,10 @@ class BlockingMethods(ABC):
         return cast("answers.ModelList", self._ask("GET", "/v1/models"))
 
     def model(self, slot: str) -> bytes:
-        """Return the model of a slot with its present weights: the content of an ONNX file."""
+        """Return the model of a slot with its weights, as the bytes of an ONNX file.
+
+        The weights are those from before an op that is under way.
+        """
         return self.download(f"/v1/models/{slot}")
 
     def reload(self) -> answers.Reloaded:

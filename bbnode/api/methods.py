@@ -143,20 +143,6 @@ class AsyncMethods(ABC):
         query = {"since": since, **({} if last is None else {"last": last})}
         return cast("answers.RoundsAnswer", await self._ask("GET", "/v1/rounds", query=query))
 
-    async def models(self) -> answers.ModelList:
-        """Return the slots with a model."""
-        return cast("answers.ModelList", await self._ask("GET", "/v1/models"))
-
-    async def model(self, slot: str) -> bytes:
-        """Return the model of a slot with its trained weights, as the bytes of an ONNX file.
-
-        The weights are those from before an op that is under way.
-        """
-        status, data = await self.fetch("GET", target(f"/v1/models/{slot}"))
-        if status != 200:
-            parse_answer(status, data)
-        return data
-
     async def snapshot(self) -> answers.SnapshotWritten:
         """Write the node's state to its state directory now."""
         return cast("answers.SnapshotWritten", await self._ask("POST", "/v1/snapshot"))
@@ -166,7 +152,10 @@ class AsyncMethods(ABC):
         return cast("answers.ModelList", await self._ask("GET", "/v1/models"))
 
     async def model(self, slot: str) -> bytes:
-        """Return the model of a slot with its present weights: the content of an ONNX file."""
+        """Return the model of a slot with its weights, as the bytes of an ONNX file.
+
+        The weights are those from before an op that is under way.
+        """
         return await self.download(f"/v1/models/{slot}")
 
     async def reload(self) -> answers.Reloaded:

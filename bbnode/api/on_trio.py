@@ -124,7 +124,7 @@ def _in_turn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def _made(ready: OpenPlan) -> Daemon:
-    assembly.import_components(ready.resolved.config.node.components)
+    assembly.import_components(ready.resolved)
     return Daemon(ready.resolved, artifact=ready.artifact)
 
 

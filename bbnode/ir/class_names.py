@@ -69,7 +69,7 @@ def load_function(target: str) -> Callable[..., Any]:
     if where.endswith(".py"):
         module = _imported_file(Path(where))
     else:
-        _search(Path.cwd())
+        search(Path.cwd())
         module = _imported(where)
     found = getattr(module, name, None)
     if not callable(found):

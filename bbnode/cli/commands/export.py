@@ -135,7 +135,7 @@ def _artifact(resolved: ResolvedConfig | None, given: Path | None) -> Artifact:
     if resolved is not None:
         from bbnode.daemon.lifecycle import assembly
 
-        assembly.import_components(resolved.config.node.components)
+        assembly.import_components(resolved)
         if given is None:
             return assembly.find_artifact(resolved)
     if given is None:
