@@ -11,7 +11,6 @@ from bbnode.components import ConnectedView, FedAvg, MetricsMean
 from bbnode.dsl import (
     AggregatorSlot,
     BackendSlot,
-    DataSourceSlot,
     Graph,
     ModelSlot,
     Output,
@@ -76,8 +75,7 @@ class FederatedTraining(TrainingProgram):
         mean, stats = fedavg.aggregate(g)
         loaded = server_model.load_parameters(g, mean)
         if self.evaluate in ("server", "both"):
-            data = DataSourceSlot(TEST_SLOT)
-            _, *found = self.evaluation(g, server_model, data, loaded)
+            _, *found = self.evaluation(g, server_model, self.test_data(), loaded)
             self._hand_out(g, "", found)
         if self.holds_out:
             prefix = "clients_" if self.evaluate == "both" else ""
@@ -88,7 +86,7 @@ class FederatedTraining(TrainingProgram):
     def bindings(self) -> Mapping[str, Any]:
         """Return the classes of the slots; "test" and "metrics" only where they are used."""
         bound = {**super().bindings(), "cohort": ConnectedView, "fedavg": FedAvg}
-        if self.evaluate in ("server", "both"):
+        if self.evaluate in ("server", "both") and self.test_data().concrete is None:
             bound[TEST_SLOT] = self.source
         if self.holds_out:
             bound["metrics"] = MetricsMean

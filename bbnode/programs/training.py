@@ -151,6 +151,12 @@ class TrainingProgram(ReadyProgram):
         """Return a slot with the part of a peer's own data that `train_part` keeps out."""
         return DataSourceSlot(HELD_OUT_SLOT, concrete=self._part("test"))
 
+    def test_data(self) -> DataSourceSlot:
+        """Return the slot "test", whose examples nobody trains on."""
+        if self.loss == "mse" and "label_dtype" in self._source_settings:
+            return DataSourceSlot(TEST_SLOT, concrete=self._told())
+        return DataSourceSlot(TEST_SLOT)
+
     def evaluation(
         self, g: Graph, model: ModelSlot, data: DataSourceSlot, after: Output
     ) -> tuple[Output, ...]:
@@ -183,12 +189,22 @@ class TrainingProgram(ReadyProgram):
         return OnnxModelConfig(model=content, loss=self.loss, learning_rate=self.learning_rate)
 
     def _part(self, split: str) -> ConcreteSpec:
-        if all(field.name != "split" for field in dataclasses.fields(self.source.Config)):
+        if "split" not in self._source_settings:
             raise self.bad(
                 f"data={self.source.TYPE_NAME!r} has no setting `split`, so that a peer can't hold "
                 "examples out; evaluate on the server, or take another data source"
             )
-        return concrete(self.source, split=split)
+        return self._told(split=split)
+
+    def _told(self, **settings: str) -> ConcreteSpec:
+        """Return the data source with what the program knows; a node may say otherwise."""
+        if self.loss == "mse" and "label_dtype" in self._source_settings:
+            settings["label_dtype"] = "float32"
+        return concrete(self.source, **settings)
+
+    @property
+    def _source_settings(self) -> frozenset[str]:
+        return frozenset(field.name for field in dataclasses.fields(self.source.Config))
 
     def _read(self, path: Path) -> ModelProto:
         try:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,3 +165,18 @@ def test_bad_batches_and_bad_states_are_refused(npz) -> None:
     for data in (b"\xc1", b"\x80", b"\x01", b"\x82\xa5epoch\xff\xa6cursor\x00"):
         with pytest.raises(ComponentError):
             array_source(npz).restore(data)
+
+
+def test_whole_numbers_are_classes_unless_a_node_says_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.npz"
+    np.savez(path, x=np.zeros((4, 1), np.float32), y=np.array([3, 1, 2, 5]))
+    auto = ArrayDataSource(ArrayDataSourceConfig(path=str(path)))
+    assert auto.schema().labels.dtype == "int64"
+    config = ArrayDataSourceConfig(path=str(path), label_dtype="float32", split="train")
+    source = ArrayDataSource(config)
+    assert (source.schema().labels.dtype, source.schema().label_range) == ("float32", None)
+    for _, labels in source.epoch_batches(2):
+        assert labels.dtype == np.float32
+        assert not labels.flags.writeable
+    with pytest.raises(ComponentError, match="unknown label_dtype 'int8'"):
+        ArrayDataSource(ArrayDataSourceConfig(path=str(path), label_dtype="int8"))  # type: ignore[arg-type]

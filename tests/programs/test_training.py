@@ -119,6 +119,18 @@ def test_a_regression_has_labels_without_a_last_axis(tmp_path: Path) -> None:
     assert found[-1]["clients_mae"] < found[0]["clients_mae"]
 
 
+def test_targets_of_a_regression_may_be_whole_numbers(tmp_path: Path) -> None:
+    """Elsewhere whole numbers are classes."""
+    program = Training(model=(FEATURES, 1), loss="mse", learning_rate=0.05, evaluate="both")
+    net, server = network(program, tmp_path, numbers=True)
+    for file in tmp_path.glob("*.npz"):
+        held = dict(np.load(file))
+        np.savez(file, x=held["x"], y=(3 * held["y"]).round().astype(np.int64))
+    found = rounds(net, server, 3)
+    assert found[-1]["loss"] < found[0]["loss"]
+    assert found[-1]["clients_loss"] < found[0]["clients_loss"]
+
+
 def test_the_same_seed_ends_in_the_same_model(tmp_path: Path) -> None:
     one, other = (rounds(*network(Training(evaluate="none"), tmp_path), 2)[-1] for _ in range(2))
     assert one["model"].tobytes() == other["model"].tobytes()

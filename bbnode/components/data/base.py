@@ -12,7 +12,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, get_args, overload
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, overload
 
 import msgpack
 import numpy as np
@@ -29,6 +29,7 @@ from bbnode.ir.values import Value
 
 Array: TypeAlias = npt.NDArray[Any]
 Batch: TypeAlias = tuple[Value, Value]
+LabelType = Literal["auto", "float32", "int64"]
 
 _MAX_COUNT = (1 << 63) - 1  # epochs and cursors are int64
 _ROWS_AT_ONCE = 1 << 16  # of labels that are looked through
@@ -223,6 +224,9 @@ class MemoryDataSource(DataSource):
                 for values in (features, labels):
                     if isinstance(values, np.ndarray):
                         values.flags.writeable = False
+                wanted = getattr(self.config, "label_dtype", "auto")
+                if wanted != "auto" and labels.dtype != np.dtype(wanted):
+                    labels = _Converted(labels, np.dtype(wanted))
                 self._loaded = _Examples(self.served(features), labels, self.chosen(labels))
             return self._loaded
 
@@ -283,6 +287,24 @@ class _Epoch(Sequence[Batch]):
         return self._data.take(self._order[at * self._size : (at + 1) * self._size])
 
 
+class _Converted:
+    """Values by row, in another type; each batch is converted when it is gathered."""
+
+    def __init__(self, values: ByRow, dtype: np.dtype[Any]) -> None:
+        self._values = values
+        self.dtype = dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._values.shape
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, rows: Any, /) -> Any:
+        return np.asarray(self._values[rows]).astype(self.dtype)
+
+
 def taken(values: ByRow, rows: Rows | None) -> Array:
     """Return the values of some rows, or of all, as a read-only array."""
     if rows is not None:
@@ -317,6 +339,8 @@ class SplitConfig:
         alpha: of "dirichlet" and "quantity": small values make peers differ more.
         batch_size: examples of a NextBatch; 0 is all at once.
         seed: of deal and shuffling; the same on all peers that share a data set.
+        label_dtype: of labels that are numbers. "auto": as the source has them, integers as
+            classes (int64); "float32" for the targets of a regression that are whole numbers.
     """
 
     split: Split = "all"
@@ -329,6 +353,7 @@ class SplitConfig:
     alpha: float = 0.5
     batch_size: int = 0
     seed: int = 0
+    label_dtype: LabelType = "auto"
 
 
 class SplitDataSource(MemoryDataSource):
@@ -343,6 +368,7 @@ class SplitDataSource(MemoryDataSource):
         super().__init__(config)
         self.require_choice("split", Split)
         self.require_choice("partition", Partition)
+        self.require_choice("label_dtype", LabelType)
         self.require(
             0 <= config.shard < config.shards,
             f"shard {config.shard} of {config.shards}; shards count from 0 to shards - 1",
