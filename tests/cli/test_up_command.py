@@ -137,7 +137,7 @@ def test_a_table_that_is_wrong_is_one_line(
         (["alone.py", "--nodes", "two=1", "--until-ctrl-c"], exits.USAGE, "has no class 'two'"),
         (["alone.py", "--invoke", "one", "-i", "given=[1]", "--logs", "x"], exits.USAGE, "--logs"),
         (["alone.py:Alon"], exits.USAGE, "did you mean 'Alone'"),
-        (["gone.onnx"], exits.FAILURE, "gone.onnx: No such file"),
+        (["gone.onnx"], exits.USAGE, "gone.onnx: No such file"),
         (["bad.onnx"], exits.REFUSED, "not an ONNX model"),
         (["wrong.py"], exits.REFUSED, "wrong.py:9"),
         (["alone.py", "--times", "-1"], exits.USAGE, "--times"),
