@@ -21,9 +21,10 @@ def test_lines_json_and_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[
     wrong = ["--set", 'artifact.targets=["nobody"]']
     assert main(["doctor", "-c", str(file), *wrong]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].startswith("FAILED   components")
-    assert lines[-1].strip().startswith("-> ")
+    assert lines[-3].startswith("FAILED   components")
+    assert lines[-2].strip().startswith("-> ")
+    assert lines[-1].startswith("SKIPPED  data")
     assert main(["doctor", "-c", str(file), "--json", *wrong]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["schema"] == "bbnode/doctor/1"
-    assert (told["ok"], told["checks"][-1]["verdict"]) == (False, "FAILED")
+    assert (told["ok"], told["checks"][-2]["verdict"]) == (False, "FAILED")
