@@ -16,6 +16,7 @@ from bbnode.cli import exits
 from bbnode.cli.main import command_names, main
 from bbnode.components import values
 from bbnode.daemon.config import sources
+from bbnode.daemon.lifecycle import assembly
 from bbnode.sim import Network
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
@@ -53,15 +54,12 @@ def test_two_nodes_by_hand_make_a_round(
             invoked = words
     network = Network(seed=0)
     for name in ("server", "client"):
-        config = sources.resolve(Path(name, "node.toml"), environ={}).config
+        resolved = sources.resolve(Path(name, "node.toml"), environ={})
+        config = resolved.config
         assert (config.network.bootstrap == []) == (name == "server")
         model = onnx.load("artifact.onnx")
-        # Paths count from the file that has them.
-        slots = {
-            slot: {**given, "path": str(Path(name, given["path"]))}
-            for slot, given in config.slots.items()
-        }
-        network.add(name, model, config.artifact.targets, config=slots)
+        settings = assembly.slot_settings(resolved, assembly.find_artifact(resolved))
+        network.add(name, model, config.artifact.targets, config=settings)
     server = network["server"]
     inputs = {"tick": values.TRIGGER}
     assert invoked[:4] == ["invoke", "server", "-i", "tick=trigger"]
