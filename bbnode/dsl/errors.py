@@ -14,8 +14,9 @@ from pathlib import PurePath
 
 from bbnode.ir.errors import AuthorError, MissingFile
 
-# A custom op records itself when its author calls it; numpy reads what it is given.
-_PACKAGES = ("bbnode.dsl.", "bbnode.ops.", "numpy.")
+# A custom op records itself when its author calls it; the arguments of a program are checked where
+# its class is made; numpy reads what it is given.
+_PACKAGES = ("bbnode.dsl.", "bbnode.ops.", "bbnode.programs.arguments.", "numpy.")
 # A context variable, so that two threads that build programs do not see each other's.
 _PATH: ContextVar[str] = ContextVar("bbnode_module_path", default="")
 
