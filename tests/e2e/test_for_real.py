@@ -37,8 +37,11 @@ class Machines:
             **os.environ,
             "PATH": f"{commands}:{os.environ['PATH']}",
             "PYTHONPATH": str(Path(__file__).parents[2]),
-            "XDG_CACHE_HOME": str(root / "cache"),
-            "XDG_STATE_HOME": str(root / "state"),
+            "HOME": str(root),
+            **{
+                f"XDG_{kind}_HOME": str(root / kind)
+                for kind in ("CACHE", "CONFIG", "DATA", "STATE")
+            },
         }
 
     def run(self, machine: str, text: str) -> str:

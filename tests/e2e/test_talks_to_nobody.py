@@ -152,7 +152,7 @@ def check(seen: Watched) -> None:
 
 
 @NEEDS_NAMESPACES
-def test_nothing_is_asked_or_left_behind(tmp_path: Path) -> None:
+def test_demo(tmp_path: Path) -> None:
     seen = demo(tmp_path, "--rounds", "2", "--clients", "1")
     check(seen)
     assert "round   2/2" in seen.said

@@ -22,6 +22,7 @@ from bbnode.components.data.statistics import StandardizedConfig, StandardizedDa
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import local_setting
+from bbnode.ir.authors_code import AuthorsCodeFailed
 from bbnode.ir.class_names import ClassNotLoaded, load_function
 from bbnode.ir.decoding import shown
 from bbnode.ir.errors import AuthorError
@@ -148,7 +149,7 @@ class IterableDataSource(StandardizedDataSource):
             return given
         try:
             function = load_function(config.factory)
-        except ClassNotLoaded as error:
+        except (ClassNotLoaded, AuthorsCodeFailed) as error:
             raise DataUnavailable(f"{self.TYPE_NAME}: factory: {error}") from error
         with self._code.running():
             return function(**(config.args or {}))

@@ -71,9 +71,11 @@ class Folder:
         }
         file = self.config_file if self.config_file.exists() else earlier
         made = sources.resolve(file, environ={}, flags=flags)
-        return ResolvedConfig(
-            config=made.config, file=self.config_file.absolute(), origins=made.origins
-        )
+        # What is not the user's is as the file will have it: its paths count from there.
+        origins = {
+            key: origin if key in settings else "file" for key, origin in made.origins.items()
+        }
+        return ResolvedConfig(config=made.config, file=self.config_file.absolute(), origins=origins)
 
     def write(self, resolved: ResolvedConfig, artifact: Path) -> None:
         """Write all files, the configuration last, so that it never names a missing one.

@@ -166,7 +166,10 @@ class Discovery:
         now_s = trio.current_time()
         if now_s - opened_s > ADMITTED_S:
             self._turned_away.forgive(peer)
-        if refusal and self._turned_away.note(peer, refusal, now_s):
+        if not refusal:
+            return
+        self._wake.set()
+        if self._turned_away.note(peer, refusal, now_s):
             self._counts["discovery.turned_away"] += 1
             logger.warning(
                 "a bootstrap peer does not admit this node",

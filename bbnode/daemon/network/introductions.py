@@ -9,6 +9,7 @@ of them. An introduction is a hint: the handshake and the policy decide, as alwa
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections import Counter, OrderedDict
@@ -38,6 +39,7 @@ from bbnode.transport.base import (
     Transport,
     TransportEvent,
 )
+from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.hints import dialable
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ MAX_REFUSAL_CHARS: Final = 200
 _MAX_VALUES: Final = 4 + MAX_INTRODUCED * (4 + MAX_HINTS)
 ANSWER_S: Final = 15.0
 REQUEST_S: Final = 5.0
+# After a failure the time doubles too, from here: the other side may not have our hello yet.
+RETRY_S: Final = 1.0
 # A newcomer asks at once and dials those that were there before, so asking again is for peers that
 # only one side can dial. Each answer without news doubles the time.
 ASK_AGAIN_S: Final = 60.0
@@ -102,7 +106,7 @@ class Introductions:
                     self._crossings[peer] = event.hello.crossings
                     self._peers.setdefault(event.hello.crossings, {})[peer] = event
                 if self._own and self._finder.is_bootstrap(peer):
-                    self._next[peer] = (trio.current_time(), ASK_AGAIN_S)
+                    self._next[peer] = (trio.current_time(), RETRY_S)
                     self._wake.set()
             case ConnectionClosed(peer=peer):
                 self._drop(peer)
@@ -119,13 +123,14 @@ class Introductions:
 
     async def serve(self, stream: ProtocolStream) -> None:
         """Answer one request. A malformed one resets the stream."""
-        with trio.fail_after(REQUEST_S):
+        # A stream may come before its connection is up here, or outlive it: it is asked again.
+        with trio.fail_after(REQUEST_S), contextlib.suppress(StreamBrokenError):
             if await stream.read(1):
                 raise NotIntroduced("a request for introductions is empty")
-        refusal = self._refusal(stream.peer)
-        rows = [] if refusal else self._rows(stream.peer)
-        await stream.write(msgpack.packb([refusal, rows]))
-        await stream.end()
+            refusal = self._refusal(stream.peer)
+            rows = [] if refusal else self._rows(stream.peer)
+            await stream.write(msgpack.packb([refusal, rows]))
+            await stream.end()
 
     def _refusal(self, peer: PeerId) -> str:
         now_s = trio.current_time()
@@ -200,19 +205,20 @@ class Introductions:
         self._wake.set()
 
     async def _ask_now(self, peer: PeerId) -> None:
-        _, every_s = self._next[peer]
-        news = False
+        _, wait_s = self._next[peer]
         try:
+            news = False
             for introduced, addresses in await ask(self._backend, peer):
                 if introduced != self._backend.peer_id:
                     news |= self._finder.introduced(introduced, addresses)
+            wait_s = ASK_AGAIN_S if news else max(wait_s, ASK_AGAIN_S)
         except BbnodeError as error:
             # One of an earlier release does not speak this protocol; others may be asked.
             self._counts["introductions_failed"] += 1
             logger.debug("no introductions", extra={"peer": str(peer), "reason": str(error)})
         if peer in self._next:
-            after_s = ASK_AGAIN_S if news else min(2 * every_s, MAX_ASK_AGAIN_S)
-            self._next[peer] = (trio.current_time() + every_s, after_s)
+            after_s = min(2 * wait_s, MAX_ASK_AGAIN_S)
+            self._next[peer] = (trio.current_time() + wait_s, after_s)
 
     def counters(self) -> dict[str, int]:
         """Return the counters by dotted name; all names are always there."""
