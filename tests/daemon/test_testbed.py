@@ -246,7 +246,7 @@ def test_what_can_not_be_invoked_is_told(target: str | None, inputs: Any, why: s
 def config_of(name: str, *settings: str, program: RunnableProgram | None = None) -> Any:
     base = ["slots.data.dataset=digits"] if program is None else []
     plan = make_plan(
-        program or digits(), nodes="", settings=[*base, *settings], base=Path("/work/project")
+        program or digits(), nodes="", settings=[*base, *settings], base=Path("/home/me/project")
     )
     return plans.node_config(plan.nodes[name], plan)
 
@@ -282,9 +282,9 @@ def test_a_slot_that_one_class_has_is_set_there_alone() -> None:
 def test_paths_count_from_the_working_directory() -> None:
     program = find_program("tests/daemon/testbed_programs.py:Reading", {"path": "all.npz"})
     config = config_of("reader", "reader.slots.data.path=data/{name}.npz", program=program)
-    assert config.slots["data"]["path"] == "/work/project/data/reader.npz"
+    assert config.slots["data"]["path"] == "/home/me/project/data/reader.npz"
     # The program's own is the user's: it was compiled here.
-    assert config_of("reader", program=program).slots["data"]["path"] == "/work/project/all.npz"
+    assert config_of("reader", program=program).slots["data"]["path"] == "/home/me/project/all.npz"
     absolute = config_of("reader", "slots.data.path=/else/where.npz", program=program)
     assert absolute.slots["data"]["path"] == "/else/where.npz"
 
