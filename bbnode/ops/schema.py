@@ -229,15 +229,25 @@ def _outputs(hint: Any) -> tuple[list[PortSchema], bool]:
 
 def _value_type(hint: Any) -> tuple[TypeNode | str, tuple[int | None, ...] | None]:
     """Return the type of an annotation, or the name of its type variable, and a shape."""
+    hint = _without_alias(hint)
     if hint is np.ndarray:
         return types.TENSOR, None
     if get_origin(hint) is np.ndarray:
-        shape, dtype = get_args(hint)
+        shape, dtype = map(_without_alias, get_args(hint))
         return _tensor_type(get_args(dtype)[0] if get_args(dtype) else Any), _shape(shape)
     node = values.type_of_class(hint) if isinstance(hint, type) else None
     if node is None:
         raise _Wrong(f"is annotated with {hint!r:.120}, which is neither a tensor nor a value")
     return node, None
+
+
+def _without_alias(hint: Any) -> Any:
+    """Return what an alias stands for; numpy's NDArray is one that is not expanded, from 2.5 on."""
+    alias = hint if hasattr(hint, "__value__") else get_origin(hint)
+    if not hasattr(alias, "__value__"):
+        return hint
+    arguments = get_args(hint)
+    return alias.__value__[arguments] if arguments else alias.__value__
 
 
 def _tensor_type(element: Any) -> TypeNode | str:

@@ -29,10 +29,10 @@ class Machines:
         commands = root / "bin"
         for folder in (*self.place.values(), commands):
             folder.mkdir()
-        tool = commands / "bbnode"
-        tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bbnode "$@"\n')
-        tool.chmod(0o755)
-        (commands / "python").symlink_to(sys.executable)
+        for name, words in (("bbnode", "-m bbnode"), ("python", "")):
+            tool = commands / name
+            tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+            tool.chmod(0o755)
         self.environment = {
             **os.environ,
             "PATH": f"{commands}:{os.environ['PATH']}",
