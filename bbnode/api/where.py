@@ -1,4 +1,4 @@
-"""Where the control plane of a running daemon is, by any of the names that a user has for it.
+"""The address of a running daemon's control plane, by any of the names that a user has for it.
 
 Rule: the token goes to this machine alone, since it travels in the clear.
 """

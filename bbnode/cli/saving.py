@@ -32,7 +32,7 @@ _MAX_NAME_CHARS = 200
 
 @dataclass(frozen=True)
 class Saving:
-    """Where outputs go."""
+    """The files that outputs go to."""
 
     files: Mapping[str, Path] = field(default_factory=dict)
     directory: Path | None = None

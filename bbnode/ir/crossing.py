@@ -187,19 +187,25 @@ def _decoded(row: object) -> Crossing:
     )  # fmt: skip
 
 
-@lru_cache(maxsize=_KEPT_VERSIONS**2)
-def talk(one: bytes, other: bytes) -> bool:
-    """Return True if one of two peers sends what the other takes, by their encoded crossings.
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """The sites that a peer sends to and takes from: its crossings, for comparing with many."""
 
-    Raises DecodeError.
-    """
-    ours, theirs = decode_crossings(one) or (), decode_crossings(other) or ()
-    return _reaches(ours, theirs) or _reaches(theirs, ours)
+    sends: frozenset[int]
+    takes: frozenset[int]
+
+    def talk_with(self, other: Sites) -> bool:
+        """Return True if one of two peers sends what the other takes."""
+        return not (self.sends.isdisjoint(other.takes) and self.takes.isdisjoint(other.sends))
 
 
-def _reaches(senders: Sequence[Crossing], takers: Sequence[Crossing]) -> bool:
-    sent = {each.site for each in senders if each.sends}
-    return any(each.takes and each.site in sent for each in takers)
+def sites_of(raw: bytes) -> Sites:
+    """Return the sites of encoded crossings; none where a peer tells none. Raises DecodeError."""
+    found = decode_crossings(raw) or ()
+    return Sites(
+        sends=frozenset(each.site for each in found if each.sends),
+        takes=frozenset(each.site for each in found if each.takes),
+    )
 
 
 # --- two versions ----------------------------------------------------------------------------

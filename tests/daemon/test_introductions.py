@@ -26,7 +26,7 @@ from bbnode.daemon.network.introductions import (
 from bbnode.engine import install
 from bbnode.examples import gossip_averaging, registry
 from bbnode.ir.caps import MAX_INTRODUCED, MAX_INTRODUCTION_BYTES
-from bbnode.ir.crossing import Crossing, encode_crossings, talk
+from bbnode.ir.crossing import Crossing, encode_crossings, sites_of
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import ConnectionClosed, ConnectionOpened, Direction, Hello
 from bbnode.transport.driver import Driver
@@ -46,6 +46,9 @@ GOSSIPS = encode_crossings([crossing(3, sends=True, takes=True)])
 
 
 def test_who_talks_to_whom_is_what_one_sends_and_the_other_takes() -> None:
+    def talk(one: bytes, other: bytes) -> bool:
+        return sites_of(one).talk_with(sites_of(other))
+
     assert talk(ASKS, ANSWERS)
     assert talk(ANSWERS, ASKS)
     assert talk(GOSSIPS, GOSSIPS)
@@ -143,7 +146,7 @@ def test_who_left_or_tells_nothing_is_not_introduced() -> None:
     hub.leaves(B)
     assert hub.tells(A) == {}
     assert hub.tells(C) == {}
-    assert hub.introductions._peers.keys() == {ASKS}
+    assert hub.introductions._peers.keys() == {sites_of(ASKS)}
 
 
 def test_a_new_hello_replaces_the_one_before() -> None:
@@ -195,6 +198,17 @@ def test_of_many_each_gets_some_and_together_they_reach_everybody() -> None:
         reached |= new
     assert reached == set(peers)
     assert len({tuple(sorted(each)) for each in told.values()}) > 190
+
+
+def test_a_request_reads_no_hello_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many different ones strangers have made up."""
+    hub = Hub()
+    hub.joins(A, ASKS, HOME)
+    for number in range(100):
+        invented = encode_crossings([crossing(1, takes=True), crossing(100 + number, sends=True)])
+        hub.joins(PeerId.from_seed(f"stranger {number}"), invented, HOME)
+    monkeypatch.setattr(introductions, "sites_of", None)
+    assert len(hub.tells(A)) == MAX_INTRODUCED
 
 
 # -- what is taken -------------------------------------------------------------------------------

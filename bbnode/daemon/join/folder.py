@@ -30,7 +30,7 @@ _COMMENT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """Where a joined node has its files."""
+    """The files of a joined node."""
 
     name: str
     # What `bbnode run -c` takes; the artifact is in the same directory.

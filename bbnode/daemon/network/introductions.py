@@ -28,7 +28,7 @@ from bbnode.ir.caps import (
     MAX_INTRODUCTION_ASKERS,
     MAX_INTRODUCTION_BYTES,
 )
-from bbnode.ir.crossing import decode_crossings, talk
+from bbnode.ir.crossing import Sites, sites_of
 from bbnode.ir.decoding import Boundary, clip, unpack
 from bbnode.ir.errors import BbnodeError, PeerError
 from bbnode.ir.peer import PeerId
@@ -85,9 +85,10 @@ class Introductions:
         self._backend = backend
         self._finder = finder
         self._own = crossings
-        # The connected peers by what their programs send and take: few of these are different.
-        self._peers: dict[bytes, dict[PeerId, ConnectionOpened]] = {}
-        self._crossings: dict[PeerId, bytes] = {}
+        # The connected peers by what their programs send and take: few of these are different, but
+        # for strangers' inventions. Read once a connection, so that a request costs a comparison.
+        self._peers: dict[Sites, dict[PeerId, ConnectionOpened]] = {}
+        self._sites: dict[PeerId, Sites] = {}
         # When each peer asked last, oldest first; and when each bootstrap peer is asked next, with
         # the time between; all in trio's time.
         self._asked: OrderedDict[PeerId, float] = OrderedDict()
@@ -102,9 +103,10 @@ class Introductions:
         match event:
             case ConnectionOpened(peer=peer):
                 self._drop(peer)
-                if decode_crossings(event.hello.crossings):
-                    self._crossings[peer] = event.hello.crossings
-                    self._peers.setdefault(event.hello.crossings, {})[peer] = event
+                sites = sites_of(event.hello.crossings)
+                if sites.sends or sites.takes:
+                    self._sites[peer] = sites
+                    self._peers.setdefault(sites, {})[peer] = event
                 if self._own and self._finder.is_bootstrap(peer):
                     self._next[peer] = (trio.current_time(), RETRY_S)
                     self._wake.set()
@@ -113,11 +115,11 @@ class Introductions:
 
     def _drop(self, peer: PeerId) -> None:
         self._next.pop(peer, None)
-        crossings = self._crossings.pop(peer, None)
-        if crossings is not None:
-            del self._peers[crossings][peer]
-            if not self._peers[crossings]:
-                del self._peers[crossings]
+        sites = self._sites.pop(peer, None)
+        if sites is not None:
+            del self._peers[sites][peer]
+            if not self._peers[sites]:
+                del self._peers[sites]
 
     # -- introducing others ------------------------------------------------------------------
 
@@ -149,14 +151,14 @@ class Introductions:
         Of many, each asker gets others: together they connect everybody with everybody in a few
         steps.
         """
-        own = self._crossings.get(asker)
+        own = self._sites.get(asker)
         if own is None:  # its connection may not have been reported yet
             hellos = (info.hello for info in self._backend.peers() if info.peer == asker)
-            own = next((hello.crossings for hello in hellos), b"")
+            own = sites_of(next((hello.crossings for hello in hellos), b""))
         found = [
             event
-            for crossings, peers in self._peers.items()
-            if talk(own, crossings)
+            for sites, peers in self._peers.items()
+            if own.talk_with(sites)
             for peer, event in peers.items()
             if peer != asker
         ]
