@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,13 +84,16 @@ def test_a_client_without_data_says_why_and_takes_part_once_it_has_them(tmp_path
     try:
         start(*made.all)
         with made.events(made.server) as events:
-            told: list[str] = []
-            while not told:  # until it has connected, and has said so
-                told = [p["not_ready"] for p in made.ask(made.server, "peers")["peers"]]
-                told = [reason for reason in told if reason]
-            assert why in told[0]
-            while why not in made.ask(made.server, "rounds")["invoke"][0]["waiting_for"]:
-                pass  # the wait is written anew when it hears of it
+
+            def waits() -> str:
+                invoke = made.ask(made.server, "rounds")["invoke"][0]
+                return f"{invoke['done']} done; {invoke['waiting_for']}"
+
+            deadline_s = time.monotonic() + PATIENCE_S
+            while why not in waits():  # until it has connected, and has said so
+                assert time.monotonic() < deadline_s, waits()
+            told = [p["not_ready"] for p in made.ask(made.server, "peers")["peers"]]
+            assert any(why in reason for reason in told if reason)
             assert why in command("status", made.server)
             assert "not ready" in command("status", poor)
             stop(poor)

@@ -451,12 +451,11 @@ class Rounds:
         # All peers are worth a wait once, at the start; later, enough of them are enough,
         # or every round of a network that lost one peer would take timeout_s longer.
         is_first = self.done == 0 or not self.history
+        wanted = {wait.peer_class: wait.enough_peers}
+        if is_first:
+            wanted = {wait.peer_class: wait.peers, **wait.also}
         with trio.move_on_after(wait.timeout_s):
-            await self._until_connected(
-                wait.peers if is_first else wait.enough_peers, wait.peer_class
-            )
-            for peer_class, peers in wait.also.items() if is_first else ():
-                await self._until_connected(peers, peer_class)
+            await self._until_settled(wanted)
         have = len(self._node.connected_peers(wait.peer_class))
         if have < wait.enough_peers and wait.on_timeout == "fail":
             raise TooFewPeers(
@@ -464,17 +463,26 @@ class Rounds:
                 f"{_connected(self._not_ready(wait.peer_class))}; waited {wait.timeout_s:g} s: "
                 "start them, or raise wait_for.timeout_s"
             )
-        await self._until_connected(wait.enough_peers, wait.peer_class)
-        if self.waiting_since_s is not None:
-            # Who has just come may say next that it is not ready.
-            await trio.sleep(SETTLE_S)
-            await self._until_connected(wait.enough_peers, wait.peer_class)
+        if have < wait.enough_peers:
+            await self._until_settled({wait.peer_class: wait.enough_peers})
         self.waiting_for = ""
         if self.waiting_since_s is not None and self._good_s is not None:
             # A wait for peers is not a stall.
             self._due_s = trio.current_time()
             self._good_s += self._due_s - self.waiting_since_s
         self.waiting_since_s = None
+
+    async def _until_settled(self, wanted: Mapping[str, int]) -> None:
+        """Wait for so many peers of each class, and until they have had time to say more."""
+        while True:
+            for peer_class, peers in wanted.items():
+                await self._until_connected(peers, peer_class)
+            if self.waiting_since_s is None:
+                return
+            # Who has just come may say next that it is not ready.
+            await trio.sleep(SETTLE_S)
+            if all(len(self._node.connected_peers(c)) >= n for c, n in wanted.items()):
+                return
 
     def _not_ready(self, peer_class: str) -> dict[str, str]:
         """Return the connected peers of a class that say they do not work for it, and why."""
