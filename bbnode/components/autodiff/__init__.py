@@ -13,9 +13,9 @@ from bbnode.components.autodiff.errors import (
     UnknownLoss,
     UnsupportedGradient,
 )
+from bbnode.components.autodiff.losses import LOSSES
 from bbnode.components.autodiff.table import VjpContext, supported_ops, vjp
 from bbnode.components.autodiff.training import (
-    LOSSES,
     TrainingGraphs,
     gradient_graph,
     training_graphs,

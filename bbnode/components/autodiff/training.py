@@ -1,31 +1,17 @@
 """From a forward model to the graphs that train it, all of them plain ONNX.
 
-Rule: a forward model is first brought into one form: one flat graph at one opset, parameters
-found, nothing hidden in functions, in inputs that shadow initializers, or in files beside the
-model. Parameters are inputs of every graph, never state; so one cached session serves all
-parameters and all rounds. A loss is a scalar, the mean over its elements; it needs no gradient rule
-because its ops have one.
+Rule: parameters are inputs of every graph, never state; so one cached session serves all
+parameters and all rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
-import onnx
-from onnx import (
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    ValueInfoProto,
-    helper,
-    inliner,
-    version_converter,
-)
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from bbnode.components.autodiff.builder import (
-    INT64,
     TRAINABLE,
     GraphBuilder,
     InferredType,
@@ -33,251 +19,11 @@ from bbnode.components.autodiff.builder import (
     inferred_types,
     prune,
 )
-from bbnode.components.autodiff.errors import InvalidForwardModel, UnknownLoss
+from bbnode.components.autodiff.errors import InvalidForwardModel
+from bbnode.components.autodiff.forward import ForwardGraph, read_forward
+from bbnode.components.autodiff.losses import find_loss
 from bbnode.components.autodiff.reverse import pull_back
-from bbnode.components.autodiff.table import lookup
-from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
-from bbnode.ir.graph import is_onnx_domain
-from bbnode.ir.keys import FRAMEWORK_IR_VERSION, ONNX_OPSET_VERSION, PRODUCER_NAME
-from bbnode.ir.onnx_file import subgraph_of
-from bbnode.ir.versions import means_the_same
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardGraph:
-    """A forward model taken apart.
-
-    Attributes:
-        name: of the graph.
-        opset: version of `ai.onnx`.
-        other_opsets: imports of further domains, as (domain, version).
-        nodes: in topological order.
-        inputs: what a caller feeds, parameters not among them.
-        parameters: the tensors that are trained, in the order of the flat vector.
-        constants: all other initializers.
-        output: the value that the loss is computed from.
-    """
-
-    name: str
-    opset: int
-    other_opsets: tuple[tuple[str, int], ...]
-    nodes: tuple[NodeProto, ...]
-    inputs: tuple[ValueInfoProto, ...]
-    parameters: tuple[TensorProto, ...]
-    constants: tuple[TensorProto, ...]
-    output: ValueInfoProto
-
-
-def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> ForwardGraph:
-    """Check, flatten and upgrade `forward`, and split its initializers.
-
-    Args:
-        forward: an ONNX model, any opset that ONNX's version converter knows.
-        wrt: names of the initializers to train; by default every float one that is not only
-            used as a setting (the exponent of a Pow, the shape of a Reshape).
-
-    Raises:
-        InvalidForwardModel: it is not a valid model, or has nothing to train.
-    """
-    try:
-        # Before ONNX's checker, which looks whether files that a model names are there.
-        check_bounds(forward)
-    except FileReference as error:
-        raise InvalidForwardModel(
-            what=str(error), remedy="load it with onnx.load(path), which reads such files in"
-        ) from error
-    except OutOfBounds as error:
-        raise InvalidForwardModel(what=str(error), remedy="give a smaller model") from error
-    model = _upgrade(forward)
-    graph = model.graph
-    held = {tensor.name for tensor in graph.initializer}
-    names = _parameter_names(model) if wrt is None else tuple(wrt)
-    _check_parameters(model, names)
-    if not graph.output:
-        raise InvalidForwardModel(what="it has no output", remedy="give the graph an output")
-    chosen = set(names)
-    return ForwardGraph(
-        name=graph.name or "model",
-        opset=_onnx_opset(model),
-        other_opsets=tuple(
-            (entry.domain, int(entry.version))
-            for entry in model.opset_import
-            if entry.domain not in ("", "ai.onnx")
-        ),
-        nodes=tuple(graph.node),
-        inputs=tuple(info for info in graph.input if info.name not in held),
-        parameters=tuple(tensor for tensor in graph.initializer if tensor.name in chosen),
-        constants=tuple(tensor for tensor in graph.initializer if tensor.name not in chosen),
-        output=graph.output[0],
-    )
-
-
-def _upgrade(forward: ModelProto) -> ModelProto:
-    try:
-        onnx.checker.check_model(forward)
-        _check_opset(forward)
-        model = inliner.inline_local_functions(forward) if forward.functions else forward
-        if _onnx_opset(model) < ONNX_OPSET_VERSION or not _means_the_same(model):
-            model = version_converter.convert_version(model, ONNX_OPSET_VERSION)
-        elif _onnx_opset(model) > ONNX_OPSET_VERSION:
-            # Backends follow ONNX late: what needs nothing of a newer opset is not said to.
-            model = _relabelled(model)
-    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
-        # RuntimeError is what ONNX's C++ converter and inliner raise for whatever they refuse.
-        summary = str(error).strip().splitlines()
-        raise InvalidForwardModel(
-            what=f"ONNX refuses it: {summary[0] if summary else type(error).__name__}",
-            remedy="run onnx.checker.check_model on it and fix what that reports",
-        ) from error
-    return model
-
-
-def _check_opset(model: ModelProto) -> None:
-    newest = onnx.defs.onnx_opset_version()
-    if _onnx_opset(model) > newest:
-        raise InvalidForwardModel(
-            what=f"its opset {_onnx_opset(model)} is newer than {newest}, the last one that the "
-            f"installed onnx {onnx.__version__} knows",
-            remedy=f"export it with opset {ONNX_OPSET_VERSION}, or install a newer onnx",
-        )
-
-
-def _means_the_same(model: ModelProto) -> bool:
-    """Return True if every op means at the opset of programs what it means at the model's."""
-    version = _onnx_opset(model)
-    if version == ONNX_OPSET_VERSION:
-        return True
-    return all(
-        means_the_same(node, version, ONNX_OPSET_VERSION)
-        for node in subgraph_of(model.graph).all_nodes()
-        if is_onnx_domain(node.domain)
-    )
-
-
-def _relabelled(model: ModelProto) -> ModelProto:
-    made = ModelProto()
-    made.CopyFrom(model)
-    for entry in made.opset_import:
-        if is_onnx_domain(entry.domain):
-            entry.version = ONNX_OPSET_VERSION
-    return made
-
-
-def _onnx_opset(model: ModelProto) -> int:
-    for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx"):
-            return int(entry.version)
-    raise InvalidForwardModel(
-        what="it does not import the ai.onnx opset",
-        remedy=f"add helper.make_opsetid('', {ONNX_OPSET_VERSION}) to its opset_import",
-    )
-
-
-def _parameter_names(model: ModelProto) -> tuple[str, ...]:
-    """Return float initializers with at least one use that a gradient can pass."""
-    used: set[str] = set()
-    for node in model.graph.node:
-        entry = lookup(node.domain, node.op_type)
-        settings = entry.constant_inputs if entry is not None else frozenset[int]()
-        used.update(name for index, name in enumerate(node.input) if index not in settings)
-    return tuple(
-        tensor.name
-        for tensor in model.graph.initializer
-        if tensor.name in used and tensor.data_type in TRAINABLE
-    )
-
-
-def _check_parameters(model: ModelProto, names: Sequence[str]) -> None:
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    if not names:
-        raise InvalidForwardModel(
-            what="it has no float initializer to train",
-            remedy="store the weights as float32 initializers of the graph",
-        )
-    for name in names:
-        if name not in tensors:
-            raise InvalidForwardModel(
-                what=f"there is no initializer {name!r} to train",
-                remedy=f"choose among {', '.join(sorted(tensors)) or '(none)'}",
-            )
-        if tensors[name].data_type not in TRAINABLE:
-            kind = TensorProto.DataType.Name(tensors[name].data_type)
-            raise InvalidForwardModel(
-                what=f"parameter {name!r} is {kind}",
-                remedy="train float32 or float64 initializers; leave others out of `wrt`",
-            )
-    kinds = {tensors[name].data_type for name in names}
-    if len(kinds) > 1:
-        raise InvalidForwardModel(
-            what="its parameters mix float32 and float64", remedy="convert them to one of the two"
-        )
-
-
-# --- losses ----------------------------------------------------------------------
-
-# (builder, prediction, labels, type of the prediction) -> name of the scalar loss
-Emitter: TypeAlias = Callable[[GraphBuilder, str, str, InferredType], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A named loss: how it is emitted, and what its labels are."""
-
-    name: str
-    emit: Emitter
-    class_labels: bool  # int64 class numbers without the last axis; else like the prediction
-
-    def label_type(self, prediction: InferredType) -> InferredType:
-        """Return the element type and dimensions of the labels input."""
-        if not self.class_labels:
-            return prediction
-        dims = None if prediction.dims is None else prediction.dims[:-1]
-        return InferredType(INT64, dims)
-
-
-def _softmax_cross_entropy(b: GraphBuilder, y: str, labels: str, kind: InferredType) -> str:
-    """Emit the mean of -log softmax(y)[label]; classes are the last axis. LogSoftmax is stable."""
-    if not kind.dims:
-        raise InvalidForwardModel(
-            what="its output is a scalar, softmax_cross_entropy wants (batch, classes)",
-            remedy="give the model an output with one logit per class",
-        )
-    # Counted from the front: onnx's reference evaluator mistakes -1 in GatherElements.
-    axis = len(kind.dims) - 1
-    log_p = b.op("LogSoftmax", y, axis=axis)
-    column = b.op("Unsqueeze", labels, b.ints([axis]))
-    picked = b.op("GatherElements", log_p, column, axis=axis)
-    return b.op("Neg", b.op("ReduceMean", picked, keepdims=0))
-
-
-def _mse(b: GraphBuilder, y: str, labels: str, _: InferredType) -> str:
-    """Emit the mean of the squared differences, over all elements."""
-    difference = b.op("Sub", y, labels)
-    return b.op("ReduceMean", b.op("Mul", difference, difference), keepdims=0)
-
-
-LOSSES: dict[str, Loss] = {
-    loss.name: loss
-    for loss in (
-        Loss("softmax_cross_entropy", _softmax_cross_entropy, class_labels=True),
-        Loss("mse", _mse, class_labels=False),
-    )
-}
-
-
-def find_loss(name: str) -> Loss:
-    """Return the loss of that name.
-
-    Raises:
-        UnknownLoss: there is no such loss.
-    """
-    loss = LOSSES.get(name)
-    if loss is None:
-        raise UnknownLoss(loss=name, known=tuple(sorted(LOSSES)))
-    return loss
-
-
-# --- graphs ----------------------------------------------------------------------
+from bbnode.ir.keys import FRAMEWORK_IR_VERSION, PRODUCER_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

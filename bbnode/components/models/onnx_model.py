@@ -19,7 +19,8 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from bbnode.components.autodiff import InvalidForwardModel, TrainingGraphs, training_graphs
-from bbnode.components.autodiff.training import find_loss, read_forward
+from bbnode.components.autodiff.forward import read_forward
+from bbnode.components.autodiff.losses import find_loss
 from bbnode.components.backends.graphs import scaled_sum_model
 from bbnode.components.contracts import (
     Backend,
