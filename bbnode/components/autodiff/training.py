@@ -15,13 +15,14 @@ from bbnode.components.autodiff.builder import (
     TRAINABLE,
     GraphBuilder,
     InferredType,
-    captured_names,
-    inferred_types,
+    constant_nodes,
+    every_name,
     prune,
 )
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.autodiff.forward import ForwardGraph, read_forward
 from bbnode.components.autodiff.losses import find_loss
+from bbnode.components.autodiff.nested import model_types
 from bbnode.components.autodiff.reverse import pull_back
 from bbnode.ir.keys import FRAMEWORK_IR_VERSION, PRODUCER_NAME
 
@@ -97,17 +98,19 @@ class _Writer:
 
         taken = {tensor.name for tensor in (*forward.parameters, *forward.constants)}
         taken.update(info.name for info in forward.inputs)
-        for node in forward.nodes:
-            taken.update(node.output)
-            taken |= captured_names(node)
-        self.b = GraphBuilder(taken)
+        taken |= every_name(forward.nodes)
+        self.b = GraphBuilder(
+            taken,
+            opsets=(("", forward.opset), *forward.other_opsets),
+            known=(*forward.constants, *constant_nodes(forward.nodes)),
+        )
         self.labels = self.b.public("labels")
         self.rate = self.b.public("learning_rate")
         self.output_grad = self.b.public("output_gradient")
 
         output = forward.output.name
         self.outputs = {output: forward.output}
-        prediction = inferred_types(self._model("types", forward.nodes, self._inputs(), [output]))
+        prediction = model_types(self._model("types", forward.nodes, self._inputs(), [output]))
         self.output_type = prediction[output]
         if self.output_type.elem_type not in TRAINABLE:
             raise InvalidForwardModel(
@@ -132,7 +135,7 @@ class _Writer:
         inputs = self._inputs()
         labels = _info(self.labels, self.label_type)
         whole = self._model("types", self.forward_nodes, [*inputs, labels], [output, self.loss])
-        types = inferred_types(whole)
+        types = model_types(whole)
 
         seeds = {self.loss: b.scalar(1.0, self.output_type.elem_type)}
         by_loss = pull_back(b, self.forward_nodes, types, seeds, self.params)
@@ -194,7 +197,7 @@ class _Writer:
         outputs: Sequence[str],
     ) -> ModelProto:
         constants = [*self.f.constants, *self.b.initializers]
-        kept, tensors = prune(nodes, constants, outputs)
+        kept, tensors = prune(nodes, constants, outputs, self.b.instead)
         return helper.make_model(
             helper.make_graph(
                 kept,
