@@ -74,6 +74,9 @@ class VjpContext:
         b: where the rule emits its nodes.
         node: the forward node.
         grads: per output, the name of its gradient, or None where nothing depends on it.
+        types: the inferred types of the forward values.
+        captured: gradients of values that the node's graphs read from around it, as (name,
+            gradient); a rule of an op with graphs appends them.
     """
 
     def __init__(
@@ -87,7 +90,8 @@ class VjpContext:
         self.b = b
         self.node = node
         self.grads = tuple(grads)
-        self._types = types
+        self.types = types
+        self.captured: list[tuple[str, str]] = []
         self._active = active
 
     @property
@@ -132,11 +136,15 @@ class VjpContext:
 
     def wants(self, index: int) -> bool:
         """Return True if the gradient of input `index` is needed."""
-        return self.has(index) and self.node.input[index] in self._active
+        return self.has(index) and self.varies(self.node.input[index])
+
+    def varies(self, value: str) -> bool:
+        """Return True if the gradient of a value is needed."""
+        return value in self._active
 
     def type_of(self, value: str) -> InferredType:
         """Return the inferred type of `value`."""
-        return self._types.get(value, InferredType(0, None))
+        return self.types.get(value, InferredType(0, None))
 
     def elem_type(self, value: str) -> int:
         """Return the ONNX element type of `value`; GradientRuleError where it is unknown."""

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from bbnode.components.autodiff.rules import convolution, elementwise, layers, moving
+from bbnode.components.autodiff.rules import control, convolution, elementwise, layers, moving
 
-__all__ = ["convolution", "elementwise", "layers", "moving"]
+__all__ = ["control", "convolution", "elementwise", "layers", "moving"]
