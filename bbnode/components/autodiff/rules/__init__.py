@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from bbnode.components.autodiff.rules import control, convolution, elementwise, layers, moving
+from bbnode.components.autodiff.rules import (
+    control,
+    convolution,
+    elementwise,
+    layers,
+    moving,
+    recurrent,
+)
 
-__all__ = ["control", "convolution", "elementwise", "layers", "moving"]
+__all__ = ["control", "convolution", "elementwise", "layers", "moving", "recurrent"]
