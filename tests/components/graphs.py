@@ -10,7 +10,7 @@ import onnxruntime
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from bbnode.components.backends.reference import NEW_OPS
+from bbnode.components.backends.reference import MENDED_OPS
 
 OPSET = 21
 
@@ -55,7 +55,7 @@ def run_reference(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[st
     wanted = {port.name for port in model.graph.input}
     fed = {name: np.asarray(value) for name, value in feeds.items() if name in wanted}
     return dict(
-        zip(names, ReferenceEvaluator(model, new_ops=[*NEW_OPS]).run(None, fed), strict=True)
+        zip(names, ReferenceEvaluator(model, new_ops=[*MENDED_OPS]).run(None, fed), strict=True)
     )
 
 
@@ -86,7 +86,7 @@ def numeric_gradient(
     run: Runner | None = None,
 ) -> np.ndarray:
     """Central differences of <cotangent, output> by `feeds[name]`, summed in float64."""
-    evaluator = run or ReferenceEvaluator(model, new_ops=[*NEW_OPS]).run
+    evaluator = run or ReferenceEvaluator(model, new_ops=[*MENDED_OPS]).run
 
     def value(array: np.ndarray) -> float:
         (y,) = evaluator([output], {**feeds, name: array})

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from bbnode.components.autodiff.rules import (
+    activations,
     control,
     convolution,
     elementwise,
+    indexing,
     layers,
     moving,
+    normalization,
     recurrent,
+    reductions,
 )
 
-__all__ = ["control", "convolution", "elementwise", "layers", "moving", "recurrent"]
+__all__ = [
+    "activations",
+    "control",
+    "convolution",
+    "elementwise",
+    "indexing",
+    "layers",
+    "moving",
+    "normalization",
+    "recurrent",
+    "reductions",
+]
