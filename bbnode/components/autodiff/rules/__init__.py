@@ -2,6 +2,28 @@
 
 from __future__ import annotations
 
-from bbnode.components.autodiff.rules import convolution, elementwise, layers, moving
+from bbnode.components.autodiff.rules import (
+    attention,
+    convolution,
+    elementwise,
+    layers,
+    likelihood,
+    moving,
+    pooling,
+    products,
+    sampling,
+    spatial,
+)
 
-__all__ = ["convolution", "elementwise", "layers", "moving"]
+__all__ = [
+    "attention",
+    "convolution",
+    "elementwise",
+    "layers",
+    "likelihood",
+    "moving",
+    "pooling",
+    "products",
+    "sampling",
+    "spatial",
+]
