@@ -2,28 +2,8 @@
 
 from __future__ import annotations
 
-from bbnode.components.autodiff.rules import (
-    activations,
-    control,
-    convolution,
-    elementwise,
-    indexing,
-    layers,
-    moving,
-    normalization,
-    recurrent,
-    reductions,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "activations",
-    "control",
-    "convolution",
-    "elementwise",
-    "indexing",
-    "layers",
-    "moving",
-    "normalization",
-    "recurrent",
-    "reductions",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
