@@ -8,7 +8,7 @@ that shape inference does not know is None; nothing here guesses.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +25,7 @@ Dims: TypeAlias = tuple[Dim, ...]
 
 # Parameters may be of these; values between them may also have half the precision.
 TRAINABLE = frozenset({int(TensorProto.FLOAT), int(TensorProto.DOUBLE)})
+_SMALL_ELEMENTS = 64  # of constants whose values rules may read
 FLOATS = TRAINABLE | {int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)}
 
 
@@ -153,10 +154,14 @@ def captured_names(node: NodeProto) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class InferredType:
-    """The inferred element type of a value (ONNX's number, 0: unknown), and its dimensions."""
+    """The inferred element type of a value (ONNX's number, 0: unknown), and its dimensions.
+
+    `held` is the value itself, where it is a small constant: sizes, scales, axes and the like.
+    """
 
     elem_type: int
     dims: Dims | None
+    held: npt.NDArray[np.generic] | None = field(default=None, compare=False, repr=False)
 
 
 UNKNOWN = InferredType(0, None)
@@ -167,11 +172,20 @@ def inferred_types(model: ModelProto) -> dict[str, InferredType]:
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     types: dict[str, InferredType] = {}
     for tensor in inferred.initializer:
-        types[tensor.name] = InferredType(int(tensor.data_type), tuple(tensor.dims))
+        types[tensor.name] = _from_initializer(tensor)
     for info in (*inferred.input, *inferred.output, *inferred.value_info):
         if info.type.HasField("tensor_type"):
             types[info.name] = _from_tensor(info.type.tensor_type)
+    for node in inferred.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            types[node.output[0]] = _from_initializer(node.attribute[0].t)
     return types
+
+
+def _from_initializer(tensor: TensorProto) -> InferredType:
+    small = int(np.prod(tensor.dims)) <= _SMALL_ELEMENTS
+    held = numpy_helper.to_array(tensor).copy() if small else None
+    return InferredType(int(tensor.data_type), tuple(tensor.dims), held)
 
 
 def _from_tensor(tensor: TypeProto.Tensor) -> InferredType:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 from onnx import NodeProto, helper
 
 from bbnode.components.autodiff.builder import AttributeValue, Dims, GraphBuilder, InferredType
@@ -144,6 +145,10 @@ class VjpContext:
         if elem_type == 0:
             raise self.error(f"the element type of {value!r} is unknown")
         return elem_type
+
+    def held(self, index: int) -> npt.NDArray[np.generic] | None:
+        """Return the value of an input that is a small initializer; None for any other."""
+        return self.type_of(self.node.input[index]).held if self.has(index) else None
 
     def rank(self, value: str) -> int:
         """Return the rank of `value`; GradientRuleError where it is unknown."""
