@@ -20,7 +20,7 @@ from onnx import (
 )
 
 from bbnode.components.autodiff.errors import InvalidForwardModel
-from bbnode.components.autodiff.parameters import check_parameters, parameter_names
+from bbnode.components.autodiff.parameters import choose_parameters, exporters_hints
 from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
 from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.keys import ONNX_OPSET_VERSION
@@ -58,8 +58,7 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
 
     Args:
         forward: an ONNX model, any opset that ONNX's version converter knows.
-        wrt: names of the initializers to train; by default every float one that is not only
-            used as a setting (the exponent of a Pow, the shape of a Reshape).
+        wrt: names and patterns of the initializers to train (see `choose_parameters`).
 
     Raises:
         InvalidForwardModel: it is not a valid model, or has nothing to train.
@@ -76,11 +75,10 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
     model = _upgrade(forward)
     graph = model.graph
     held = {tensor.name for tensor in graph.initializer}
-    names = parameter_names(model) if wrt is None else tuple(wrt)
-    check_parameters(model, names)
+    chosen = choose_parameters(model, wrt or (), exporters_hints(forward))
     if not graph.output:
         raise InvalidForwardModel(what="it has no output", remedy="give the graph an output")
-    chosen = set(names)
+    trained = frozenset(chosen.trained)
     return ForwardGraph(
         name=graph.name or "model",
         opset=_onnx_opset(model),
@@ -91,8 +89,8 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
         ),
         nodes=tuple(graph.node),
         inputs=tuple(info for info in graph.input if info.name not in held),
-        parameters=tuple(tensor for tensor in graph.initializer if tensor.name in chosen),
-        constants=tuple(tensor for tensor in graph.initializer if tensor.name not in chosen),
+        parameters=tuple(tensor for tensor in graph.initializer if tensor.name in trained),
+        constants=tuple(tensor for tensor in graph.initializer if tensor.name not in trained),
         output=graph.output[0],
     )
 
