@@ -6,7 +6,7 @@ or in files beside the model; its initializers are parted into those that are tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import (
@@ -17,7 +17,7 @@ from onnx import (
 )
 
 from bbnode.components.autodiff.errors import InvalidForwardModel
-from bbnode.components.autodiff.parameters import check_parameters, parameter_names
+from bbnode.components.autodiff.parameters import choose_parameters, exporters_hints
 from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
 from bbnode.ir.intake import ModelNotTaken, brought_up
 from bbnode.ir.keys import ONNX_OPSET_VERSION
@@ -36,6 +36,7 @@ class ForwardGraph:
         inputs: what a caller feeds, parameters not among them.
         parameters: the tensors that are trained, in the order of the flat vector.
         constants: all other initializers.
+        left: float ones of these, with the reason why they are not trained.
         outputs: in the order of the graph; the loss is computed from the first.
         producer: the name of the tool that wrote the model.
     """
@@ -47,6 +48,7 @@ class ForwardGraph:
     inputs: tuple[ValueInfoProto, ...]
     parameters: tuple[TensorProto, ...]
     constants: tuple[TensorProto, ...]
+    left: Mapping[str, str]
     outputs: tuple[ValueInfoProto, ...]
     producer: str
 
@@ -56,8 +58,7 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
 
     Args:
         forward: an ONNX model, any opset that ONNX's version converter knows.
-        wrt: names of the initializers to train; by default every float one that is not only
-            used as a setting (the exponent of a Pow, the shape of a Reshape).
+        wrt: names and patterns of the initializers to train (see `choose_parameters`).
 
     Raises:
         InvalidForwardModel: it is not a valid model, or has nothing to train.
@@ -82,11 +83,10 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
         )
     graph = model.graph
     held = {tensor.name for tensor in graph.initializer}
-    names = parameter_names(model) if wrt is None else tuple(wrt)
-    check_parameters(model, names)
+    chosen = choose_parameters(model, wrt or (), exporters_hints(forward))
     if not graph.output:
         raise InvalidForwardModel(what="it has no output", remedy="give the graph an output")
-    chosen = set(names)
+    trained = frozenset(chosen.trained)
     return ForwardGraph(
         name=graph.name or "model",
         opset=ONNX_OPSET_VERSION,
@@ -97,8 +97,9 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
         ),
         nodes=tuple(graph.node),
         inputs=tuple(info for info in graph.input if info.name not in held),
-        parameters=tuple(tensor for tensor in graph.initializer if tensor.name in chosen),
-        constants=tuple(tensor for tensor in graph.initializer if tensor.name not in chosen),
+        parameters=tuple(tensor for tensor in graph.initializer if tensor.name in trained),
+        constants=tuple(tensor for tensor in graph.initializer if tensor.name not in trained),
+        left=chosen.left,
         outputs=tuple(graph.output),
         producer=forward.producer_name,
     )
