@@ -42,19 +42,23 @@ def model_of(
     constants: Mapping[str, np.ndarray] | None = None,
     opset: int = OPSET,
     symbolic: bool = False,
+    dims: Sequence[int | str | None] | None = None,
 ) -> ModelProto:
-    """`params` become initializers of `dtype`; inputs lose their sizes where `symbolic`."""
+    """`params` become initializers of `dtype`; inputs lose their sizes where `symbolic`.
+
+    `dims` of the output are given where ONNX does not infer them.
+    """
     elem = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     infos = []
     for name, array in (inputs or {}).items():
-        dims = [f"{name}{i}" for i in range(array.ndim)] if symbolic else list(array.shape)
-        infos.append(helper.make_tensor_value_info(name, elem, dims))
+        sizes = [f"{name}{i}" for i in range(array.ndim)] if symbolic else list(array.shape)
+        infos.append(helper.make_tensor_value_info(name, elem, sizes))
     tensors = [numpy_helper.from_array(a.astype(dtype), n) for n, a in params.items()]
     for name, array in (constants or {}).items():
         kept = array.astype(dtype) if np.issubdtype(array.dtype, np.floating) else array
         tensors.append(numpy_helper.from_array(kept, name))
     graph = helper.make_graph(
-        list(nodes), "g", infos, [helper.make_tensor_value_info(output, elem, None)], tensors
+        list(nodes), "g", infos, [helper.make_tensor_value_info(output, elem, dims)], tensors
     )
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", opset)])
     return onnx.shape_inference.infer_shapes(model)

@@ -26,6 +26,7 @@ from bbnode.ir.versions import means_the_same
 from tests.components.graphs import evaluator_of, ort_runner, run_ort
 
 OPSET = 21
+COARSE = ("Gelu", "Shrink")  # ONNX Runtime or its evaluator work in float32 inside
 MAX_ELEMENTS = 2000  # the reference evaluator is slow
 # What a rule says that it cannot do; each names the node.
 REFUSED = ("ceil_mode", "spatial sizes", "no axis of channels", "its draw", "running statistics")
@@ -67,11 +68,17 @@ def node_cases() -> list[NodeCase]:
                     f"{case.name}-{number}",
                     made,
                     opset,
-                    dict(zip(names[0], inputs, strict=True)),
-                    dict(zip(names[1], outputs, strict=True)),
+                    arrays_by_name(names[0], inputs),
+                    arrays_by_name(names[1], outputs),
                 )
             )
     return found
+
+
+def arrays_by_name(names: Sequence[str], values: Sequence[object]) -> dict[str, np.ndarray]:
+    """Return the values by name; numpy's scalars become arrays."""
+    made = (np.asarray(v) if isinstance(v, np.generic) else v for v in values)
+    return dict(zip(names, made, strict=True))
 
 
 def is_float(array: object) -> bool:
@@ -215,15 +222,13 @@ def check_node_case(case: NodeCase, symbolic: bool = False) -> set[str]:
     }
     engine: type[Runtime | Reference] = Runtime
     try:
-        run = engine(wide)
-        whole = run(feeds)
+        whole = Runtime(wide)(feeds)
     except Exception:  # no such kernel in float64
         engine = Reference
-        run = engine(wide)
-        whole = run(feeds)
-    cotangents = {
-        name: rng.normal(size=np.shape(whole[name])) for name in outputs
-    }
+        whole = Reference(wide)(feeds)
+    run = engine(wide)
+    step = 1e-3 if case.node.op_type in COARSE else 1e-5
+    cotangents = {name: rng.normal(size=np.shape(whole[name])) for name in outputs}
     seeds = {name: f"seed_{name}" for name in outputs}
     model, names = gradient_of(wide, seeds, wrt, case)
     all_feeds = {**feeds, **{seeds[k]: c for k, c in cotangents.items()}}
@@ -239,24 +244,28 @@ def check_node_case(case: NodeCase, symbolic: bool = False) -> set[str]:
             one[tuple(rng.integers(n) for n in one.shape)] = 1.0
             directions.append(one)
         for along in directions:
-            expected = slope(run, feeds, name, along, cotangents, 1e-5)
+            expected = slope(run, feeds, name, along, cotangents, step)
             if np.isfinite(expected):
                 found = float(np.sum(exact[name] * along))
                 assert abs(found - expected) < 1e-4 * (1 + abs(expected)), (name, found, expected)
     done = {"float64"}
     for dtype in (np.float32, np.float16):
         small = model_in(case, dtype, symbolic)
-        narrow = {k: v.astype(dtype) if is_float(v) else v for k, v in all_feeds.items()}
+        with np.errstate(over="ignore"):
+            narrow = {k: v.astype(dtype) if is_float(v) else v for k, v in all_feeds.items()}
         try:
-            run_ort(small, narrow)
+            forward = run_ort(small, narrow)
         except Exception:  # ONNX Runtime has no such kernel: nothing to compare
             continue
+        largest = max(np.max(np.abs(a), initial=0) for a in feeds.values() if is_float(a))
+        if not all(np.isfinite(forward[k]).all() for k in outputs) or largest > 1e3:
+            continue  # beyond what a half holds
         model, names = gradient_of(small, seeds, wrt, case)
         got = run_ort(model, narrow)
         scale = TOLERANCE[dtype]
         for name, made in zip(wrt, names, strict=True):
             assert got[made].dtype == dtype
-            size = float(np.max(np.abs(exact[name]), initial=1.0))
+            size = float(np.nanmax(np.abs(exact[name]), initial=1.0))
             np.testing.assert_allclose(
                 got[made].astype(np.float64), exact[name], rtol=scale, atol=scale * size
             )
