@@ -7,6 +7,7 @@ no database; nothing here reads a clock or the user's configuration.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -27,7 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# Folders whose tests start processes and wait for them. They come first, so that at the end no
+# worker is alone with a long one.
+LONG = ("e2e", "deploy", "templates", "docs")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in LONG)
     if config.getoption("--all"):
         return
     skip = pytest.mark.skip(reason="slow: runs with --all")
