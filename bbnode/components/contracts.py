@@ -28,12 +28,17 @@ from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
 from bbnode.components.backends.primitives import Primitives
 from bbnode.components.data.schema import DataSchema as DataSchema
 from bbnode.components.errors import ComponentError as ComponentError
-from bbnode.components.errors import InvalidComponentConfig, NotExportable, UnsupportedByDataSource
+from bbnode.components.errors import (
+    InvalidComponentConfig,
+    NotExportable,
+    UnsupportedByDataSource,
+    UnsupportedByModel,
+)
 from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TENSOR_INT64, TypeNode
+from bbnode.ir.types import COMPOSITE, METADATA, TENSOR, TENSOR_FLOAT, TENSOR_INT64, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
 
 if TYPE_CHECKING:
@@ -336,19 +341,26 @@ class Model(Component):
     """
 
     ROLE = "Model"
-    # Inputs may be numbers or tokens; what targets are depends on the concrete class.
+    # Inputs may be numbers or tokens, and of several inputs or outputs a batch is a composite; what
+    # targets are depends on the concrete class.
     storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {
         "*": TENSOR_FLOAT,
-        "Forward.input": (TENSOR_FLOAT, TENSOR_INT64),
-        "ComputeLoss.input": (TENSOR_FLOAT, TENSOR_INT64),
-        "Evaluate.input": (TENSOR_FLOAT, TENSOR_INT64),
+        "Forward.output": (TENSOR_FLOAT, COMPOSITE),
+        "Forward.input": (TENSOR_FLOAT, TENSOR_INT64, COMPOSITE),
+        "ComputeLoss.input": (TENSOR_FLOAT, TENSOR_INT64, COMPOSITE),
+        "Evaluate.input": (TENSOR_FLOAT, TENSOR_INT64, COMPOSITE),
+        "Gradient.input": (TENSOR_FLOAT, TENSOR_INT64, COMPOSITE),
         "ComputeLoss.target": TENSOR,
         "Evaluate.target": TENSOR,
+        "Gradient.target": TENSOR,
     }
 
     @abstractmethod
     def forward(self, ctx: OpContext, batch: Value) -> Value:
-        """Return the outputs for a batch: [N, ...] float32 to [N, ...] float32."""
+        """Return the outputs for a batch: [N, ...] float32 to [N, ...] float32.
+
+        A Composite of tensors, in the order of the model, where it has several inputs or outputs.
+        """
 
     @abstractmethod
     def compute_loss(self, ctx: OpContext, batch: Value, target: Value) -> Value:
@@ -357,6 +369,25 @@ class Model(Component):
     def evaluate(self, ctx: OpContext, batch: Value, target: Value) -> Value:
         """Return `compute_loss`: its older name."""
         return self.compute_loss(ctx, batch, target)
+
+    def gradient(
+        self,
+        ctx: OpContext,
+        batch: Value,
+        target: Value,
+    ) -> tuple[Value, Value]:
+        """Return the gradient of the mean loss by the parameters, [P] float32, and that loss, [].
+
+        The model stays as it is. UnsupportedByModel where a class does not override it.
+        """
+        raise UnsupportedByModel(component=self.TYPE_NAME, op="gradient")
+
+    def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
+        """Take `rate`, a positive float32 scalar, for all steps from now on.
+
+        UnsupportedByModel where a class does not override it.
+        """
+        raise UnsupportedByModel(component=self.TYPE_NAME, op="set_learning_rate")
 
     @abstractmethod
     def backward(self, ctx: OpContext, grad: Value) -> None:

@@ -13,11 +13,13 @@ from bbnode.components import errors
 from bbnode.components.autodiff import InvalidForwardModel, UnknownLoss
 from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
 from bbnode.components.backends.reference import ReferenceBackend, ReferenceBackendConfig
-from bbnode.components.contracts import ComponentError, is_offloaded
+from bbnode.components.contracts import ComponentError, Model, is_offloaded
 from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
+from bbnode.components.errors import UnsupportedByModel
 from bbnode.components.models.mlp import mlp_forward
 from bbnode.components.models.onnx_model import HeldModel, OnnxModel, OnnxModelConfig
 from bbnode.components.registry import component_class, concrete
+from bbnode.ir.errors import AuthorError
 from tests.components.fakes import CTX, onnx_model
 from tests.components.graphs import model_of
 
@@ -67,6 +69,34 @@ def test_parameters_off_the_wire_are_not_copied() -> None:
     model.load_parameters(CTX, odd)  # not aligned: this one has to be copied
     assert model.params(CTX).flags.aligned
     np.testing.assert_array_equal(model.params(CTX), received)
+
+
+def test_a_gradient_is_a_value_and_a_step_with_it_is_a_step_of_training() -> None:
+    model, stepped = onnx_model(CONFIG), onnx_model(CONFIG)
+    before = model.params(CTX)
+    grads, loss = model.gradient(CTX, X, LABELS)
+    assert (grads.dtype, grads.shape, loss.dtype, loss.shape) == (np.float32, (SIZE,), "f4", ())
+    np.testing.assert_array_equal(loss, model.compute_loss(CTX, X, LABELS))
+    assert model.params(CTX) is before
+    model.set_learning_rate(CTX, np.float32(0.25))
+    model.step(CTX, grads)
+    np.testing.assert_allclose(model.params(CTX), before - 0.25 * grads, rtol=1e-6, atol=1e-7)
+    stepped.step(CTX, grads)  # at the rate of the configuration
+    np.testing.assert_allclose(stepped.params(CTX), before - 0.5 * grads, rtol=1e-6, atol=1e-7)
+    for wrong in (0.0, -1.0, np.nan, np.inf, np.ones(2), "0.1"):
+        with pytest.raises(ComponentError, match="one positive number"):
+            model.set_learning_rate(CTX, np.asarray(wrong))
+
+
+def test_a_model_of_others_without_gradients_says_so() -> None:
+    class Plain(HeldModel):
+        gradient, set_learning_rate = Model.gradient, Model.set_learning_rate
+
+    plain = Plain(CONFIG)
+    with pytest.raises(UnsupportedByModel, match="has no gradient; bind a model that has it"):
+        plain.gradient(CTX, X, LABELS)
+    with pytest.raises(AuthorError, match="has no set_learning_rate"):
+        plain.set_learning_rate(CTX, np.float32(1))
 
 
 def test_new_parameters_void_what_forward_and_backward_kept() -> None:

@@ -45,6 +45,16 @@ class GraphBuilder:
         self._emitted: dict[tuple[object, ...], list[str]] = {}
         self._constants: dict[tuple[int, tuple[int, ...], bytes], str] = {}
 
+    @property
+    def taken(self) -> frozenset[str]:
+        """The names that are used, here or before."""
+        return frozenset(self._taken)
+
+    def take(self) -> list[NodeProto]:
+        """Return the nodes that were emitted since the last call; what follows may read them."""
+        nodes, self.nodes = self.nodes, []
+        return nodes
+
     def public(self, name: str) -> str:
         """Return `name` itself where that is free: for inputs and outputs that callers name."""
         return self._unused(name)

@@ -44,7 +44,8 @@ class ForwardGraph:
         inputs: what a caller feeds, parameters not among them.
         parameters: the tensors that are trained, in the order of the flat vector.
         constants: all other initializers.
-        output: the value that the loss is computed from.
+        outputs: in the order of the graph; the loss is computed from the first.
+        producer: the name of the tool that wrote the model.
     """
 
     name: str
@@ -54,7 +55,8 @@ class ForwardGraph:
     inputs: tuple[ValueInfoProto, ...]
     parameters: tuple[TensorProto, ...]
     constants: tuple[TensorProto, ...]
-    output: ValueInfoProto
+    outputs: tuple[ValueInfoProto, ...]
+    producer: str
 
 
 def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> ForwardGraph:
@@ -98,7 +100,8 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
         inputs=tuple(info for info in graph.input if info.name not in held),
         parameters=tuple(tensor for tensor in graph.initializer if tensor.name in chosen),
         constants=tuple(tensor for tensor in graph.initializer if tensor.name not in chosen),
-        output=graph.output[0],
+        outputs=tuple(graph.output),
+        producer=forward.producer_name,
     )
 
 

@@ -154,6 +154,33 @@ class OnnxModel(Model):
         (loss,) = self._run(self._graphs.loss, feeds)
         return np.asarray(loss)
 
+    @offload(reads_only=True)
+    def gradient(self, ctx: OpContext, input: Value, target: Value) -> tuple[Value, Value]:
+        """Return the gradient of the mean loss by the parameters, [P] float32, and that loss, [].
+
+        Raises:
+            ParameterMismatch: the gradient holds NaN or infinity.
+        """
+        feeds = [*self._split(self._params), input, self._labels(target)]
+        loss, *grads = self._run(self._graphs.gradients, feeds)
+        joined = self._join(grads)
+        if not np.isfinite(joined).all():
+            raise ParameterMismatch(f"{self.TYPE_NAME}: the gradient would hold NaN or infinity")
+        return joined, np.asarray(loss)
+
+    def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
+        """Take `rate`, float32 [], for all steps from now on.
+
+        Raises:
+            ComponentError: it is not one positive number.
+        """
+        value = np.asarray(rate)
+        if value.size != 1 or value.dtype.kind != "f" or not 0 < float(value.item()) < math.inf:
+            raise ComponentError(
+                f"{self.TYPE_NAME}: a learning rate is one positive number, not {value!r:.80}"
+            )
+        self._rate = np.asarray(value.item(), np.float32)
+
     def backward(self, ctx: OpContext, grad: Value) -> None:
         """Pull `grad`, shaped like the last forward's output, back to the parameters; keep it.
 
