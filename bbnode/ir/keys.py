@@ -28,7 +28,6 @@ BB_OPSET_VERSION = 1
 ONNX_OPSET_VERSION = 21  # what the DSL records; ONNX Runtime 1.20 and later run it
 FRAMEWORK_IR_VERSION = 10  # ONNX IR version that goes with opset 21
 PRODUCER_NAME = "bbnode"
-FROZEN_KEY = PREFIX + "frozen"  # in an initializer's metadata: trained only where it is named
 
 # --- wire ops ----------------------------------------------------------------------
 OP_SEND = "Send"

@@ -20,11 +20,7 @@ from onnx import (
 )
 
 from bbnode.components.autodiff.errors import InvalidForwardModel
-from bbnode.components.autodiff.parameters import (
-    check_parameters,
-    frozen_names,
-    parameter_names,
-)
+from bbnode.components.autodiff.parameters import check_parameters, parameter_names
 from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
 from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.keys import ONNX_OPSET_VERSION
@@ -82,8 +78,7 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
     model = _upgrade(forward)
     graph = model.graph
     held = {tensor.name for tensor in graph.initializer}
-    # The version converter drops the marks.
-    names = parameter_names(model, frozen_names(forward)) if wrt is None else tuple(wrt)
+    names = parameter_names(model) if wrt is None else tuple(wrt)
     check_parameters(model, names)
     if not graph.output:
         raise InvalidForwardModel(what="it has no output", remedy="give the graph an output")

@@ -1,7 +1,6 @@
 """The initializers of a forward model that are trained.
 
-Rule: by default, every float one with at least one use that a gradient can pass, unless whoever
-made the model marked it as frozen.
+Rule: by default, every float one with at least one use that a gradient can pass.
 """
 
 from __future__ import annotations
@@ -13,25 +12,10 @@ from onnx import ModelProto, TensorProto
 from bbnode.components.autodiff.builder import TRAINABLE
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.autodiff.table import lookup
-from bbnode.ir.keys import FROZEN_KEY
 
 
-def mark_frozen(tensor: TensorProto) -> None:
-    """Mark an initializer as one that is not trained by default."""
-    tensor.metadata_props.add(key=FROZEN_KEY, value="1")
-
-
-def frozen_names(model: ModelProto) -> frozenset[str]:
-    """Return the initializers that `mark_frozen` marked."""
-    return frozenset(
-        tensor.name
-        for tensor in model.graph.initializer
-        if any(entry.key == FROZEN_KEY for entry in tensor.metadata_props)
-    )
-
-
-def parameter_names(model: ModelProto, frozen: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Return float initializers with a use that a gradient can pass, without those `frozen`."""
+def parameter_names(model: ModelProto) -> tuple[str, ...]:
+    """Return float initializers with at least one use that a gradient can pass."""
     used: set[str] = set()
     for node in model.graph.node:
         entry = lookup(node.domain, node.op_type)
@@ -40,7 +24,7 @@ def parameter_names(model: ModelProto, frozen: frozenset[str] = frozenset()) -> 
     return tuple(
         tensor.name
         for tensor in model.graph.initializer
-        if tensor.name in used - frozen and tensor.data_type in TRAINABLE
+        if tensor.name in used and tensor.data_type in TRAINABLE
     )
 
 

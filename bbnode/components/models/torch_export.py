@@ -23,7 +23,6 @@ import onnx
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from bbnode.components.autodiff.parameters import mark_frozen
 from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
 from bbnode.components.contracts import Weights
 from bbnode.components.errors import BackendError
@@ -46,6 +45,9 @@ _LOUD: Final = (
     "torch._dynamo",
     "torch.fx.experimental.symbolic_shapes",
 )
+
+# Where the exporter says of an initializer: PARAMETER, or BUFFER for what is not trained by default.
+_KIND: Final = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 _TRAINING: Final = "bbnode.training"  # a value that is there while constants are folded
 
@@ -100,7 +102,7 @@ def export(
         A model at the opset that programs are recorded in. Its initializers are the module's
         parameters by `named_parameters()`, and the running statistics of its BatchNorm modules.
         A parameter that several modules share is one initializer. Those that have
-        `requires_grad=False` are marked as frozen: they are trained only if `trainable` names them.
+        `requires_grad=False` are told as buffers: they are trained only if `trainable` names them.
         The model is in evaluation form; `mode="train"` of OnnxModel turns dropout and
         batch statistics on.
 
@@ -406,9 +408,6 @@ def _cleaned(model: ModelProto, module: Module) -> ModelProto:
     }
     kept = [name for name in names if name in tensors and names[name] == name
             and (name in parameters or name in statistics)]  # fmt: skip
-    for name in kept:
-        if name in statistics or not parameters[name].requires_grad:
-            mark_frozen(tensors[name])
     constants = [_constant(t) for name, t in tensors.items() if name not in set(kept)]
     nodes = _used([*constants, *graph.node], [port.name for port in graph.output])
     initializers = [tensors[name] for name in kept]
@@ -416,6 +415,11 @@ def _cleaned(model: ModelProto, module: Module) -> ModelProto:
     graph.node.extend(nodes)
     graph.initializer.extend(initializers)
     del graph.value_info[:], graph.metadata_props[:], model.metadata_props[:]
+    for name in kept:
+        trained = name in parameters and parameters[name].requires_grad
+        told = helper.make_tensor_value_info(name, tensors[name].data_type, tensors[name].dims)
+        told.metadata_props.add(key=_KIND, value="PARAMETER" if trained else "BUFFER")
+        graph.value_info.append(told)
     for port in (*graph.input, *graph.output):
         del port.metadata_props[:]
     graph.name = type(module).__name__
