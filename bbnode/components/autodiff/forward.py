@@ -15,17 +15,17 @@ from onnx import (
     NodeProto,
     TensorProto,
     ValueInfoProto,
-    inliner,
     version_converter,
 )
 
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.autodiff.parameters import check_parameters, parameter_names
 from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
+from bbnode.ir.expansion import without_functions
 from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.keys import ONNX_OPSET_VERSION
 from bbnode.ir.onnx_file import subgraph_of
-from bbnode.ir.versions import means_the_same
+from bbnode.ir.versions import means_the_same, relabelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +104,11 @@ def _upgrade(forward: ModelProto) -> ModelProto:
     try:
         onnx.checker.check_model(forward)
         _check_opset(forward)
-        model = inliner.inline_local_functions(forward) if forward.functions else forward
-        if _onnx_opset(model) < ONNX_OPSET_VERSION or not _means_the_same(model):
+        model = without_functions(forward)
+        if not _means_the_same(model):
             model = version_converter.convert_version(model, ONNX_OPSET_VERSION)
-        elif _onnx_opset(model) > ONNX_OPSET_VERSION:
-            # Backends follow ONNX late: what needs nothing of a newer opset is not said to.
-            model = _relabelled(model)
+        elif _onnx_opset(model) != ONNX_OPSET_VERSION:
+            model = relabelled(model, ONNX_OPSET_VERSION)
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         # RuntimeError is what ONNX's C++ converter and inliner raise for whatever they refuse.
         summary = str(error).strip().splitlines()
@@ -140,15 +139,6 @@ def _means_the_same(model: ModelProto) -> bool:
         for node in subgraph_of(model.graph).all_nodes()
         if is_onnx_domain(node.domain)
     )
-
-
-def _relabelled(model: ModelProto) -> ModelProto:
-    made = ModelProto()
-    made.CopyFrom(model)
-    for entry in made.opset_import:
-        if is_onnx_domain(entry.domain):
-            entry.version = ONNX_OPSET_VERSION
-    return made
 
 
 def _onnx_opset(model: ModelProto) -> int:

@@ -15,7 +15,6 @@ from typing import Any
 
 import onnx
 import onnx.external_data_helper
-import onnx.inliner
 import onnx.version_converter
 from onnx import GraphProto, ModelProto, TensorProto
 
@@ -32,6 +31,7 @@ from bbnode.dsl.errors import (
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds
 from bbnode.ir.errors import DecodeError
+from bbnode.ir.expansion import without_functions
 from bbnode.ir.graph import Body, Function, FunctionKey, OpNode, Program, call_key, is_onnx_domain
 from bbnode.ir.onnx_file import (
     function_of,
@@ -92,7 +92,7 @@ def load_model(source: ModelSource, module: str) -> Program:
     try:
         check_whole(model)
         if functions:
-            model = onnx.inliner.inline_local_functions(model, convert_version=True)
+            model = without_functions(model)
             graph = subgraph_of(model.graph)
         model = _to_recorded_opset(model, list(graph.all_nodes()), module)
         program = program_of(onnx.shape_inference.infer_shapes(model))
