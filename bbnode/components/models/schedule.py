@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from bbnode.components.autodiff.errors import TrainingSettingRefused
 
-SCHEDULES = ("constant", "step", "exponential", "linear", "cosine", "warmup_linear", "warmup_cosine")
+SCHEDULES = (
+    "constant",
+    "step",
+    "exponential",
+    "linear",
+    "cosine",
+    "warmup_linear",
+    "warmup_cosine",
+)
 _WARMUP = "warmup_"
 _DECAY_FACTOR = 0.1
 _FACTORS = ("step", "exponential")
