@@ -6,7 +6,7 @@ or in files beside the model; its initializers are parted into those that are tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -19,7 +19,7 @@ from onnx import (
 )
 
 from bbnode.components.autodiff.errors import InvalidForwardModel
-from bbnode.components.autodiff.parameters import check_parameters, parameter_names
+from bbnode.components.autodiff.parameters import choose_parameters, exporters_hints
 from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
 from bbnode.ir.expansion import without_functions
 from bbnode.ir.graph import is_onnx_domain
@@ -40,6 +40,7 @@ class ForwardGraph:
         inputs: what a caller feeds, parameters not among them.
         parameters: the tensors that are trained, in the order of the flat vector.
         constants: all other initializers.
+        left: float ones of these, with the reason why they are not trained.
         outputs: in the order of the graph; the loss is computed from the first.
         producer: the name of the tool that wrote the model.
     """
@@ -51,6 +52,7 @@ class ForwardGraph:
     inputs: tuple[ValueInfoProto, ...]
     parameters: tuple[TensorProto, ...]
     constants: tuple[TensorProto, ...]
+    left: Mapping[str, str]
     outputs: tuple[ValueInfoProto, ...]
     producer: str
 
@@ -60,8 +62,7 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
 
     Args:
         forward: an ONNX model, any opset that ONNX's version converter knows.
-        wrt: names of the initializers to train; by default every float one that is not only
-            used as a setting (the exponent of a Pow, the shape of a Reshape).
+        wrt: names and patterns of the initializers to train (see `choose_parameters`).
 
     Raises:
         InvalidForwardModel: it is not a valid model, or has nothing to train.
@@ -78,11 +79,10 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
     model = _upgrade(forward)
     graph = model.graph
     held = {tensor.name for tensor in graph.initializer}
-    names = parameter_names(model) if wrt is None else tuple(wrt)
-    check_parameters(model, names)
+    chosen = choose_parameters(model, wrt or (), exporters_hints(forward))
     if not graph.output:
         raise InvalidForwardModel(what="it has no output", remedy="give the graph an output")
-    chosen = set(names)
+    trained = frozenset(chosen.trained)
     return ForwardGraph(
         name=graph.name or "model",
         opset=_onnx_opset(model),
@@ -93,8 +93,9 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
         ),
         nodes=tuple(graph.node),
         inputs=tuple(info for info in graph.input if info.name not in held),
-        parameters=tuple(tensor for tensor in graph.initializer if tensor.name in chosen),
-        constants=tuple(tensor for tensor in graph.initializer if tensor.name not in chosen),
+        parameters=tuple(tensor for tensor in graph.initializer if tensor.name in trained),
+        constants=tuple(tensor for tensor in graph.initializer if tensor.name not in trained),
+        left=chosen.left,
         outputs=tuple(graph.output),
         producer=forward.producer_name,
     )
