@@ -18,14 +18,16 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_he
 
 AttributeValue: TypeAlias = int | float | str | list[int]
 INT64 = int(TensorProto.INT64)
+FLOAT = int(TensorProto.FLOAT)
 
 # A dimension: its size, its symbol ("batch"), or None where inference could not tell.
 Dim: TypeAlias = int | str | None
 Dims: TypeAlias = tuple[Dim, ...]
 
 # Parameters may be of these; values between them may also have half the precision.
-TRAINABLE = frozenset({int(TensorProto.FLOAT), int(TensorProto.DOUBLE)})
-FLOATS = TRAINABLE | {int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)}
+TRAINABLE = frozenset({FLOAT, int(TensorProto.DOUBLE)})
+HALVES = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
+FLOATS = TRAINABLE | HALVES
 
 
 class GraphBuilder:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationError
+from onnx.reference.op_run import OpRun, RuntimeContextError, RuntimeImplementationError
 from onnx.reference.ops import op_loop
 
 from bbnode.components.backends.caching import CachingBackend
@@ -63,6 +63,23 @@ class Loop(op_loop.Loop):
         return run(M, np.True_ if cond is None else cond, *args, **kwargs)
 
 
+class GatherElements(OpRun):
+    """ONNX's GatherElements; the evaluator's own mistakes what has more than 32 elements to choose
+    from, a negative axis, and indices that are shorter than the data.
+    """
+
+    op_domain = ""
+
+    def _run(self, data: Any, indices: Any, axis: int = 0) -> tuple[Any]:
+        axis %= data.ndim
+        rest = tuple(slice(None if i == axis else n) for i, n in enumerate(indices.shape))
+        return (np.take_along_axis(data[rest], indices, axis),)
+
+
+# Evaluators for the ops that ONNX's reference evaluator gets wrong.
+MENDED_OPS: tuple[type[OpRun], ...] = (Loop, GatherElements)
+
+
 class _ReferenceGraph:
     def __init__(self, evaluator: ReferenceEvaluator, model: ModelProto, label: str) -> None:
         self._evaluator = evaluator
@@ -99,7 +116,7 @@ class ReferenceBackend(CachingBackend):
         kept = ModelProto()  # the evaluator keeps its model, and the caller may change it
         kept.CopyFrom(model)
         try:
-            return _ReferenceGraph(ReferenceEvaluator(kept, new_ops=[Loop]), kept, label)
+            return _ReferenceGraph(ReferenceEvaluator(kept, new_ops=list(MENDED_OPS)), kept, label)
         except _FAILURES as error:
             raise BackendError(
                 f"{label} cannot be prepared: {type(error).__name__}: {error}; check it with "

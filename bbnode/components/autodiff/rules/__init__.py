@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from bbnode.components.autodiff.rules import convolution, elementwise, layers, moving
+from bbnode.components.autodiff.rules import (
+    activations,
+    convolution,
+    elementwise,
+    indexing,
+    layers,
+    moving,
+    normalization,
+    reductions,
+)
 
-__all__ = ["convolution", "elementwise", "layers", "moving"]
+__all__ = [
+    "activations",
+    "convolution",
+    "elementwise",
+    "indexing",
+    "layers",
+    "moving",
+    "normalization",
+    "reductions",
+]
