@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from bbnode.components.autodiff.builder import FLOATS, TRAINABLE, captured_names
+from bbnode.components.autodiff.builder import FLOATS, TRAINABLE, captured_names, subgraphs
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.autodiff.table import is_piecewise_constant, lookup
 
@@ -215,7 +215,7 @@ class _Choice:
         self._nodes = [*model.graph.node]
         self._uses: dict[str, list[tuple[NodeProto, int]]] = {}
         self._maker: dict[str, NodeProto] = {}
-        for node in self._nodes:
+        for node in _all_nodes(self._nodes):
             for index, name in enumerate(node.input):
                 self._uses.setdefault(name, []).append((node, index))
             self._maker.update(dict.fromkeys(node.output, node))
@@ -340,6 +340,14 @@ class _Choice:
             if known and not others and node.op_type in (_ELEMENTWISE | _MOVING):
                 found.update(node.output)
         return found
+
+
+def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Yield nodes, and those of the graphs inside of them."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from _all_nodes(graph.node)
 
 
 def _reached(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> set[str]:
