@@ -297,7 +297,7 @@ def test_mixed_precision_computes_products_in_float16_and_comes_close(source) ->
     check(graphs.train_step)
     assert "Cast" not in {n.op_type for n in graphs.forward.graph.node}
     told = [model.train(CTX, epochs=3, batch=8) for model in (plain, mixed)]
-    assert told[1]["skipped"] == 0
+    assert told[1]["rescaled"] == 0
     assert told[1]["loss"] == pytest.approx(told[0]["loss"], rel=1e-2)
     np.testing.assert_allclose(mixed.params(CTX), plain.params(CTX), atol=2e-2)
     assert mixed.params(CTX).dtype == np.float32
@@ -313,7 +313,7 @@ def mixed_close(exact: Any, plain: Any, mixed: Any, small: Any) -> Any:
     return plain.gradient(CTX, X * 1e-4, LABELS)[0]
 
 
-def test_a_step_beyond_float16_is_left_out_and_the_scale_falls(source) -> None:
+def test_a_step_beyond_float16_is_made_again_with_a_smaller_scale(source) -> None:
     config = config_of(mlp_forward((4, 8, 3), seed=1), precision="mixed", optimizer="adam")
     # ONNX Runtime computes in float32 where its CPU has no kernel for float16.
     model = onnx_model(config, source, ReferenceBackend(ReferenceBackendConfig()))
@@ -322,11 +322,11 @@ def test_a_step_beyond_float16_is_left_out_and_the_scale_falls(source) -> None:
     with np.errstate(all="ignore"):
         told = model.train(CTX, epochs=1, batch=8)
         grads, loss = model.gradient(CTX, X * 50, LABELS)  # as often as it takes
-    assert told["skipped"] > 0
-    assert told["steps"] + told["skipped"] == 3
+    assert told["steps"] == 3
+    assert told["rescaled"] > 3
     assert model.progress.loss_scale < 2.0**24
     assert np.isfinite(model.params(CTX)).all()
-    assert (model.params(CTX) != before).any() or told["steps"] == 0
+    assert (model.params(CTX) != before).any()
     assert np.isfinite(grads).all()
     assert np.isfinite(loss)
 
