@@ -649,9 +649,9 @@ class OnnxModel(Model):
         if schema is not None:
             slot = self.depends["data_source"]
             where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
-            is_class = find_loss(self.config.loss).class_labels
+            loss, settings = find_loss(self.config.loss), _loss_settings(self.config)
             try:
-                check_fit(schema, self._graphs, class_labels=is_class, where=where)
+                check_fit(schema, self._graphs, loss, settings, where=where)
             except DataDoesNotFit:
                 source.forget()  # others may stand there the next time
                 raise
