@@ -348,18 +348,15 @@ class OnnxModel(Model):
         inputs = self._inputs(input)
         labels = self._target(target, inputs)
         stepper = self._stepper()
-        found = stepper.gradients(inputs, labels)
-        while not found.finite and stepper.progress.can_cut:
-            stepper.left_out()
-            found = stepper.gradients(inputs, labels)
+        loss, grads = stepper.gradients(inputs, labels)
         # The statistics are not among what gradients are of.
         rest = [np.zeros(np.shape(value), np.float32) for value in self._tail(stepper.statistics)]
-        joined = self._join([*found.values, *rest])
+        joined = self._join([*grads, *rest])
         if not np.isfinite(joined).all():
             raise ParameterMismatch(f"{self.TYPE_NAME}: the gradient would hold NaN or infinity")
         if self._graphs.statistics or self._graphs.draws or self._graphs.scales_loss:
             self._take(stepper)
-        return joined, np.asarray(found.loss)
+        return joined, np.asarray(loss)
 
     def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
         """Take `rate`, float32 [], for all steps from now on, instead of the schedule's.
@@ -430,7 +427,8 @@ class OnnxModel(Model):
         """Train over the bound DataSource: `epochs` passes in batches of `batch`.
 
         Returns `num_samples` (examples of one pass), `loss` (mean over the last epoch, weighted
-        by batch sizes), `steps`, and with mixed precision `skipped`, the steps left out.
+        by batch sizes), `steps`, and with mixed precision `rescaled`, the number of
+        times that gradients were beyond float16 and the scale of the loss was cut.
 
         Raises:
             TrainingFailed: epochs or batch below 1, or the loss stopped being finite (the
@@ -460,37 +458,28 @@ class OnnxModel(Model):
         steps = stepper.progress.steps - before.steps
         told = {"num_samples": source.num_samples, "loss": loss, "steps": steps}
         if self._graphs.scales_loss:
-            told["skipped"] = stepper.progress.skipped - before.skipped
+            told["rescaled"] = stepper.progress.rescaled - before.rescaled
         return Metadata(told)
 
     def _epoch(self, stepper: Stepper, source: DataSource, batch: int) -> float:
-        """Go through one epoch; return the mean loss of the batches that moved the parameters."""
+        """Go through one epoch; return its mean loss."""
         losses: list[float] = []
-        left_out = 0
         sums = Accumulated(self._run)
         for features, target in source.epoch_batches(batch):
             inputs = self._inputs(features)
             labels = self._target(target, inputs)
             rows = len(np.atleast_1d(inputs[0]))
             if self.config.accumulate == 1:
-                loss, finite = stepper.train(inputs, labels)
-            else:
-                found = stepper.gradients(inputs, labels)
-                loss, finite = float(found.loss), found.finite
-                if finite:
-                    sums.add(found.values, rows)
-                else:
-                    stepper.left_out()
-                if sums.batches == self.config.accumulate:
-                    stepper.step(sums.mean())
-            if finite:
-                losses.append(loss * rows)
-            else:
-                left_out += rows
+                losses.append(stepper.train(inputs, labels) * rows)
+                continue
+            loss, grads = stepper.gradients(inputs, labels)
+            losses.append(float(loss) * rows)
+            sums.add(grads, rows)
+            if sums.batches == self.config.accumulate:
+                stepper.step(sums.mean())
         if sums.batches:
             stepper.step(sums.mean())
-        counted = source.num_samples - left_out
-        return math.fsum(losses) / counted if counted > 0 else math.inf
+        return math.fsum(losses) / source.num_samples
 
     def serialize(self) -> bytes:
         """Return the parameters, the state of training, and what forward and backward keep."""
@@ -684,9 +673,9 @@ class OnnxModel(Model):
         if schema is not None:
             slot = self.depends["data_source"]
             where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
-            is_class = find_loss(self.config.loss).class_labels
+            loss, settings = find_loss(self.config.loss), _loss_settings(self.config)
             try:
-                check_fit(schema, self._graphs, class_labels=is_class, where=where)
+                check_fit(schema, self._graphs, loss, settings, where=where)
             except DataDoesNotFit:
                 source.forget()  # others may stand there the next time
                 raise
