@@ -57,6 +57,8 @@ class Loop(op_loop.Loop):
     """
 
     op_domain = ""
+    body: Any
+    _run_body: Any
 
     def _run(
         self,
@@ -89,6 +91,8 @@ class Scan(op_scan.Scan):
     """ONNX's Scan with its axes and directions, of which the evaluator's own knows the default."""
 
     op_domain = ""
+    num_scan_inputs: int
+    _run_body: Any
 
     def __init__(self, onnx_node: Any, run_params: Any) -> None:
         given = dict.fromkeys(_SCAN_SETTINGS)
@@ -100,7 +104,8 @@ class Scan(op_scan.Scan):
                 given[attribute.name] = list(attribute.ints)
             else:
                 plain.attribute.append(attribute)
-        super().__init__(plain, run_params)
+        init: Any = super().__init__
+        init(plain, run_params)
         self._settings = given
 
     def _run(self, *args: Any, context: Any = None, bindings: Any = None, **_: Any) -> Any:
