@@ -701,12 +701,13 @@ class BootstrapCompositionCycle(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class IrVersionMismatch(CompileError, DeploymentError):
-    """The model's ir_version is not the one the compiler was told to take."""
+    """The model's ir_version is none that the compiler was told to take."""
 
-    expected: int
+    oldest: int
+    newest: int
     got: int
 
-    MESSAGE = "the model has ir_version {got}, the compiler takes {expected}"
+    MESSAGE = "the model has ir_version {got}, the compiler takes {oldest} to {newest}"
     MEND = "Record it again with this bbnode, or compile with_target_version(...)"
 
 

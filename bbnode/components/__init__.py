@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from bbnode.components.errors import StatisticsRefused as StatisticsRefused
     from bbnode.components.errors import TrainingFailed as TrainingFailed
     from bbnode.components.errors import UnsupportedByDataSource as UnsupportedByDataSource
+    from bbnode.components.errors import UnsupportedByModel as UnsupportedByModel
     from bbnode.components.errors import UnsupportedSelection as UnsupportedSelection
     from bbnode.components.errors import WeightsNotFinite as WeightsNotFinite
     from bbnode.components.fedavg import FedAvg as FedAvg

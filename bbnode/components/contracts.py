@@ -28,12 +28,17 @@ from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
 from bbnode.components.backends.primitives import Primitives
 from bbnode.components.data.schema import DataSchema as DataSchema
 from bbnode.components.errors import ComponentError as ComponentError
-from bbnode.components.errors import InvalidComponentConfig, NotExportable, UnsupportedByDataSource
+from bbnode.components.errors import (
+    InvalidComponentConfig,
+    NotExportable,
+    UnsupportedByDataSource,
+    UnsupportedByModel,
+)
 from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TENSOR_INT64, TypeNode
+from bbnode.ir.types import COMPOSITE, METADATA, TENSOR, TENSOR_FLOAT, TENSOR_INT64, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
 
 if TYPE_CHECKING:
@@ -44,6 +49,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 _OFFLOAD_MARK = "__bbnode_offload__"
 _CHANGES, _READS = "changes", "reads"
+_QUICK_MARK = "__bbnode_quick__"
 _INBOUND_MARK = "__bbnode_inbound__"
 _INBOUND_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 
@@ -53,26 +59,44 @@ def offload(method: Method, /) -> Method: ...
 
 
 @overload
-def offload(*, reads_only: bool = False) -> Callable[[Method], Method]: ...
+def offload(
+    *, reads_only: bool = False, unless: Callable[..., bool] | None = None
+) -> Callable[[Method], Method]: ...
 
 
-def offload(method: Any = None, /, *, reads_only: bool = False) -> Any:
+def offload(
+    method: Any = None,
+    /,
+    *,
+    reads_only: bool = False,
+    unless: Callable[..., bool] | None = None,
+) -> Any:
     """Mark a contract method as slow: the host runs it in a worker thread.
 
     `reads_only`: it changes nothing that `serialize` returns, here or in what it depends on. Then
     a node need not save the component's state each time before it hands the method out.
+
+    `unless(component, *inputs)`: True for a call that takes less than handing it out does (about a
+    tenth of a millisecond); it is then made where other methods are. It has to be a function of the
+    inputs and of the component's settings, so that a recorded run can be replayed.
     """
 
     def mark(marked: Method) -> Method:
         setattr(marked, _OFFLOAD_MARK, _READS if reads_only else _CHANGES)
+        setattr(marked, _QUICK_MARK, unless)
         return marked
 
     return mark if method is None else mark(method)
 
 
-def is_offloaded(method: Callable[..., Any]) -> bool:
-    """Return True if `offload` marked the method."""
-    return bool(getattr(method, _OFFLOAD_MARK, False))
+def is_offloaded(method: Callable[..., Any], inputs: Sequence[Value] | None = None) -> bool:
+    """Return True if `offload` marked the method; of a bound one also by a call's `inputs`."""
+    if not getattr(method, _OFFLOAD_MARK, False):
+        return False
+    quick = getattr(method, _QUICK_MARK, None)
+    if quick is None or inputs is None:
+        return True
+    return not quick(getattr(method, "__self__", None), *inputs)
 
 
 def only_reads(method: Callable[..., Any]) -> bool:
@@ -336,19 +360,26 @@ class Model(Component):
     """
 
     ROLE = "Model"
-    # Inputs may be numbers or tokens; what targets are depends on the concrete class.
+    # Inputs may be numbers or tokens, and of several inputs or outputs a batch is a composite; what
+    # targets are depends on the concrete class.
     storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {
         "*": TENSOR_FLOAT,
-        "Forward.input": (TENSOR_FLOAT, TENSOR_INT64),
-        "ComputeLoss.input": (TENSOR_FLOAT, TENSOR_INT64),
-        "Evaluate.input": (TENSOR_FLOAT, TENSOR_INT64),
+        "Forward.output": (TENSOR_FLOAT, COMPOSITE),
+        "Forward.input": (TENSOR_FLOAT, TENSOR_INT64, COMPOSITE),
+        "ComputeLoss.input": (TENSOR_FLOAT, TENSOR_INT64, COMPOSITE),
+        "Evaluate.input": (TENSOR_FLOAT, TENSOR_INT64, COMPOSITE),
+        "Gradient.input": (TENSOR_FLOAT, TENSOR_INT64, COMPOSITE),
         "ComputeLoss.target": TENSOR,
         "Evaluate.target": TENSOR,
+        "Gradient.target": TENSOR,
     }
 
     @abstractmethod
     def forward(self, ctx: OpContext, batch: Value) -> Value:
-        """Return the outputs for a batch: [N, ...] float32 to [N, ...] float32."""
+        """Return the outputs for a batch: [N, ...] float32 to [N, ...] float32.
+
+        A Composite of tensors, in the order of the model, where it has several inputs or outputs.
+        """
 
     @abstractmethod
     def compute_loss(self, ctx: OpContext, batch: Value, target: Value) -> Value:
@@ -357,6 +388,25 @@ class Model(Component):
     def evaluate(self, ctx: OpContext, batch: Value, target: Value) -> Value:
         """Return `compute_loss`: its older name."""
         return self.compute_loss(ctx, batch, target)
+
+    def gradient(
+        self,
+        ctx: OpContext,
+        batch: Value,
+        target: Value,
+    ) -> tuple[Value, Value]:
+        """Return the gradient of the mean loss by the parameters, [P] float32, and that loss, [].
+
+        The model stays as it is. UnsupportedByModel where a class does not override it.
+        """
+        raise UnsupportedByModel(component=self.TYPE_NAME, op="gradient")
+
+    def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
+        """Take `rate`, a positive float32 scalar, for all steps from now on.
+
+        UnsupportedByModel where a class does not override it.
+        """
+        raise UnsupportedByModel(component=self.TYPE_NAME, op="set_learning_rate")
 
     @abstractmethod
     def backward(self, ctx: OpContext, grad: Value) -> None:

@@ -114,6 +114,16 @@ class UnsupportedSelection(ComponentError, AuthorError):
     """A peer selector does not support the selection that a program asks for."""
 
 
+class UnsupportedByModel(ComponentError, AuthorError):
+    """A program asks a model for something that its class does not do."""
+
+    def __init__(self, *, component: str, op: str) -> None:
+        super().__init__(
+            f"{component} has no {op}; bind a model that has it to this slot, such as "
+            "bbnode.OnnxModel, or override the method of that name"
+        )
+
+
 class UnsupportedByDataSource(ComponentError, AuthorError):
     """A program asks a data source for statistics, and it has no numbers to take them of."""
 

@@ -58,6 +58,18 @@ class ModelSlot(Slot):
         """The older name of `compute_loss`."""
         return cast(Output, self.op(g, "Evaluate", batch, target, after=after))
 
+    def gradient(self, g: Graph, batch: Output, target: Output, *, after: After = None) -> Pair:
+        """Gradient of the mean loss by the parameters, and that loss: (float32 [P], float32 []).
+
+        Nothing of the model changes. `step(g, grads)` makes an optimizer step with it, here or on
+        another peer.
+        """
+        return cast(Pair, self.op(g, "Gradient", batch, target, after=after))
+
+    def set_learning_rate(self, g: Graph, rate: Output, *, after: After = None) -> Output:
+        """Take `rate`, float32 [], for all steps from now on; a CommandId."""
+        return cast(Output, self.op(g, "SetLearningRate", rate, after=after))
+
     def apply_delta(self, g: Graph, delta: Output, *, after: After = None) -> Output:
         """Add `delta` [P] to the parameters; a CommandId."""
         return cast(Output, self.op(g, "ApplyDelta", delta, after=after))

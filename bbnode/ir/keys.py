@@ -25,8 +25,9 @@ BACKEND_SUBGRAPH_DOMAIN = PREFIX + "backend_subgraph"
 HOIST_PREFIX = "Hoist_"  # + Module name + "_" + body hash: a body that several calls share
 
 BB_OPSET_VERSION = 1
-ONNX_OPSET_VERSION = 21  # what the DSL records; ONNX Runtime 1.20 and later run it
-FRAMEWORK_IR_VERSION = 10  # ONNX IR version that goes with opset 21
+ONNX_OPSET_VERSION = 25  # what the DSL records; ONNX Runtime 1.26 and later run it
+FRAMEWORK_IR_VERSION = 13  # ONNX IR version that goes with opset 25
+OLDEST_IR_VERSION = 10  # of programs that are still taken: those recorded at opset 21
 PRODUCER_NAME = "bbnode"
 
 # --- wire ops ----------------------------------------------------------------------

@@ -35,6 +35,7 @@ class Port:
         bound: what a type variable has at least to be.
         parts: of a composite its children, of answers or a sequence the one of them; empty where
             any will do.
+        batch: a tensor, or a composite of tensors; its component says which.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Port:
     optional: bool = False
     bound: TypeNode = types.ANY
     parts: tuple[Port, ...] = ()
+    batch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ _SHORT = {
     "request": types.REQUEST_ID, "wire_request": types.WIRE_REQUEST_ID,
     "responses": types.RESPONSE_BATCH, "composite": types.COMPOSITE,
     "metadata": types.METADATA, "results": types.SEARCH_RESULTS, "int64": types.TENSOR_INT64,
-    "bool": types.TENSOR_BOOL,
+    "batch": types.ANY, "bool": types.TENSOR_BOOL,
     "float": types.TENSOR_FLOAT, "double": types.TENSOR_DOUBLE, "sequence": types.SEQUENCE,
 }  # fmt: skip
 
@@ -163,6 +165,7 @@ def _port(word: str) -> Port:
         optional=name.endswith("?"),
         bound=_SHORT[bound] if bound else types.ANY,
         parts=(_port(inner.rstrip("]")),) if inner else (),
+        batch=kind == "batch",
     )
 
 
@@ -309,16 +312,18 @@ def _role(
 
 def _roles() -> None:
     _role("Model", (
-        ("Forward", "input:tensor", "output:tensor", {}),
+        ("Forward", "input:batch", "output:batch", {}),
         ("Backward", "grad:tensor", "cmd:cmd", {}),
         ("Step", "grads?:tensor", "cmd:cmd", {}),
-        ("ComputeLoss", "input:tensor target:tensor", "loss:tensor", {}),
-        ("Evaluate", "input:tensor target:tensor", "loss:tensor", {}),
+        ("ComputeLoss", "input:batch target:tensor", "loss:tensor", {}),
+        ("Evaluate", "input:batch target:tensor", "loss:tensor", {}),
+        ("Gradient", "input:batch target:tensor", "grads:tensor loss:tensor", {}),
+        ("SetLearningRate", "rate:tensor", "cmd:cmd", {}),
         ("ApplyDelta", "delta:tensor", "cmd:cmd", {}),
         ("LoadParameters", "params:tensor", "cmd:cmd", {}),
         ("Params", "", "params:tensor", {}),
         ("Train", "", "stats:metadata", {"epochs": 1, "batch": 32}),
-    ), "Backward Step ApplyDelta LoadParameters Train")  # fmt: skip
+    ), "Backward Step SetLearningRate ApplyDelta LoadParameters Train")  # fmt: skip
     _role("Aggregator", (
         ("Contribute", "tensor:tensor metadata:metadata", "cmd:cmd", {}),
         ("ContributeAll", "responses:responses", "cmd:cmd", {}),
@@ -326,7 +331,7 @@ def _roles() -> None:
         ("CurrentTensor", "", "tensor:tensor", {}),
     ))  # fmt: skip
     _role("DataSource", (
-        ("NextBatch", "", "batch:tensor labels:tensor", {}),
+        ("NextBatch", "", "batch:batch labels:tensor", {}),
         ("Reset", "", "trigger:trigger", {}),
         ("OnDataLoaded", "", "trigger:trigger", {}),
         ("Statistics", "", "statistics:double metadata:metadata", {}),

@@ -5,14 +5,15 @@ Rule: told by ONNX's schemas alone, and by a short list of ops whose schemas do 
 
 from __future__ import annotations
 
+from onnx import ModelProto
 from onnx.defs import OpSchema
 
 from bbnode.ir.graph import OpNode, is_onnx_domain
 from bbnode.ir.onnx_file import onnx_schema
 
-# Same ports and attributes, but another meaning: the shape of scale and bias (21), the default
-# of a new attribute (16), an attribute that became required (18).
-_MEANING_CHANGED = frozenset({"GroupNormalization", "RoiAlign", "Split"})
+# Same ports and attributes, but another meaning from a version on: the shape of scale and bias, the
+# default of a new attribute, an attribute that became required.
+_MEANING_CHANGED = {"GroupNormalization": 21, "RoiAlign": 16, "Split": 18}
 _OPTIONAL = OpSchema.FormalParameterOption.Optional
 
 
@@ -28,14 +29,29 @@ def means_the_same(node: OpNode, version: int, target: int) -> bool:
         return False
     if before.since_version == after.since_version:
         return True
-    if node.op_type in _MEANING_CHANGED:
-        return False
     older, newer = sorted((before, after), key=lambda schema: int(schema.since_version))
+    if older.since_version < _MEANING_CHANGED.get(node.op_type, 0) <= newer.since_version:
+        return False
     return (
         _only_added(older, newer)
         and all(name in after.attributes for name in node.attributes)
         and len(node.inputs) <= after.max_input
     )
+
+
+def onnx_version(model: ModelProto) -> int:
+    """Return the version of `ai.onnx` that a model imports, 0 where it imports none."""
+    return next((int(o.version) for o in model.opset_import if is_onnx_domain(o.domain)), 0)
+
+
+def relabelled(model: ModelProto, version: int) -> ModelProto:
+    """Return a copy of a model that imports another version of `ai.onnx`, with the same ops."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    for entry in made.opset_import:
+        if is_onnx_domain(entry.domain):
+            entry.version = version
+    return made
 
 
 def _only_added(older: OpSchema, newer: OpSchema) -> bool:

@@ -180,7 +180,7 @@ def test_what_is_no_recorded_model_is_refused(federated: ModelProto) -> None:
         Compiler().compile(ModelProto(ir_version=keys.FRAMEWORK_IR_VERSION))
     with pytest.raises(IrVersionMismatch) as caught:
         Compiler().with_target_version(9).compile(federated)
-    assert (caught.value.expected, caught.value.got) == (9, keys.FRAMEWORK_IR_VERSION)
+    assert (caught.value.newest, caught.value.got) == (9, keys.FRAMEWORK_IR_VERSION)
     with pytest.raises(AlreadyCompiled):
         compiler().compile(without_marks(compiler().compile(federated)))
     federated.functions.append(federated.functions[0])

@@ -637,8 +637,8 @@ def bootstrap_composition_cycle() -> object:
     return bound().compile(program.build())
 
 
-@case(errors.IrVersionMismatch, "ir_version 10", "takes 9", "with_target_version", module="",
-      expected=9, got=10)  # fmt: skip
+@case(errors.IrVersionMismatch, "ir_version 13", "takes 9 to 9", "with_target_version", module="",
+      oldest=9, newest=9, got=13)  # fmt: skip
 def ir_version_mismatch() -> object:
     return bound().with_target_version(9).compile(Program(relay).build())
 

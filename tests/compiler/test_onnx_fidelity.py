@@ -101,7 +101,7 @@ def test_a_model_goes_through_the_graph_as_it_is() -> None:
 def test_devices_quantization_and_training_stay_through_a_compile() -> None:
     artifact = compiled(Wrapped(described_model()))
     onnx.checker.check_model(artifact, full_check=True)
-    assert artifact.ir_version == 11
+    assert artifact.ir_version == keys.FRAMEWORK_IR_VERSION
     assert artifact.configuration == described_model().configuration
     assert artifact.training_info == described_model().training_info
     (function,) = subgraphs(artifact)

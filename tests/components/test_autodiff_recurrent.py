@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from bbnode.components.autodiff import GradientRuleError, training_graphs
-from bbnode.components.backends.reference import NEW_OPS
+from bbnode.components.backends.reference import MENDED_OPS
 from tests.components.graphs import check, model_of, run_ort
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -132,7 +132,7 @@ class RNN(Equations):
     op_domain = ""
 
 
-OPS = [*NEW_OPS, LSTM, GRU, RNN]
+OPS = [*MENDED_OPS, LSTM, GRU, RNN]
 T, B, I, H = 4, 3, 2, 3  # noqa: E741
 _H = 1e-5
 

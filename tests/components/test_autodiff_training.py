@@ -24,7 +24,7 @@ from bbnode.components.autodiff.table import _TABLE
 from bbnode.components.models.mlp import mlp_forward
 from tests.components.graphs import check, model_of, numeric_gradient, run_ort, run_reference
 
-GRAPHS = ("forward", "loss", "gradients", "pullback", "sgd_step", "train_step")
+GRAPHS = ("forward", "loss", "gradients", "pullback", "step", "train_step")
 
 
 def as_float64(model: ModelProto) -> ModelProto:
@@ -113,7 +113,7 @@ def test_train_step_is_gradients_then_sgd_step_bit_for_bit() -> None:
     }
     fused = run_ort(graphs.train_step, feeds)
     gradients = run_ort(graphs.gradients, feeds)
-    stepped = run_ort(graphs.sgd_step, {**feeds, **gradients})
+    stepped = run_ort(graphs.step, {**feeds, **gradients})
     assert fused["loss"].tobytes() == gradients["loss"].tobytes()
     for name in graphs.updated_names:
         assert fused[name].tobytes() == stepped[name].tobytes()
@@ -131,7 +131,7 @@ def test_graphs_are_valid_onnx_and_the_same_every_time() -> None:
         ).SerializeToString(deterministic=True)
     assert gradient_graph(mlp_forward(), "softmax_cross_entropy") == first.gradients
     # Only what a graph gives is in it: a step needs no matrix product.
-    assert {n.op_type for n in first.sgd_step.graph.node} == {"Mul", "Sub"}
+    assert {n.op_type for n in first.step.graph.node} == {"Mul", "Sub"}
     assert {n.op_type for n in first.forward.graph.node} == {"Gemm", "Relu"}
 
 
@@ -250,7 +250,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
         training_graphs(good, "hinge")
     with pytest.raises(InvalidForwardModel, match="no initializer 'nope'"):
         training_graphs(good, "mse", ["nope"])
-    with pytest.raises(InvalidForwardModel, match="ONNX refuses it"):
+    with pytest.raises(InvalidForwardModel, match="ONNX refuses the model"):
         training_graphs(ModelProto(), "mse")
     none = model_of([node("Relu", ["x"], ["y"])], {}, inputs={"x": np.ones(2)})
     with pytest.raises(InvalidForwardModel, match="no float initializer"):

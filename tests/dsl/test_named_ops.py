@@ -42,7 +42,7 @@ NAMED = {
     "if_": None, "loop": None,
 }  # fmt: skip
 # Attributes that a method leaves to `op`: they ask for more outputs.
-LEFT_TO_OP = {"BatchNormalization": {"training_mode"}}
+LEFT_TO_OP = {"BatchNormalization": {"training_mode"}, "Cast": {"round_mode"}}
 SCHEMA_METHODS = [(method, op_type) for method, op_type in NAMED.items() if op_type]
 
 

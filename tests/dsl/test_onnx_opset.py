@@ -6,16 +6,29 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
+from bbnode.compiler import Compiler
+from bbnode.components.backends.ort import OrtBackend
 from bbnode.dsl import OnnxModule
 from bbnode.dsl.errors import UnconvertibleModel
 from bbnode.ir import keys
-from tests.dsl.onnx_models import assert_same, cnn, mlp, model_of, ort, port, run, x_of
+from tests.dsl.onnx_models import (
+    assert_same,
+    cnn,
+    mlp,
+    model_of,
+    ort,
+    port,
+    run,
+    run_compiled,
+    x_of,
+)
 
 N = helper.make_node
 
 
-@pytest.mark.parametrize("opset", [8, 9, 11, 13, 15, 17, 19, 20, 21, 22])
+@pytest.mark.parametrize("opset", [8, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 24, 25, 26])
 def test_a_cnn_of_any_opset(opset) -> None:
     model = cnn(opset=opset)
     x = x_of(2, 1, 8, 8)
@@ -25,7 +38,7 @@ def test_a_cnn_of_any_opset(opset) -> None:
     assert_same(run(module, x=x), ort(model, x=x))
 
 
-@pytest.mark.parametrize("opset", [9, 12, 17, 22])
+@pytest.mark.parametrize("opset", [9, 12, 17, 22, 25])
 def test_an_mlp_of_any_opset_in_stages(opset) -> None:
     model = mlp(opset=opset)
     x = x_of(3, 8)
@@ -83,15 +96,75 @@ def test_graphs_inside_of_ops_are_converted_too() -> None:
 
 def test_an_opset_without_a_way_to_ours_is_refused_by_its_ops() -> None:
     model = model_of(
-        [N("RMSNormalization", ["x", "s"], ["y"])], [port("x", [2, 4]), port("s", [4])],
-        [port("y", [2, 4])], opset=23,
+        [N("CumProd", ["x", "axis"], ["y"])],
+        [port("x", [2, 4]), port("axis", [], TensorProto.INT64)], [port("y", [2, 4])], opset=26,
     )  # fmt: skip
     with pytest.raises(UnconvertibleModel) as error:
-        OnnxModule(model, name="norm")
+        OnnxModule(model, name="products")
     text = str(error.value)
-    assert text.startswith("norm (test_onnx_opset.py:")
-    assert "opset 23 and cannot be brought to 21, because of RMSNormalization" in text
-    assert "export it again with opset 21" in text
+    assert text.startswith("products (test_onnx_opset.py:")
+    assert "opset 26 and cannot be brought to 25, because of CumProd" in text
+    assert "export it again with opset 25" in text
+
+
+NEW = {
+    "RMSNormalization": (23, [N("RMSNormalization", ["x", "s"], ["y"])], {"s": [4]}),
+    "Attention": (23, [N("Attention", ["x", "x", "x"], ["y"], q_num_heads=2, kv_num_heads=2)], {}),
+    "Attention that counts": (
+        24, [N("Attention", ["x", "x", "x"], ["y"], q_num_heads=1, kv_num_heads=1,
+               is_causal=1)], {}),
+    "RotaryEmbedding": (
+        23, [N("RotaryEmbedding", ["x", "cos", "sin"], ["y"], num_heads=1)],
+        {"cos": [2, 3, 2], "sin": [2, 3, 2]}),
+    "Swish": (24, [N("Swish", ["x"], ["y"])], {}),
+    "Swish of its own slope": (25, [N("Swish", ["x"], ["y"], alpha=1.7)], {}),
+    "TensorScatter": (24, [N("TensorScatter", ["x", "u"], ["y"], axis=1)], {"u": [2, 1, 4]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_new_ops_run_on_both_backends(name) -> None:
+    opset, nodes, more = NEW[name]
+    shapes = {"x": [2, 3, 4], **more}
+    model = model_of(
+        nodes, [port(n, s) for n, s in shapes.items()], [port("y", None)], opset=opset,
+        ir_version=11,
+    )  # fmt: skip
+    feeds = {n: x_of(*s) for n, s in shapes.items()}
+    want = ReferenceEvaluator(model).run(None, feeds)[0]
+    got = run(OnnxModule(model), **feeds)["y"]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("node", "shape"),
+    [
+        (N("RandomUniform", [], ["noise"], shape=[2], low=0.25, high=0.5), [2]),
+        (N("RandomNormal", [], ["noise"], shape=[2]), [2]),
+    ],
+)
+def test_a_kernel_of_an_older_opset_is_used_where_the_newer_has_none(node, shape) -> None:
+    """ONNX Runtime 1.32 has none of the random ops of opset 22, nor Swish."""
+    nodes = [node, N("Swish", ["x"], ["s"]), N("Mul", ["noise", "z"], ["n"]),
+             N("Add", ["s", "n"], ["y"])]  # fmt: skip
+    model = model_of(nodes, [port("x", shape), port("z", shape)], [port("y", None)], opset=24,
+                     ir_version=11)  # fmt: skip
+    x = x_of(*shape)
+    got = run(OnnxModule(model), x=x, z=np.zeros(shape, np.float32))["y"]
+    np.testing.assert_allclose(got, x / (1 + np.exp(-x)), rtol=1e-5)
+
+
+def test_a_program_recorded_at_opset_21_compiles_and_runs() -> None:
+    module = OnnxModule(mlp())
+    program, home = module.build(), module.home
+    program.ir_version = 10
+    for owner in (program, *program.functions):
+        for entry in owner.opset_import:
+            if entry.domain == "":
+                entry.version = 21
+    x = x_of(3, 8)
+    made = Compiler().bind_backend("compute", OrtBackend).compile(program)
+    assert_same(run_compiled(made, home, input_1=x), ort(mlp(), input_1=x))
 
 
 @pytest.mark.parametrize("op_type", ["Relu", "Gelu", "Sin", "Round", "Mish"])

@@ -36,7 +36,7 @@ def test_the_model_has_an_empty_graph_and_the_root_first() -> None:
             g.output("y", g.input("x", types.TENSOR_FLOAT))
 
     model = Tiny().build()
-    assert (model.ir_version, model.producer_name) == (10, "bbnode")
+    assert (model.ir_version, model.producer_name) == (13, "bbnode")
     assert (model.graph.name, len(model.graph.node)) == ("Tiny", 0)
     (function,) = model.functions
     assert (function.domain, function.name) == ("ai.bytesandbrains.module", "Tiny")
@@ -253,7 +253,7 @@ def test_every_value_is_typed_and_every_domain_imported() -> None:
     assert {v.name for v in function.value_info} == named
     imported = {(o.domain, o.version) for o in function.opset_import}
     assert imported == {
-        ("", 21), ("ai.bytesandbrains.role.model", 1), ("ai.bytesandbrains.syscall", 1),
+        ("", 25), ("ai.bytesandbrains.role.model", 1), ("ai.bytesandbrains.syscall", 1),
     }  # fmt: skip
     assert imported <= {(o.domain, o.version) for o in model.opset_import}
     onnx.checker.check_model(model, full_check=True)

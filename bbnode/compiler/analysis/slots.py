@@ -58,7 +58,7 @@ def stored_at(node: OpNode, port: Port, storage: Storage) -> TypeNode | tuple[Ty
     Several where the component may keep each of them.
     """
     own = storage.get(f"{node.op_type}.{port.name}")
-    if port.type is types.TENSOR:
+    if port.type is types.TENSOR or port.batch:
         return own or storage.get(ALL_PORTS)
     return own if port.type is types.ANY else None
 

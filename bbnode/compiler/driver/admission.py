@@ -19,6 +19,7 @@ from bbnode.compiler.errors import (
 from bbnode.compiler.unit import CompilationUnit, CompileOptions
 from bbnode.ir.bounds import OutOfBounds
 from bbnode.ir.graph import Program
+from bbnode.ir.keys import OLDEST_IR_VERSION
 from bbnode.ir.onnx_file import ir_version_for, program_of
 from bbnode.ir.reopen import NotReopenable, is_compiled, reopen
 
@@ -37,9 +38,10 @@ def admit(model: ModelProto | Program, options: CompileOptions) -> CompilationUn
             raise AlreadyCompiled(detail=str(error)) from error
     if not program.functions:
         raise EmptyFunctionTable()
-    expected = ir_version_for(program.extras, options.target_version)
-    if program.ir_version != expected:
-        raise IrVersionMismatch(expected=expected, got=program.ir_version)
+    newest = ir_version_for(program.extras, options.target_version)
+    oldest = ir_version_for(program.extras, min(OLDEST_IR_VERSION, options.target_version))
+    if not oldest <= program.ir_version <= newest:
+        raise IrVersionMismatch(oldest=oldest, newest=newest, got=program.ir_version)
     seen = set()
     for function in program.functions:
         key = function.key

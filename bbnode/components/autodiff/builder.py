@@ -8,7 +8,7 @@ that shape inference does not know is None; nothing here guesses.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -30,14 +30,16 @@ from bbnode.ir.keys import ONNX_OPSET_VERSION
 AttributeValue: TypeAlias = int | float | str | list[int]
 INT64 = int(TensorProto.INT64)
 BOOL = int(TensorProto.BOOL)
+FLOAT = int(TensorProto.FLOAT)
 
 # A dimension: its size, its symbol ("batch"), or None where inference could not tell.
 Dim: TypeAlias = int | str | None
 Dims: TypeAlias = tuple[Dim, ...]
 
 # Parameters may be of these; values between them may also have half the precision.
-TRAINABLE = frozenset({int(TensorProto.FLOAT), int(TensorProto.DOUBLE)})
-FLOATS = TRAINABLE | {int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)}
+TRAINABLE = frozenset({FLOAT, int(TensorProto.DOUBLE)})
+HALVES = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
+FLOATS = TRAINABLE | HALVES
 
 
 class Instead(Protocol):
@@ -48,6 +50,9 @@ class Instead(Protocol):
 
     def nodes(self) -> Sequence[NodeProto]:
         """Return the nodes that make them, and the node's outputs."""
+
+
+_SMALL_ELEMENTS = 64  # of constants whose values rules may read
 
 
 class GraphBuilder:
@@ -84,6 +89,16 @@ class GraphBuilder:
         self._counters: dict[str, int] = {}
         self._emitted: dict[tuple[object, ...], list[str]] = {}
         self._constants: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """The names that are used, here or before."""
+        return frozenset(self._taken)
+
+    def take(self) -> list[NodeProto]:
+        """Return the nodes that were emitted since the last call; what follows may read them."""
+        nodes, self.nodes = self.nodes, []
+        return nodes
 
     def nested(self) -> GraphBuilder:
         """Return an empty builder for a graph inside of a node: no name of it is used twice."""
@@ -280,10 +295,14 @@ def every_name(nodes: Iterable[NodeProto]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class InferredType:
-    """The inferred element type of a value (ONNX's number, 0: unknown), and its dimensions."""
+    """The inferred element type of a value (ONNX's number, 0: unknown), and its dimensions.
+
+    `held` is the value itself, where it is a small constant: sizes, scales, axes and the like.
+    """
 
     elem_type: int
     dims: Dims | None
+    held: npt.NDArray[np.generic] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, tensor: TypeProto.Tensor) -> InferredType:
@@ -313,8 +332,17 @@ def inferred_types(model: ModelProto) -> dict[str, InferredType]:
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     types: dict[str, InferredType] = {}
     for tensor in inferred.initializer:
-        types[tensor.name] = InferredType(int(tensor.data_type), tuple(tensor.dims))
+        types[tensor.name] = _from_initializer(tensor)
     for info in (*inferred.input, *inferred.output, *inferred.value_info):
         if info.type.HasField("tensor_type"):
             types[info.name] = InferredType.of(info.type.tensor_type)
+    for node in inferred.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            types[node.output[0]] = _from_initializer(node.attribute[0].t)
     return types
+
+
+def _from_initializer(tensor: TensorProto) -> InferredType:
+    small = int(np.prod(tensor.dims)) <= _SMALL_ELEMENTS
+    held = numpy_helper.to_array(tensor).copy() if small else None
+    return InferredType(int(tensor.data_type), tuple(tensor.dims), held)

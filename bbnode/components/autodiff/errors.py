@@ -51,3 +51,11 @@ class UnknownLoss(AutodiffError):
         self.loss = loss
         self.known = known
         super().__init__(f"unknown loss {loss!r}; choose one of {', '.join(known)}")
+
+
+class TrainingSettingRefused(AutodiffError):
+    """A setting of the loss, the optimizer or the training mode means nothing for this model."""
+
+    def __init__(self, given: str, why: str, remedy: str) -> None:
+        self.given = given
+        super().__init__(f"{given}: {why}; {remedy}")

@@ -22,6 +22,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from bbnode.components.backends.caching import CachingBackend
 from bbnode.components.backends.graphs import check_count, from_onnx, to_onnx, type_of_text
+from bbnode.components.backends.lowering import lowered
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError, BackendUnavailable
 from bbnode.components.registry import register_component
@@ -44,6 +45,8 @@ _AUTO = ("CUDAExecutionProvider", "CPUExecutionProvider")
 _SMALL_BYTES = 16 << 10
 # In errors of a run, and of a graph that can't be prepared.
 _NODE_NAME = re.compile(r" node\. Name:'([^']*)'|\bNode \(([^)]*)\)")
+_NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node")
+_MAX_FORMS = 8  # of one graph that are tried, each without a kernel that was missing before
 _LOG_ERRORS_ONLY = 3  # 0 verbose .. 4 fatal; its warnings tell of dropped initializers and such
 
 
@@ -171,9 +174,7 @@ class OrtBackend(CachingBackend):
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         label = f"{self.TYPE_NAME}: graph {model.graph.name!r}"
         try:
-            session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=self._providers
-            )
+            session = self._session(model, options)
         except _FAILURES as error:
             text = _first_line(error)
             raise BackendError(
@@ -189,6 +190,23 @@ class OrtBackend(CachingBackend):
                 f"session has {', '.join(session.get_providers())}"
             )
         return _OrtGraph(session, label)
+
+    def _session(self, model: ModelProto, options: Any) -> Any:
+        """Return a session, of the model in another form where a kernel is missing for an op."""
+        first: Exception | None = None
+        for _ in range(_MAX_FORMS):
+            try:
+                return onnxruntime.InferenceSession(
+                    model.SerializeToString(), options, providers=self._providers
+                )
+            except _FAILURES as error:
+                first = first or error
+                lacking = _NO_KERNEL.search(_first_line(error))
+                other = lowered(model, lacking[1]) if lacking else None
+                if other is None:
+                    break
+                model = other
+        raise first if first is not None else AssertionError("no form was tried")
 
 
 def _quickest(session: Any) -> Any:

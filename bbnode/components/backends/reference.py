@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationError
+from onnx.reference.op_run import OpRun, RuntimeContextError, RuntimeImplementationError
 from onnx.reference.ops import op_loop, op_scan
 
 from bbnode.components.backends.caching import CachingBackend
@@ -57,6 +57,7 @@ class Loop(op_loop.Loop):
     """
 
     op_domain = ""
+    # Of the base class, which has no types.
     body: Any
     _run_body: Any
 
@@ -91,7 +92,8 @@ class Scan(op_scan.Scan):
     """ONNX's Scan with its axes and directions, of which the evaluator's own knows the default."""
 
     op_domain = ""
-    num_scan_inputs: int
+    # Of the base class, which has no types.
+    num_scan_inputs: Any
     _run_body: Any
 
     def __init__(self, onnx_node: Any, run_params: Any) -> None:
@@ -104,8 +106,8 @@ class Scan(op_scan.Scan):
                 given[attribute.name] = list(attribute.ints)
             else:
                 plain.attribute.append(attribute)
-        init: Any = super().__init__
-        init(plain, run_params)
+        begin: Any = super().__init__
+        begin(plain, run_params)
         self._settings = given
 
     def _run(self, *args: Any, context: Any = None, bindings: Any = None, **_: Any) -> Any:
@@ -159,8 +161,21 @@ def _stacked(op: Any, rows: Sequence[Sequence[Any]], first: int) -> list[Any]:
     return made
 
 
-# What replaces ops of the evaluator.
-NEW_OPS = (Loop, Scan)
+class GatherElements(OpRun):
+    """ONNX's GatherElements; the evaluator's own mistakes what has more than 32 elements to choose
+    from, a negative axis, and indices that are shorter than the data.
+    """
+
+    op_domain = ""
+
+    def _run(self, data: Any, indices: Any, axis: int = 0) -> tuple[Any]:
+        axis %= data.ndim
+        rest = tuple(slice(None if i == axis else n) for i, n in enumerate(indices.shape))
+        return (np.take_along_axis(data[rest], indices, axis),)
+
+
+# Evaluators for the ops that ONNX's reference evaluator gets wrong.
+MENDED_OPS: tuple[type[OpRun], ...] = (Loop, Scan, GatherElements)
 
 
 class _ReferenceGraph:
@@ -199,7 +214,7 @@ class ReferenceBackend(CachingBackend):
         kept = ModelProto()  # the evaluator keeps its model, and the caller may change it
         kept.CopyFrom(model)
         try:
-            return _ReferenceGraph(ReferenceEvaluator(kept, new_ops=[*NEW_OPS]), kept, label)
+            return _ReferenceGraph(ReferenceEvaluator(kept, new_ops=list(MENDED_OPS)), kept, label)
         except _FAILURES as error:
             raise BackendError(
                 f"{label} cannot be prepared: {type(error).__name__}: {error}; check it with "

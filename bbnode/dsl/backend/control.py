@@ -192,7 +192,7 @@ class ControlOps(BackendCore):
         self, g: Graph, condition: Output, then_branch: Callable[[Graph], Any],
         else_branch: Callable[[Graph], Any], *, after: After = None,
     ) -> Any:  # fmt: skip
-        """One of two branches, as `condition` says; the other is not computed. ONNX `If`-21.
+        """One of two branches, as `condition` says; the other is not computed. ONNX `If`-25.
 
         ```python
         size = compute.if_(
@@ -257,7 +257,7 @@ class ControlOps(BackendCore):
         trip_count: Output | int | None = None, condition: Output | None = None,
         after: After = None,
     ) -> LoopResult:  # fmt: skip
-        """Repeat `body`, handing values from one iteration to the next. ONNX `Loop`-21.
+        """Repeat `body`, handing values from one iteration to the next. ONNX `Loop`-25.
 
         ```python
         def body(b, i, total):

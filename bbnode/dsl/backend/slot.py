@@ -271,7 +271,7 @@ class BackendSlot(ControlOps):
 
         One number per spatial axis in `kernel_shape` (taken from the weights when left out),
         `strides` and `dilations` (1 when left out); `pads` has all begins, then all ends (0 when
-        left out). ONNX `Conv`-11.
+        left out). ONNX `Conv`-22.
         """
         return self._one(
             g, "Conv", x, weights, bias, after=after, auto_pad=auto_pad, dilations=dilations,
@@ -288,7 +288,7 @@ class BackendSlot(ControlOps):
 
         `ceil_mode`: windows that reach over the edge count. `storage_order` is that of the
         indices, which `op` with `outputs=2` returns as well. Also 8-bit integers. ONNX
-        `MaxPool`-12.
+        `MaxPool`-22.
         """
         return self._one(
             g, "MaxPool", x, after=after, kernel_shape=kernel_shape, auto_pad=auto_pad,
@@ -304,7 +304,7 @@ class BackendSlot(ControlOps):
     ) -> Output:  # fmt: skip
         """Mean of each window: [N, C, H, W] to [N, C, …]; arguments as for `max_pool`.
 
-        `count_include_pad`: padding counts as zeros. ONNX `AveragePool`-19.
+        `count_include_pad`: padding counts as zeros. ONNX `AveragePool`-22.
         """
         return self._one(
             g, "AveragePool", x, after=after, kernel_shape=kernel_shape, auto_pad=auto_pad,
@@ -313,7 +313,7 @@ class BackendSlot(ControlOps):
         )  # fmt: skip
 
     def global_average_pool(self, g: Graph, x: Output, *, after: After = None) -> Output:
-        """Mean of each channel: [N, C, H, W] to [N, C, 1, 1]. ONNX `GlobalAveragePool`-1."""
+        """Mean of each channel: [N, C, H, W] to [N, C, 1, 1]. ONNX `GlobalAveragePool`-22."""
         return self._one(g, "GlobalAveragePool", x, after=after)
 
     # --- shape -----------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class BackendSlot(ControlOps):
     def reshape(
         self, g: Graph, x: Output, shape: Ints, *, allowzero: bool = False, after: After = None
     ) -> Output:
-        """x's elements in another shape. ONNX `Reshape`-21.
+        """x's elements in another shape. ONNX `Reshape`-25.
 
         `shape`: int64 [N], or a list; one -1 in it is worked out, and a 0 keeps x's size of
         that axis (or means 0 with `allowzero`).
@@ -333,7 +333,7 @@ class BackendSlot(ControlOps):
     def transpose(
         self, g: Graph, x: Output, *, perm: Sequence[int] | None = None, after: After = None
     ) -> Output:
-        """x with its axes in the order `perm`; reversed when left out. ONNX `Transpose`-21."""
+        """x with its axes in the order `perm`; reversed when left out. ONNX `Transpose`-25."""
         return self._one(g, "Transpose", x, after=after, perm=perm)
 
     def concat(self, g: Graph, *inputs: Output, axis: int, after: After = None) -> Output:
@@ -383,23 +383,23 @@ class BackendSlot(ControlOps):
     def squeeze(
         self, g: Graph, x: Output, axes: Ints | None = None, *, after: After = None
     ) -> Output:
-        """x without `axes`, which have size 1; all such axes when left out. ONNX `Squeeze`-21."""
+        """x without `axes`, which have size 1; all such axes when left out. ONNX `Squeeze`-25."""
         along = None if axes is None else self._ints(g, "axes", axes)
         return self._one(g, "Squeeze", x, along, after=after)
 
     def unsqueeze(self, g: Graph, x: Output, axes: Ints, *, after: After = None) -> Output:
-        """x with an axis of size 1 at each of `axes` of the result. ONNX `Unsqueeze`-21."""
+        """x with an axis of size 1 at each of `axes` of the result. ONNX `Unsqueeze`-25."""
         return self._one(g, "Unsqueeze", x, self._ints(g, "axes", axes), after=after)
 
     def identity(self, g: Graph, x: Output, *, after: After = None) -> Output:
-        """x itself. ONNX `Identity`-21."""
+        """x itself. ONNX `Identity`-25."""
         return self._one(g, "Identity", x, after=after)
 
     def cast(
         self, g: Graph, x: Output, *, to: TypeNode | int, saturate: bool = True,
         after: After = None,
     ) -> Output:  # fmt: skip
-        """x in another element type, of x's shape. ONNX `Cast`-21.
+        """x in another element type, of x's shape. ONNX `Cast`-25.
 
         `to`: a tensor type such as `types.TENSOR_INT64`, or an onnx.TensorProto data type.
         `saturate` is about 8-bit floats: beyond their range is their edge.
@@ -418,7 +418,7 @@ class BackendSlot(ControlOps):
         """A tensor that rides in the backend's graph: an array, a number, or a list of them.
 
         Python floats become float32, ints int64. `g.constant` is for every other carrier, and
-        for tensors that no backend reads. ONNX `Constant`-21.
+        for tensors that no backend reads. ONNX `Constant`-25.
         """
         return self._one(g, "Constant", after=after, value=value)
 
@@ -427,7 +427,7 @@ class BackendSlot(ControlOps):
     ) -> Output:
         """Zeros of a shape: int64 [N], or a list. `dtype`: a tensor type.
 
-        ONNX has no such op: recorded as `ConstantOfShape`-21.
+        ONNX has no such op: recorded as `ConstantOfShape`-25.
         """
         return self._filled(g, 0, shape, dtype, after)
 
@@ -436,7 +436,7 @@ class BackendSlot(ControlOps):
     ) -> Output:
         """Ones of a shape: int64 [N], or a list. `dtype`: a tensor type.
 
-        ONNX has no such op: recorded as `ConstantOfShape`-21.
+        ONNX has no such op: recorded as `ConstantOfShape`-25.
         """
         return self._filled(g, 1, shape, dtype, after)
 

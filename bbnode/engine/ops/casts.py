@@ -1,7 +1,7 @@
 """The op Cast of the types domain.
 
 Rule: a value that is of the wanted type already passes unchanged; a tensor becomes a tensor of
-another element type as by ONNX's Cast (opset 21: floats truncate towards zero, anything but
+another element type as by ONNX's Cast (floats truncate towards zero, anything but
 zero is true); there is no other conversion.
 """
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from bbnode.components.autodiff.rules import (
-    control,
-    convolution,
-    elementwise,
-    layers,
-    moving,
-    recurrent,
-)
+import importlib
+import pkgutil
 
-__all__ = ["control", "convolution", "elementwise", "layers", "moving", "recurrent"]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
