@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from bbnode.components.autodiff import TrainingGraphs
 from bbnode.components.autodiff.builder import InferredType
 from bbnode.components.autodiff.losses import Loss, LossSettings, class_axis
 from bbnode.components.errors import ComponentError
 from bbnode.ir.values import Value
 
+Dims = tuple[int | str | None, ...]  # of the output: sizes, or symbols where they are open
 Sizes = Mapping[str, int]  # of the symbols among dimensions, as a batch has them
 
 
@@ -24,14 +24,14 @@ class Labels:
     """Checks and converts labels for one loss of one model."""
 
     def __init__(
-        self, type_name: str, loss: Loss, settings: LossSettings, graphs: TrainingGraphs
+        self, type_name: str, loss: Loss, settings: LossSettings, output_dims: Dims
     ) -> None:
         self._type_name = type_name
         self._loss = loss
         self._settings = settings
-        self._output = graphs.output_dims
+        self._output = output_dims
         self._axis = (
-            class_axis(InferredType(0, graphs.output_dims), settings) if loss.class_labels else None
+            class_axis(InferredType(0, output_dims), settings) if loss.class_labels else None
         )
 
     def checked(self, target: Value, sizes: Sizes) -> Value:

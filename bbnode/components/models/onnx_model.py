@@ -208,7 +208,20 @@ class OnnxModel(Model):
                 or setting, and why.
         """
         super().__init__(config)
-        rate = config.learning_rate
+        self._graphs = graphs = _derive(config)
+        self._begin(
+            {tensor.name: numpy_helper.to_array(tensor) for tensor in graphs.initial},
+            {tensor.name: numpy_helper.to_array(tensor) for tensor in graphs.statistics},
+        )
+        self._labels = Labels(
+            self.TYPE_NAME, find_loss(config.loss), _loss_settings(config), graphs.output_dims
+        )
+        self._axes = [_dims(info) for info in _fed(graphs)]
+        self._takes_empty = all(node.op_type in _OF_ROWS for node in graphs.writer.modes.evaluated)
+
+    def _begin(self, initial: Mapping[str, Weights], moved: Mapping[str, Weights]) -> None:
+        """Check the settings, and begin with these parameters and running statistics."""
+        config, rate = self.config, self.config.learning_rate
         self.require(0 < rate < math.inf, f"learning_rate {rate} is not a positive number")
         self.require(config.accumulate >= 1, f"accumulate is {config.accumulate}; 1 or more")
         for name, known in _CHOICES.items():
@@ -220,30 +233,19 @@ class OnnxModel(Model):
             **{name: getattr(config, name) for name in _SCHEDULE_FIELDS},
         )
         self._schedule.check()
-        self._graphs = graphs = _derive(config)
-        self._labels = Labels(
-            self.TYPE_NAME, find_loss(config.loss), _loss_settings(config), graphs
-        )
-        self._trained = {tensor.name: tuple(tensor.dims) for tensor in graphs.initial}
-        moved = {tensor.name: tuple(tensor.dims) for tensor in graphs.statistics}
+        statistics = {name: value.shape for name, value in moved.items()}
         federated = config.running_statistics == "federated"
-        self._layout = {**self._trained, **moved} if federated else self._trained
-        self._local_layout = {} if federated else moved
-        initial, kept = (
-            [_flat(tensor) for tensor in graphs.initial],
-            [_flat(tensor) for tensor in graphs.statistics],
-        )
-        self._params = _frozen(np.concatenate([*initial, *kept] if federated else initial))
-        self._local = _frozen(
-            np.concatenate([np.zeros(0, np.float32), *([] if federated else kept)])
-        )
+        self._trained = {name: value.shape for name, value in initial.items()}
+        self._layout = {**self._trained, **statistics} if federated else self._trained
+        self._local_layout = {} if federated else statistics
+        tail = [*moved.values()]
+        self._params = self._join([*initial.values(), *(tail if federated else [])])
+        self._local = self._join([] if federated else tail)
         self._state: tuple[Vector, ...] = ()  # of the optimizer; empty is all zeros
         self._progress = Progress()
         self._last_input: Value | None = None
         self._kept_grads: Vector | None = None
         self._prepared: dict[str, PreparedGraph] = {}
-        self._axes = [_dims(info) for info in _fed(graphs)]
-        self._takes_empty = all(node.op_type in _OF_ROWS for node in graphs.writer.modes.evaluated)
 
     @offload(reads_only=True)
     def bootstrap(self, ctx: OpContext) -> None:
@@ -880,10 +882,6 @@ def _fed(graphs: TrainingGraphs) -> list[ValueInfoProto]:
 def _dims(info: ValueInfoProto) -> list[str]:
     """Return the symbols of an input's axes, "" for one that has a size or no name."""
     return [dim.dim_param for dim in info.type.tensor_type.shape.dim]
-
-
-def _flat(tensor: TensorProto) -> Vector:
-    return numpy_helper.to_array(tensor).reshape(-1)
 
 
 def _frozen(vector: Vector) -> Vector:
