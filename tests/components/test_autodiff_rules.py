@@ -17,7 +17,13 @@ from hypothesis.extra.numpy import mutually_broadcastable_shapes
 from onnx import NodeProto
 from onnx.helper import make_node as node
 
-from bbnode.components.autodiff import GradientRuleError, supported_ops, training_graphs
+from bbnode.components.autodiff import (
+    GradientRuleError,
+    rules,
+    supported_ops,
+    training_graphs,
+)
+from bbnode.components.autodiff.table import lookup
 from tests.components.graphs import (
     OPSET,
     check,
@@ -171,18 +177,19 @@ CASES = [
            {"a": (2, 3, 4), "s": shape}, opset=23)
       for axis, shape in ((-1, (4,)), (1, (3, 4)), (2, (1,)))),
     *(unary("LpNormalization", p=p, axis=axis) for p in (1, 2) for axis in (0, -1)),
-    single(shaped("MeanVarianceNormalization", (2, 3, 2, 2))),
-    single(shaped("MeanVarianceNormalization", (4, 3), axes=[0])),
+    *(Case("MeanVarianceNormalization",
+           [node("MeanVarianceNormalization", ["a"], ["y"], axes=axes)], {"a": shape},
+           single=True, dims=[*shape]) for shape, axes in (((2, 3, 2, 2), [0, 2, 3]), ((4, 3), [0]))),
     # The reference evaluator leaves the last channel of a window out.
     single(shaped("LRN", (2, 5, 2, 2), size=3, alpha=0.5)),
-    single(shaped("LRN", (1, 4, 3, 1), size=2, bias=2.0, alpha=0.5)),
-    Case("LayerNormalization",
-         [node("LayerNormalization", ["a", "s"], ["n", "m", "d"], axis=-1), node("Mul", ["m", "d"], ["q"]), node("CastLike", ["q", "a"], ["p"]),
-          node("Mul", ["n", "p"], ["y"])], {"a": (2, 3), "s": (3,)}, dims=[2, 3]),
-    Case("LayerNormalization",
-         [node("LayerNormalization", ["a", "s"], ["n", "m", "d"]), node("Add", ["m", "d"], ["p"]),
-          node("CastLike", ["p", "a"], ["y"])],
-         {"a": (2, 3), "s": (3,)}, dims=[2, 1]),
+    single(shaped("LRN", (1, 4, 3, 1), size=5, bias=2.0, alpha=0.5)),
+    # The reference evaluator has the two statistics in different types.
+    *(Case("LayerNormalization",
+           [node("LayerNormalization", ["a", "s"], ["n", "m", "d"]),
+            node("CastLike", ["m", "a"], ["m1"]), node("CastLike", ["d", "a"], ["d1"]),
+            node("Mul", ["m1", "d1"], ["p"]), node("Mul", [left, "p"], ["y"])],
+           {"a": (2, 3), "s": (3,)}, dims=dims)
+      for left, dims in (("n", [2, 3]), ("m1", [2, 1]))),
     *(Case("LayerNormalization",
            [node("LayerNormalization", ["a", *more], ["y"], axis=axis, epsilon=0.01)],
            {"a": (2, 3, 4)} | dict.fromkeys(more, (3, 4) if axis == 1 else (4,)))
@@ -358,24 +365,25 @@ def check_case(case: Case, seed: int = 0) -> None:
                 info.type.tensor_type.shape.dim[0].dim_param = "batch"
         return training_graphs(forward, "mse", wrt=list(params))
 
-    graphs = build(np.float64)
-    check(graphs.pullback)
     feeds = {**params, **inputs}
     small = build(np.float32)
+    check(small.pullback)
     narrow = {name: np.asarray(v, np.float32) for name, v in feeds.items()}
     if case.broken_reference:
-        y = run_ort(small.forward, narrow)[graphs.output_name]
+        y = run_ort(small.forward, narrow)[small.output_name]
         cotangent = np.asarray(rng.normal(size=np.shape(y)), np.float32)
-        found = run_ort(small.pullback, {**narrow, graphs.output_gradient_name: cotangent})
+        found = run_ort(small.pullback, {**narrow, small.output_gradient_name: cotangent})
         run = ort_runner(small.forward)
-        for name, gradient in zip(graphs.parameter_names, graphs.gradient_names, strict=True):
+        for name, gradient in zip(small.parameter_names, small.gradient_names, strict=True):
             # Linear between the kinks, so that a wide step loses nothing but rounding.
             expected = numeric_gradient(
-                small.forward, narrow, name, graphs.output_name, cotangent, 4e-3, run
+                small.forward, narrow, name, small.output_name, cotangent, 4e-3, run
             )
             assert found[gradient].shape == params[name].shape
             np.testing.assert_allclose(found[gradient], expected, rtol=3e-3, atol=3e-3)
         return
+    graphs = build(np.float64)
+    check(graphs.pullback)
     y = run_reference(graphs.forward, feeds)[graphs.output_name]
     cotangent = rng.normal(size=np.shape(y))
     feeds_all = {**feeds, graphs.output_gradient_name: cotangent}
@@ -398,13 +406,16 @@ def test_rule_agrees_with_finite_differences(case: Case) -> None:
     check_case(case)
 
 
-# Their cases are in files of their own.
-WITH_GRAPHS = {"If", "Loop", "Scan"}
-RECURRENT = {"GRU", "LSTM", "RNN"}
+# The cases of other families are in files of their own.
+FAMILIES = ("activations", "convolution", "elementwise", "indexing", "layers", "moving",
+            "normalization", "reductions")  # fmt: skip
 
 
-def test_every_rule_of_the_table_has_a_case() -> None:
-    assert {case.op for case in CASES} | WITH_GRAPHS | RECURRENT == set(supported_ops())
+def test_every_rule_of_these_families_has_a_case() -> None:
+    families = {f"{rules.__name__}.{family}" for family in FAMILIES}
+    entries = {op: lookup("", op) for op in supported_ops()}
+    ops = {op for op, entry in entries.items() if entry and entry.rule.__module__ in families}
+    assert ops <= {case.op for case in CASES}
 
 
 A = {"a": (2, 2, 5, 4)}
@@ -413,12 +424,6 @@ A = {"a": (2, 2, 5, 4)}
 @pytest.mark.parametrize(
     ("nodes", "params", "constants", "says"),
     [
-        ([node("BatchNormalization", ["a", "s", "s", "m", "m"], ["z", "m1", "v1"],
-               training_mode=1), node("Add", ["m1", "s"], ["y"])],
-         {**A, "s": (2,)}, {"m": np.ones(2)}, "running statistics have no gradient"),
-        ([node("AveragePool", ["a"], ["y"], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1)],
-         A, {}, "ceil_mode"),
-        ([node("Dropout", ["a", "", "t"], ["y"])], A, {"t": np.array(True)}, "the mask"),
         ([node("Dropout", ["a", "s"], ["y"])], {**A, "s": ()}, {}, "the ratio 's' depends"),
         ([node("MaxPool", ["a"], ["z", "i"], kernel_shape=[2, 2]),
           node("Cast", ["i"], ["y"], to=11)], A, {}, None),
