@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from bbnode.components.autodiff import GradientRuleError, supported_ops
+from bbnode.components.autodiff import supported_ops
 from bbnode.components.autodiff.builder import FLOATS, GraphBuilder, inferred_types
 from bbnode.components.autodiff.reverse import pull_back
 from bbnode.components.autodiff.table import lookup
