@@ -29,7 +29,7 @@ from bbnode.components.backends.lowering import lowered
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError, BackendUnavailable
 from bbnode.components.registry import register_component
-from bbnode.ir import types
+from bbnode.ir import keys, types
 from bbnode.ir.onnx_file import subgraph_of
 from bbnode.ir.packing import packed, unpacked
 from bbnode.ir.types import TypeNode
@@ -263,6 +263,12 @@ class OrtBackend(CachingBackend):
                 f"not available; this onnxruntime has {', '.join(available)}"
             )
         return list(wanted)
+
+    def supports(self, op_type: str, opset_version: int, domain: str = "") -> bool:
+        """Return True if an op of ONNX can run here; of ONNX Runtime's own, preparing tells it."""
+        if domain == keys.RUNTIME_DOMAIN:
+            return True
+        return super().supports(op_type, opset_version, domain)
 
     def materialize_from_wire(self, node: TypeNode, payload: memoryview) -> Value:
         """Return a received tensor: a view of its payload, copied only where it is not aligned.
