@@ -10,6 +10,8 @@ import onnxruntime
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from bbnode.components.backends.reference import MENDED_OPS
+
 OPSET = 21
 
 # Wanted outputs, and inputs by name, to outputs.
@@ -26,19 +28,23 @@ def model_of(
     constants: Mapping[str, np.ndarray] | None = None,
     opset: int = OPSET,
     symbolic: bool = False,
+    dims: Sequence[int | str | None] | None = None,
 ) -> ModelProto:
-    """`params` become initializers of `dtype`; inputs lose their sizes where `symbolic`."""
+    """`params` become initializers of `dtype`; inputs lose their sizes where `symbolic`.
+
+    `dims` of the output are given where ONNX does not infer them.
+    """
     elem = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     infos = []
     for name, array in (inputs or {}).items():
-        dims = [f"{name}{i}" for i in range(array.ndim)] if symbolic else list(array.shape)
-        infos.append(helper.make_tensor_value_info(name, elem, dims))
+        sizes = [f"{name}{i}" for i in range(array.ndim)] if symbolic else list(array.shape)
+        infos.append(helper.make_tensor_value_info(name, elem, sizes))
     tensors = [numpy_helper.from_array(a.astype(dtype), n) for n, a in params.items()]
     for name, array in (constants or {}).items():
         kept = array.astype(dtype) if np.issubdtype(array.dtype, np.floating) else array
         tensors.append(numpy_helper.from_array(kept, name))
     graph = helper.make_graph(
-        list(nodes), "g", infos, [helper.make_tensor_value_info(output, elem, None)], tensors
+        list(nodes), "g", infos, [helper.make_tensor_value_info(output, elem, dims)], tensors
     )
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", opset)])
     return onnx.shape_inference.infer_shapes(model)
@@ -48,7 +54,9 @@ def run_reference(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[st
     names = [output.name for output in model.graph.output]
     wanted = {port.name for port in model.graph.input}
     fed = {name: np.asarray(value) for name, value in feeds.items() if name in wanted}
-    return dict(zip(names, ReferenceEvaluator(model).run(None, fed), strict=True))
+    return dict(
+        zip(names, ReferenceEvaluator(model, new_ops=[*MENDED_OPS]).run(None, fed), strict=True)
+    )
 
 
 def ort_runner(model: ModelProto) -> Runner:
@@ -78,7 +86,7 @@ def numeric_gradient(
     run: Runner | None = None,
 ) -> np.ndarray:
     """Central differences of <cotangent, output> by `feeds[name]`, summed in float64."""
-    evaluator = run or ReferenceEvaluator(model).run
+    evaluator = run or ReferenceEvaluator(model, new_ops=[*MENDED_OPS]).run
 
     def value(array: np.ndarray) -> float:
         (y,) = evaluator([output], {**feeds, name: array})

@@ -7,25 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnx import ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, TensorProto
 
-from bbnode.components.autodiff.builder import TRAINABLE
+from bbnode.components.autodiff.builder import TRAINABLE, local_names, subgraphs
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.autodiff.table import lookup
 
 
 def parameter_names(model: ModelProto) -> tuple[str, ...]:
     """Return float initializers with at least one use that a gradient can pass."""
-    used: set[str] = set()
-    for node in model.graph.node:
-        entry = lookup(node.domain, node.op_type)
-        settings = entry.constant_inputs if entry is not None else frozenset[int]()
-        used.update(name for index, name in enumerate(node.input) if index not in settings)
+    used = _used(model.graph)
     return tuple(
         tensor.name
         for tensor in model.graph.initializer
         if tensor.name in used and tensor.data_type in TRAINABLE
     )
+
+
+def _used(graph: GraphProto) -> set[str]:
+    """Return the names with a use that a gradient can pass, in nested graphs too."""
+    used: set[str] = set()
+    for node in graph.node:
+        entry = lookup(node.domain, node.op_type)
+        settings = entry.constant_inputs if entry is not None else frozenset[int]()
+        used.update(name for index, name in enumerate(node.input) if index not in settings)
+        for inner in subgraphs(node):
+            used |= _used(inner) - local_names(inner).keys()
+    return used
 
 
 def check_parameters(model: ModelProto, names: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-from onnx import NodeProto, helper
+from onnx import NodeProto, helper, numpy_helper
 
 from bbnode.components.autodiff.builder import AttributeValue, Dims, GraphBuilder, InferredType
 from bbnode.components.autodiff.errors import GradientRuleError
@@ -24,15 +24,23 @@ T = TypeVar("T")
 class Term:
     """A value of the graph that a rule writes: arithmetic on terms emits nodes.
 
-    A number in it becomes a constant of the element type of `like`, a forward value.
+    A number in it becomes a constant of the element type of `like`, a forward value, or of the
+    ONNX element type `like` itself.
     """
 
     __slots__ = ("_ctx", "_like", "name")
 
-    def __init__(self, ctx: VjpContext, name: str, like: str) -> None:
+    def __init__(self, ctx: VjpContext, name: str, like: str | int) -> None:
         self._ctx = ctx
         self.name = name
         self._like = like
+
+    def cast(self, elem_type: int) -> Term:
+        """Return this value in another ONNX element type; numbers are then of that type too."""
+        own = self._like if isinstance(self._like, int) else self._ctx.elem_type(self._like)
+        if own == elem_type:
+            return self
+        return Term(self._ctx, self._ctx.b.op("Cast", self.name, to=elem_type), elem_type)
 
     def op(self, op_type: str, *others: Term | float, **attributes: AttributeValue) -> Term:
         """Emit an op of this value and others, which has one output."""
@@ -57,6 +65,9 @@ class Term:
     def __truediv__(self, other: Term | float) -> Term:
         return self.op("Div", other)
 
+    def __rtruediv__(self, other: float) -> Term:
+        return Term(self._ctx, self._ctx.scalar(other, self._like), self._like).op("Div", self)
+
     def __neg__(self) -> Term:
         return self.op("Neg")
 
@@ -75,6 +86,9 @@ class VjpContext:
         b: where the rule emits its nodes.
         node: the forward node.
         grads: per output, the name of its gradient, or None where nothing depends on it.
+        types: the inferred types of the forward values.
+        captured: gradients of values that the node's graphs read from around it, as (name,
+            gradient); a rule of an op with graphs appends them.
     """
 
     def __init__(
@@ -88,7 +102,8 @@ class VjpContext:
         self.b = b
         self.node = node
         self.grads = tuple(grads)
-        self._types = types
+        self.types = types
+        self.captured: list[tuple[str, str]] = []
         self._active = active
 
     @property
@@ -123,7 +138,7 @@ class VjpContext:
         """Return an input as a term."""
         return self.term(self.node.input[index], self.node.input[index])
 
-    def term(self, name: str, like: str | None = None) -> Term:
+    def term(self, name: str, like: str | int | None = None) -> Term:
         """Return a value as a term; its numbers are of the type of `like` (the first output)."""
         return Term(self, name, self.y if like is None else like)
 
@@ -133,11 +148,15 @@ class VjpContext:
 
     def wants(self, index: int) -> bool:
         """Return True if the gradient of input `index` is needed."""
-        return self.has(index) and self.node.input[index] in self._active
+        return self.has(index) and self.varies(self.node.input[index])
+
+    def varies(self, value: str) -> bool:
+        """Return True if the gradient of a value is needed."""
+        return value in self._active
 
     def type_of(self, value: str) -> InferredType:
         """Return the inferred type of `value`."""
-        return self._types.get(value, InferredType(0, None))
+        return self.types.get(value, InferredType(0, None))
 
     def elem_type(self, value: str) -> int:
         """Return the ONNX element type of `value`; GradientRuleError where it is unknown."""
@@ -147,8 +166,9 @@ class VjpContext:
         return elem_type
 
     def held(self, index: int) -> npt.NDArray[np.generic] | None:
-        """Return the value of an input that is a small initializer; None for any other."""
-        return self.type_of(self.node.input[index]).held if self.has(index) else None
+        """Return the value of an input that is a constant of the model; None for any other."""
+        tensor = self.b.known.get(self.node.input[index]) if self.has(index) else None
+        return None if tensor is None else numpy_helper.to_array(tensor)
 
     def rank(self, value: str) -> int:
         """Return the rank of `value`; GradientRuleError where it is unknown."""
@@ -165,9 +185,9 @@ class VjpContext:
                 return cast(T, value.decode() if isinstance(value, bytes) else value)
         return default
 
-    def scalar(self, number: float, like: str) -> str:
-        """Return a 0-D constant of the element type of the forward value `like`."""
-        return self.b.scalar(number, self.elem_type(like))
+    def scalar(self, number: float, like: str | int) -> str:
+        """Return a 0-D constant of an ONNX element type, or of that of a forward value."""
+        return self.b.scalar(number, like if isinstance(like, int) else self.elem_type(like))
 
     def axis(self, value: str, default: int) -> int:
         """Return the node's `axis` attribute, counted from the front of `value`."""
@@ -242,7 +262,10 @@ R = TypeVar("R", bound=Rule)
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """A rule, and the inputs that it treats as constants (never differentiated)."""
+    """A rule, and the inputs that are settings of the op: constants there are no weights.
+
+    A rule may differentiate by such an input all the same, where it is computed or asked for.
+    """
 
     rule: Rule
     constant_inputs: frozenset[int]
@@ -253,16 +276,16 @@ _TABLE: dict[tuple[str, str], TableEntry] = {}
 # Ops whose outputs do not vary with their inputs, or only by jumps: the sweep stops there.
 _PIECEWISE_CONSTANT = frozenset(
     {
-        "And", "ArgMax", "ArgMin", "Ceil", "Constant", "ConstantOfShape", "Equal", "EyeLike",
-        "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "NonZero",
-        "Not", "OneHot", "Or", "RandomNormalLike", "RandomUniformLike", "Range", "Round",
+        "And", "ArgMax", "ArgMin", "Bernoulli", "Ceil", "Constant", "ConstantOfShape", "Equal",
+        "EyeLike", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "IsInf", "IsNaN", "Less",
+        "LessOrEqual", "NonZero", "Not", "Or", "RandomNormalLike", "RandomUniformLike", "Round",
         "Shape", "Sign", "Size", "Xor",
     }
 )  # fmt: skip
 
 
 def vjp(op_type: str, *, domain: str = "", constant_inputs: Iterable[int] = ()) -> Callable[[R], R]:
-    """Register a rule. `constant_inputs` are positions the op never is differentiated by."""
+    """Register a rule; constants at the positions `constant_inputs` are settings, not weights."""
 
     def register(rule: R) -> R:
         _TABLE[(domain, op_type)] = TableEntry(rule, frozenset(constant_inputs))

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from bbnode.components.autodiff.rules import (
+    activations,
     attention,
+    control,
     convolution,
     elementwise,
+    indexing,
     layers,
     likelihood,
     moving,
+    normalization,
     pooling,
     products,
+    recurrent,
+    reductions,
     sampling,
     spatial,
 )
 
 __all__ = [
+    "activations",
     "attention",
+    "control",
     "convolution",
     "elementwise",
+    "indexing",
     "layers",
     "likelihood",
     "moving",
+    "normalization",
     "pooling",
     "products",
+    "recurrent",
+    "reductions",
     "sampling",
     "spatial",
 ]

@@ -1,8 +1,9 @@
-"""Gradient rules of the elementwise ops.
+"""Gradient rules of the elementwise ops of arithmetic, and of those that choose between values.
 
 Rule: most ops are a row of a table, with one partial derivative per input: a function of the node
 that returns the input's gradient, before it is summed back over axes that broadcasting stretched.
-The derivatives are the textbook ones; where the output is at hand it is used again.
+The derivatives are the textbook ones; where the output is at hand it is used again. At a kink the
+gradient is that of one side, or an even share for inputs of Max and Min that are equal.
 """
 
 from __future__ import annotations
@@ -11,73 +12,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from bbnode.components.autodiff.table import Rule, Term, VjpContext, vjp
 
 Grads = Sequence[str | None]
 Partial: TypeAlias = Callable[[VjpContext], Term]
+Partials: TypeAlias = Mapping[str, tuple[Partial | None, ...]]
 
 
-def _gelu(n: VjpContext) -> Term:
-    """Differentiate Gelu (Hendrycks and Gimpel, arXiv:1606.08415), exact or by tanh."""
-    x = n.input(0)
-    if n.attribute("approximate", "none") == "tanh":
-        # y = x/2 (1 + t), t = tanh(k (x + c x^3));  dy = (1+t)/2 + x/2 (1-t^2) k (1 + 3 c x^2)
-        k, c = math.sqrt(2.0 / math.pi), 0.044715
-        square = x * x
-        t = (x * (square * c + 1.0) * k).op("Tanh")
-        curve = (1.0 - t * t) * ((square * (3.0 * c) + 1.0) * k)
-        return n.dy * ((t + 1.0 + x * curve) * 0.5)
-    # y = x Phi(x);  dy = Phi(x) + x phi(x)
-    cumulative = ((x * math.sqrt(0.5)).op("Erf") + 1.0) * 0.5
-    density = (-(x * x * 0.5)).op("Exp") * (1.0 / math.sqrt(2.0 * math.pi))
-    return n.dy * (cumulative + x * density)
+def rules_of(table: Partials) -> None:
+    """Register a rule for every row: op type to its partial derivatives, by input.
 
-
-# Op type to its partial derivatives, by input; None where an input is a constant to the op.
-PARTIALS: Mapping[str, tuple[Partial | None, ...]] = {
-    "Abs": (lambda n: n.dy * n.input(0).op("Sign"),),
-    "Add": (lambda n: n.dy, lambda n: n.dy),
-    "Cast": (lambda n: n.dy.op("Cast", to=n.elem_type(n.inputs[0])),),
-    "Cos": (lambda n: -(n.dy * n.input(0).op("Sin")),),
-    "Div": (
-        lambda n: n.dy / n.input(1),
-        lambda n: -(n.dy / n.input(1) * n.out),  # d(a/c)/dc = -(a/c)/c
-    ),
-    # Clevert et al., 2016 (arXiv:1511.07289): below zero alpha (e^x - 1), so y + alpha.
-    "Elu": (
-        lambda n: (n.input(0) > 0.0).where(n.dy, n.dy * (n.out + float(n.attribute("alpha", 1.0)))),
-    ),
-    "Erf": (
-        lambda n: n.dy * ((-(n.input(0) * n.input(0))).op("Exp") * (2.0 / math.sqrt(math.pi))),
-    ),
-    "Exp": (lambda n: n.dy * n.out,),
-    "Gelu": (_gelu,),
-    "Identity": (lambda n: n.dy,),
-    "LeakyRelu": (
-        lambda n: (n.input(0) > 0.0).where(n.dy, n.dy * float(n.attribute("alpha", 0.01))),
-    ),
-    "Log": (lambda n: n.dy / n.input(0),),
-    "Mul": (lambda n: n.dy * n.input(1), lambda n: n.dy * n.input(0)),
-    "Neg": (lambda n: -n.dy,),
-    "PRelu": (
-        lambda n: (n.input(0) > 0.0).where(n.dy, n.dy * n.input(1)),
-        lambda n: (n.input(0) > 0.0).where(0.0, n.dy * n.input(0)),
-    ),
-    "Reciprocal": (lambda n: -(n.dy * (n.out * n.out)),),
-    # Where, not Mul by a mask: an infinite gradient times 0 would be NaN.
-    "Relu": (lambda n: (n.out > 0.0).where(n.dy, 0.0),),
-    "Sigmoid": (lambda n: n.dy * (n.out * (1.0 - n.out)),),
-    "Sin": (lambda n: n.dy * n.input(0).op("Cos"),),
-    "Softplus": (lambda n: n.dy * n.input(0).op("Sigmoid"),),
-    "Sqrt": (lambda n: n.dy * 0.5 / n.out,),
-    "Sub": (lambda n: n.dy, lambda n: -n.dy),
-    "Tanh": (lambda n: n.dy * (1.0 - n.out * n.out),),
-    "Where": (
-        None,
-        lambda n: n.term(n.inputs[0]).where(n.dy, 0.0),
-        lambda n: n.term(n.inputs[0]).where(0.0, n.dy),
-    ),
-}
+    None stands where an input is a constant to the op.
+    """
+    for op_type, partials in table.items():
+        constants = {index for index, partial in enumerate(partials) if partial is None}
+        vjp(op_type, constant_inputs=constants)(_rule(partials))
 
 
 def _rule(partials: Sequence[Partial | None]) -> Rule:
@@ -94,30 +45,96 @@ def _rule(partials: Sequence[Partial | None]) -> Rule:
     return rule
 
 
-for _op_type, _partials in PARTIALS.items():
-    _constants = {index for index, partial in enumerate(_partials) if partial is None}
-    vjp(_op_type, constant_inputs=_constants)(_rule(_partials))
+def _off_one(x: Term) -> Term:
+    """Return 1 - x^2; as a product it keeps its digits where x is near 1."""
+    return (1.0 - x) * (x + 1.0)
+
+
+rules_of(
+    {
+        "Abs": (lambda n: n.dy * n.input(0).op("Sign"),),
+        "Acos": (lambda n: -(n.dy / _off_one(n.input(0)).op("Sqrt")),),
+        "Acosh": (lambda n: n.dy / (-_off_one(n.input(0))).op("Sqrt"),),
+        "Add": (lambda n: n.dy, lambda n: n.dy),
+        "Asin": (lambda n: n.dy / _off_one(n.input(0)).op("Sqrt"),),
+        "Asinh": (lambda n: n.dy / (n.input(0) * n.input(0) + 1.0).op("Sqrt"),),
+        "Atan": (lambda n: n.dy / (n.input(0) * n.input(0) + 1.0),),
+        "Atanh": (lambda n: n.dy / _off_one(n.input(0)),),
+        "Cast": (lambda n: n.dy.op("Cast", to=n.elem_type(n.inputs[0])),),
+        "Cos": (lambda n: -(n.dy * n.input(0).op("Sin")),),
+        "Cosh": (lambda n: n.dy * n.input(0).op("Sinh"),),
+        "Div": (
+            lambda n: n.dy / n.input(1),
+            lambda n: -(n.dy / n.input(1) * n.out),  # d(a/c)/dc = -(a/c)/c
+        ),
+        "Erf": (
+            lambda n: n.dy * ((-(n.input(0) * n.input(0))).op("Exp") * (2.0 / math.sqrt(math.pi))),
+        ),
+        "Exp": (lambda n: n.dy * n.out,),
+        "Identity": (lambda n: n.dy,),
+        "Log": (lambda n: n.dy / n.input(0),),
+        # y = a - q c with a whole number q, which is found again whichever way it was rounded.
+        "Mod": (
+            lambda n: n.dy,
+            lambda n: -(n.dy * ((n.input(0) - n.out) / n.input(1)).op("Round")),
+        ),
+        "Mul": (lambda n: n.dy * n.input(1), lambda n: n.dy * n.input(0)),
+        "Neg": (lambda n: -n.dy,),
+        "Reciprocal": (lambda n: -(n.dy * (n.out * n.out)),),
+        "Sin": (lambda n: n.dy * n.input(0).op("Cos"),),
+        "Sinh": (lambda n: n.dy * n.input(0).op("Cosh"),),
+        "Sqrt": (lambda n: n.dy * 0.5 / n.out,),
+        "Sub": (lambda n: n.dy, lambda n: -n.dy),
+        "Tan": (lambda n: n.dy * (n.out * n.out + 1.0),),
+        "Where": (
+            None,
+            lambda n: n.term(n.inputs[0]).where(n.dy, 0.0),
+            lambda n: n.term(n.inputs[0]).where(0.0, n.dy),
+        ),
+    }
+)
+
+
+@vjp("CastLike", constant_inputs={1})
+def _cast_like(ctx: VjpContext) -> Grads:
+    return [ctx.dy.op("Cast", to=ctx.elem_type(ctx.inputs[0])).name]
 
 
 @vjp("Pow", constant_inputs={1})
 def _pow(ctx: VjpContext) -> Grads:
-    x, exponent = ctx.input(0), ctx.input(1)
+    """y = x^p: dx = p x^(p-1), and 0 for p = 0; dp = y log(x), and 0 for x = 0 and p >= 0.
+
+    Of a negative base the exponent has no gradient in real numbers: it is NaN.
+    """
+    x = ctx.input(0)
+    x_type, p_type = (ctx.elem_type(name) for name in ctx.inputs)
+    exponent = ctx.input(1).cast(x_type)
+    grads: list[str | None] = [None, None]
+    if ctx.wants(0):
+        # x^0, not x^-1, where p is 0: 0 times the infinity at x = 0 would be NaN.
+        reduced = exponent.op("Equal", 0.0).where(0.0, exponent - 1.0)
+        grads[0] = ctx.sum_to((ctx.dy * (exponent * x.op("Pow", reduced))).name, x.name)
     if ctx.wants(1):
-        raise ctx.error(
-            f"the exponent {exponent.name!r} depends on what is differentiated",
-            "make it a constant, or write the power as Exp(Mul(exponent, Log(x)))",
-        )
-    elem_type = ctx.elem_type(x.name)
-    if ctx.elem_type(exponent.name) != elem_type:
-        exponent = ctx.term(ctx.b.op("Cast", exponent.name, to=elem_type), x.name)
-    slope = exponent * x.op("Pow", exponent - 1.0)
-    return [ctx.sum_to((ctx.dy * slope).name, x.name)]
+        flat = x.op("Equal", 0.0).op("And", exponent.op("GreaterOrEqual", 0.0))
+        slope = flat.where(0.0, ctx.dy * (ctx.out * x.op("Log")))
+        total = ctx.term(ctx.sum_to(slope.name, ctx.inputs[1]), x_type)
+        grads[1] = total.cast(p_type).name
+    return grads
 
 
 @vjp("Sum")
 def _sum(ctx: VjpContext) -> Grads:
     return [
         ctx.sum_to(ctx.g, name) if ctx.wants(index) else None
+        for index, name in enumerate(ctx.inputs)
+    ]
+
+
+@vjp("Mean")
+def _mean(ctx: VjpContext) -> Grads:
+    share = (ctx.dy / float(len(ctx.inputs))).name
+    return [
+        ctx.sum_to(share, name) if ctx.wants(index) else None
         for index, name in enumerate(ctx.inputs)
     ]
 
@@ -138,24 +155,36 @@ def _extreme(ctx: VjpContext) -> Grads:
 
 @vjp("Clip", constant_inputs={1, 2})
 def _clip(ctx: VjpContext) -> Grads:
+    """y = min(upper, max(lower, x)): beyond a bound the gradient is that bound's."""
     x, grad = ctx.input(0), ctx.dy
-    for index, beyond in ((1, "Less"), (2, "Greater")):
-        if ctx.wants(index):
-            raise ctx.error(
-                f"the bound {ctx.inputs[index]!r} depends on what is differentiated",
-                "make it a constant, or use Max and Min",
-            )
-        if ctx.has(index):
-            grad = x.op(beyond, ctx.input(index)).where(0.0, grad)
-    return [grad.name]
-
-
-@vjp("Dropout", constant_inputs={1, 2})
-def _dropout(ctx: VjpContext) -> Grads:
-    """Differentiate the identity, which it is without its training mode."""
+    upper = lower = None
     if ctx.has(2):
-        raise ctx.error(
-            "with a training_mode it draws at random, and the same draw can't be had again",
-            "leave its third input out",
-        )
-    return [ctx.g]
+        above = x.op("Greater", ctx.input(2))
+        if ctx.has(1):
+            above = above.op("Or", ctx.input(1).op("Greater", ctx.input(2)))
+        upper = above.where(grad, 0.0)
+        grad = above.where(0.0, grad)
+    if ctx.has(1):
+        below = x.op("Less", ctx.input(1))
+        lower = below.where(grad, 0.0)
+        grad = below.where(0.0, grad)
+    grads: list[str | None] = [grad.name, None, None]
+    for index, bound in ((1, lower), (2, upper)):
+        if bound is not None and ctx.wants(index):
+            grads[index] = ctx.sum_to(bound.name, ctx.inputs[index])
+    return grads
+
+
+@vjp("Range", constant_inputs={0, 1, 2})
+def _range(ctx: VjpContext) -> Grads:
+    """y[i] = start + i step; how many there are jumps, and so the limit has no gradient."""
+    b = ctx.b
+    grads: list[str | None] = [None, None, None]
+    if ctx.wants(0):
+        grads[0] = b.reshape_like(b.op("ReduceSum", ctx.g, keepdims=0), ctx.inputs[0])
+    if ctx.wants(2):
+        zero, one = (b.constant(np.asarray(n, np.int64), "number") for n in (0, 1))
+        steps = b.op("Range", zero, b.op("Size", ctx.y), one)
+        weighted = b.op("Mul", ctx.g, b.op("Cast", steps, to=ctx.elem_type(ctx.y)))
+        grads[2] = b.reshape_like(b.op("ReduceSum", weighted, keepdims=0), ctx.inputs[2])
+    return grads

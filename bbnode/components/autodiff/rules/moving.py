@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import helper
 
-from bbnode.components.autodiff.builder import INT64
+from bbnode.components.autodiff.builder import FLOAT, HALVES, INT64
 from bbnode.components.autodiff.table import VjpContext, vjp
 
 Grads = Sequence[str | None]
@@ -55,23 +55,32 @@ def _concat(ctx: VjpContext) -> Grads:
 def _split(ctx: VjpContext) -> Grads:
     b = ctx.b
     parts = [
-        _zeros_like(ctx, output) if grad is None else grad
+        zeros_like(ctx, output) if grad is None else grad
         for output, grad in zip(ctx.node.output, ctx.grads, strict=True)
     ]
     return [b.op("Concat", *parts, axis=int(ctx.attribute("axis", 0)))]
 
 
-def _zeros_like(ctx: VjpContext, value: str) -> str:
+def zeros_like(ctx: VjpContext, value: str) -> str:
     return ctx.b.op("Expand", ctx.scalar(0.0, value), ctx.b.op("Shape", value))
 
 
-@vjp("GatherElements", constant_inputs={1})
-def _gather_elements(ctx: VjpContext) -> Grads:
-    data, indices = ctx.inputs
-    axis = ctx.axis(data, 0)
-    # "add": an element that was gathered twice gets both gradients.
-    zeros = _zeros_like(ctx, data)
-    return [ctx.b.op("ScatterElements", zeros, indices, ctx.g, axis=axis, reduction="add")]
+def scatter_add(
+    ctx: VjpContext, shape: str, indices: str, updates: str, axis: int, like: str
+) -> str:
+    """Return zeros of `shape` to which `updates` were added at `indices` along `axis`.
+
+    `like` is a forward value of the element type. Halves are summed in float32: runtimes add no
+    others at indices, and many small numbers would be lost in a large half.
+    """
+    b = ctx.b
+    elem_type = ctx.elem_type(like)
+    half = elem_type in HALVES
+    if half:
+        updates = b.op("Cast", updates, to=FLOAT)
+    zeros = b.op("Expand", b.scalar(0.0, FLOAT if half else elem_type), shape)
+    total = b.op("ScatterElements", zeros, indices, updates, axis=axis, reduction="add")
+    return b.op("Cast", total, to=elem_type) if half else total
 
 
 def scatter_back(ctx: VjpContext, picked: str, grad: str, x: str, extra: int = 0) -> str:
@@ -83,21 +92,15 @@ def scatter_back(ctx: VjpContext, picked: str, grad: str, x: str, extra: int = 0
     size = b.op("Size", x)
     flat = b.ints([-1])
     room = b.op("Add", size, b.constant(np.asarray(extra, np.int64), "extra")) if extra else size
-    zeros = b.op("Expand", ctx.scalar(0.0, x), b.op("Reshape", room, b.ints([1])))
-    total = b.op(
-        "ScatterElements",
-        zeros,
-        b.op("Reshape", picked, flat),
-        b.op("Reshape", grad, flat),
-        axis=0,
-        reduction="add",
-    )
+    room = b.op("Reshape", room, b.ints([1]))
+    picked, grad = b.op("Reshape", picked, flat), b.op("Reshape", grad, flat)
+    total = scatter_add(ctx, room, picked, grad, 0, like=x)
     if extra:
         total = b.op("Slice", total, b.ints([0]), b.op("Reshape", size, b.ints([1])), b.ints([0]))
     return b.reshape_like(total, x)
 
 
-def _numbers(ctx: VjpContext, x: str) -> str:
+def numbers(ctx: VjpContext, x: str) -> str:
     """Return the row-major number of each element of `x`, in its shape."""
     b = ctx.b
     zero, one = (b.constant(np.asarray(n, np.int64), "number") for n in (0, 1))
@@ -108,10 +111,11 @@ def _numbers(ctx: VjpContext, x: str) -> str:
 @vjp("Gather", constant_inputs={1})
 @vjp("GatherND", constant_inputs={1})
 @vjp("Tile", constant_inputs={1})
+@vjp("Compress", constant_inputs={1})
 def _picked(ctx: VjpContext) -> Grads:
     x, *rest = ctx.inputs
     settings = {a.name: helper.get_attribute_value(a) for a in ctx.node.attribute}
-    picked = ctx.b.emit(ctx.node.op_type, [_numbers(ctx, x), *rest], 1, **settings)[0]
+    picked = ctx.b.emit(ctx.node.op_type, [numbers(ctx, x), *rest], 1, **settings)[0]
     return [scatter_back(ctx, picked, ctx.g, x)]
 
 
@@ -120,12 +124,7 @@ def _pad(ctx: VjpContext) -> Grads:
     x, pads, *rest = ctx.inputs
     b = ctx.b
     mode = ctx.attribute("mode", "constant")
-    if ctx.wants(2):
-        raise ctx.error(
-            f"the filling {ctx.inputs[2]!r} depends on what is differentiated",
-            "make it a constant, or add it with Concat",
-        )
-    inputs = [_numbers(ctx, x), pads]
+    inputs = [numbers(ctx, x), pads]
     if mode == "constant":
         # What was filled in came from no element: it goes to a number behind the last one.
         inputs.append(b.op("Cast", b.op("Size", x), to=INT64))
@@ -134,4 +133,12 @@ def _pad(ctx: VjpContext) -> Grads:
     if len(rest) > 1 and rest[1]:
         inputs.append(rest[1])
     picked = b.emit("Pad", inputs, 1, mode=mode)[0]
-    return [scatter_back(ctx, picked, ctx.g, x, extra=1 if mode == "constant" else 0)]
+    extra = 1 if mode == "constant" else 0
+    grads: list[str | None] = [None, None, None]
+    if ctx.wants(0):
+        grads[0] = scatter_back(ctx, picked, ctx.g, x, extra=extra)
+    if extra and ctx.wants(2):
+        filled = b.op("Equal", picked, b.op("Cast", b.op("Size", x), to=INT64))
+        share = ctx.term(filled).where(ctx.dy, 0.0)
+        grads[2] = b.reshape_like(share.op("ReduceSum", keepdims=0).name, ctx.inputs[2])
+    return grads
