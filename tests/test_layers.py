@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "bbnode"
 ALL_LAYERS = frozenset(
     {
         *("ir", "access", "dsl", "compiler", "components", "engine", "transport", "sim"),
-        *("daemon", "api", "cli", "examples", "ops", "programs", "templates"),
+        *("daemon", "api", "cli", "examples", "ops", "programs", "templates", "torch"),
     }
 )
 
@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cli": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS)),
     "examples": ("bbnode.dsl", "bbnode.ops", "bbnode.compiler", "bbnode.components", "bbnode.sim"),
     "templates": ("bbnode.__version__", "bbnode.ir.errors"),
+    "torch": ("bbnode.components.models.torch_export",),
     "programs": ("bbnode.ir.errors", "bbnode.dsl", "bbnode.components"),
 }
 

@@ -49,6 +49,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 _OFFLOAD_MARK = "__bbnode_offload__"
 _CHANGES, _READS = "changes", "reads"
+_QUICK_MARK = "__bbnode_quick__"
 _INBOUND_MARK = "__bbnode_inbound__"
 _INBOUND_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 
@@ -58,26 +59,44 @@ def offload(method: Method, /) -> Method: ...
 
 
 @overload
-def offload(*, reads_only: bool = False) -> Callable[[Method], Method]: ...
+def offload(
+    *, reads_only: bool = False, unless: Callable[..., bool] | None = None
+) -> Callable[[Method], Method]: ...
 
 
-def offload(method: Any = None, /, *, reads_only: bool = False) -> Any:
+def offload(
+    method: Any = None,
+    /,
+    *,
+    reads_only: bool = False,
+    unless: Callable[..., bool] | None = None,
+) -> Any:
     """Mark a contract method as slow: the host runs it in a worker thread.
 
     `reads_only`: it changes nothing that `serialize` returns, here or in what it depends on. Then
     a node need not save the component's state each time before it hands the method out.
+
+    `unless(component, *inputs)`: True for a call that takes less than handing it out does (about a
+    tenth of a millisecond); it is then made where other methods are. It has to be a function of the
+    inputs and of the component's settings, so that a recorded run can be replayed.
     """
 
     def mark(marked: Method) -> Method:
         setattr(marked, _OFFLOAD_MARK, _READS if reads_only else _CHANGES)
+        setattr(marked, _QUICK_MARK, unless)
         return marked
 
     return mark if method is None else mark(method)
 
 
-def is_offloaded(method: Callable[..., Any]) -> bool:
-    """Return True if `offload` marked the method."""
-    return bool(getattr(method, _OFFLOAD_MARK, False))
+def is_offloaded(method: Callable[..., Any], inputs: Sequence[Value] | None = None) -> bool:
+    """Return True if `offload` marked the method; of a bound one also by a call's `inputs`."""
+    if not getattr(method, _OFFLOAD_MARK, False):
+        return False
+    quick = getattr(method, _QUICK_MARK, None)
+    if quick is None or inputs is None:
+        return True
+    return not quick(getattr(method, "__self__", None), *inputs)
 
 
 def only_reads(method: Callable[..., Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 import onnxruntime
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from bbnode.components.backends.reference import MENDED_OPS
 
@@ -16,6 +18,18 @@ OPSET = 21
 
 # Wanted outputs, and inputs by name, to outputs.
 Runner = Callable[[Sequence[str] | None, Mapping[str, np.ndarray]], Sequence[np.ndarray]]
+
+
+class Erf(OpRun):
+    """ONNX's Erf in the type of its input; the reference evaluator's own computes in float32."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+        return (np.vectorize(math.erf, otypes=[x.dtype])(x),)
+
+
+REFERENCE_OPS = (*MENDED_OPS, Erf)
 
 
 def model_of(
@@ -50,13 +64,15 @@ def model_of(
     return onnx.shape_inference.infer_shapes(model)
 
 
+def evaluator_of(model: ModelProto) -> ReferenceEvaluator:
+    return ReferenceEvaluator(model, new_ops=list(REFERENCE_OPS))
+
+
 def run_reference(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     names = [output.name for output in model.graph.output]
     wanted = {port.name for port in model.graph.input}
     fed = {name: np.asarray(value) for name, value in feeds.items() if name in wanted}
-    return dict(
-        zip(names, ReferenceEvaluator(model, new_ops=[*MENDED_OPS]).run(None, fed), strict=True)
-    )
+    return dict(zip(names, evaluator_of(model).run(None, fed), strict=True))
 
 
 def ort_runner(model: ModelProto) -> Runner:
@@ -86,7 +102,7 @@ def numeric_gradient(
     run: Runner | None = None,
 ) -> np.ndarray:
     """Central differences of <cotangent, output> by `feeds[name]`, summed in float64."""
-    evaluator = run or ReferenceEvaluator(model, new_ops=[*MENDED_OPS]).run
+    evaluator = run or evaluator_of(model).run
 
     def value(array: np.ndarray) -> float:
         (y,) = evaluator([output], {**feeds, name: array})

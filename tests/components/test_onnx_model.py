@@ -20,6 +20,7 @@ from bbnode.components.models.mlp import mlp_forward
 from bbnode.components.models.onnx_model import HeldModel, OnnxModel, OnnxModelConfig
 from bbnode.components.registry import component_class, concrete
 from bbnode.ir.errors import AuthorError
+from bbnode.ir.values import Composite
 from tests.components.fakes import CTX, onnx_model
 from tests.components.graphs import model_of
 
@@ -219,8 +220,10 @@ def test_calls_out_of_order_and_bad_batches_are_refused(source) -> None:
         model.step(CTX, None)
     with pytest.raises(errors.BackendError, match=r"mlp\.forward"):
         model.forward(CTX, X[:, :3])
-    with pytest.raises(errors.BackendError):
-        model.compute_loss(CTX, X, LABELS + 3)  # no such class
+    with pytest.raises(ComponentError, match="tells 3 classes apart, 0 to 2"):
+        model.compute_loss(CTX, X, LABELS + 3)
+    with pytest.raises(ComponentError, match=r"labels have the shape \[5\].*classes of \[6\]"):
+        model.compute_loss(CTX, X, LABELS[:5])
     with pytest.raises(ComponentError, match="label -1"):
         model.compute_loss(CTX, X, LABELS - 1 - LABELS)
     with pytest.raises(ComponentError, match="labels are float32"):
@@ -265,12 +268,6 @@ def test_models_that_cannot_be_trained_are_refused_at_once() -> None:
     double = model_of([node("Mul", ["x", "w"], ["y"])], {"w": np.ones(2)}, inputs={"x": np.ones(2)})
     with pytest.raises(InvalidForwardModel, match="float64"):
         OnnxModel(OnnxModelConfig(model=double.SerializeToString(), loss="mse"))
-    two = model_of(
-        [node("Mul", ["x", "w"], ["h"]), node("Add", ["h", "z"], ["y"])],
-        {"w": np.ones(2)}, inputs={"x": np.ones(2), "z": np.ones(2)}, dtype=np.float32,
-    )  # fmt: skip
-    with pytest.raises(InvalidForwardModel, match=r"2 inputs \(x, z\)"):
-        OnnxModel(OnnxModelConfig(model=two.SerializeToString(), loss="mse"))
 
 
 def test_frozen_layers_stay_out_of_the_vector() -> None:
@@ -310,7 +307,8 @@ def test_a_frozen_state_is_the_one_of_then_and_costs_nothing(source) -> None:
     model = onnx_model(CONFIG, source)
     before = model.serialize()
     frozen = model.freeze()
-    assert any(cell.cell_contents is model.params(CTX) for cell in frozen.__closure__ or ())
+    (cell,) = frozen.__closure__ or ()
+    assert cell.cell_contents.params is model.params(CTX)
     model.train(CTX, epochs=1, batch=16)
     assert model.serialize() != before
     assert frozen() == before
@@ -322,7 +320,10 @@ def test_a_frozen_state_is_the_one_of_then_and_costs_nothing(source) -> None:
         (np.zeros(6, np.float32), None),
         (np.zeros(6, np.int64), None),
         (np.zeros((6, 1), np.float64), None),
-        (np.zeros((6, 2), np.float32), r"labels have the shape \[6, 2\].*output is \[N, 1\]"),
+        (
+            np.zeros((6, 2), np.float32),
+            r"labels have the shape \[6, 2\].*takes numbers of \[6, 1\]",
+        ),
         (np.zeros((), np.float32), r"labels have the shape \[\]"),
         (np.zeros((6, 1, 1), np.float32), r"the shape \[6, 1, 1\]"),
         (np.array(["a"] * 6), "mse takes numbers"),
@@ -348,3 +349,88 @@ def test_a_held_model_asks_for_no_data_and_does_not_train() -> None:
     assert set(HeldModel.depends) == {"backend"}
     with pytest.raises(ComponentError, match="no data to train on"):
         model.train(None, epochs=1, batch=1)
+
+
+def two_in_two_out(config: dict[str, Any] | None = None) -> OnnxModel:
+    forward = model_of(
+        [node("MatMul", ["x", "w"], ["h"]), node("Add", ["h", "z"], ["y"]),
+         node("Mul", ["h", "h"], ["square"])],
+        {"w": np.ones((3, 2))}, inputs={"x": np.ones((4, 3)), "z": np.ones((4, 2))},
+        dtype=np.float32, symbolic=True,
+    )  # fmt: skip
+    forward.graph.output.add().CopyFrom(forward.graph.output[0])
+    forward.graph.output[1].name = "square"
+    return onnx_model(
+        OnnxModelConfig(model=forward.SerializeToString(), loss="mse", **config or {})
+    )
+
+
+def test_several_inputs_and_outputs_are_composites_in_the_order_of_the_graph() -> None:
+    model = two_in_two_out()
+    x, z = RNG.normal(size=(4, 3)).astype(np.float32), RNG.normal(size=(4, 2)).astype(np.float32)
+    made = model.forward(CTX, Composite((x, z)))
+    assert type(made) is Composite
+    np.testing.assert_allclose(made[0], x @ np.ones((3, 2)) + z, rtol=1e-5)
+    np.testing.assert_allclose(made[1], (x @ np.ones((3, 2))) ** 2, rtol=1e-5)
+    target = np.zeros((4, 2), np.float32)
+    grads, loss = model.gradient(CTX, Composite((x, z)), target)
+    assert float(loss) == pytest.approx(float(np.mean(made[0] ** 2)), rel=1e-6)
+    np.testing.assert_allclose(grads.reshape(3, 2), x.T @ (2 * made[0] / 8), rtol=1e-5)
+    model.backward(CTX, 2 * made[0] / 8)
+    before = model.params(CTX)
+    model.step(CTX, None)
+    np.testing.assert_allclose(model.params(CTX), before - 0.1 * grads, rtol=1e-5)
+    for batch in (x, Composite((x,)), Composite((x, z, z))):
+        with pytest.raises(ComponentError, match=r"2 input\(s\): x, z; give a composite"):
+            model.forward(CTX, batch)
+    with pytest.raises(errors.BackendError):
+        model.forward(CTX, Composite((z, x)))
+
+
+def test_an_empty_batch_is_refused_wherever_it_comes_in(source) -> None:
+    model = onnx_model(CONFIG, source)
+    none, no_labels = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
+    assert model.forward(CTX, none).shape == (0, 3)  # of an MLP that is safe
+    for call in (
+        lambda: model.compute_loss(CTX, none, no_labels),
+        lambda: model.evaluate(CTX, none, no_labels),
+        lambda: model.gradient(CTX, none, no_labels),
+        lambda: model.backward(CTX, np.zeros((0, 3), np.float32)),
+    ):
+        with pytest.raises(ComponentError, match=r"input 'x' has the shape \[0, 4\]: an empty"):
+            call()
+    convolved = model_of(
+        [node("Conv", ["x", "w"], ["y"])], {"w": np.ones((2, 1, 2, 2))},
+        inputs={"x": np.ones((2, 1, 3, 3))}, symbolic=True, dtype=np.float32,
+    )  # fmt: skip
+    config = OnnxModelConfig(model=convolved.SerializeToString(), loss="mse")
+    with pytest.raises(ComponentError, match="an empty batch"):
+        onnx_model(config).forward(CTX, np.zeros((0, 1, 3, 3), np.float32))
+
+
+HEAVY = ("forward", "backward", "step", "gradient", "compute_loss", "evaluate", "apply_delta",
+         "load_parameters", "train")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_what_computes_is_kept_off_the_poll_unless_it_is_quick(name: str) -> None:
+    assert is_offloaded(getattr(OnnxModel, name))
+    small = onnx_model(CONFIG)
+    big = onnx_model(OnnxModelConfig(model=mlp_forward((600, 600, 3)).SerializeToString()))
+    for model, offloaded in ((small, name == "train"), (big, True)):
+        width = 4 if model is small else 600
+        batch = np.zeros((32, width), np.float32)
+        if name == "backward":
+            model.forward(CTX, batch)
+        inputs = {
+            "forward": (batch,), "backward": (np.zeros((32, 3), np.float32),),
+            "step": (None,), "train": (),
+            **dict.fromkeys(("apply_delta", "load_parameters"), (model.params(CTX),)),
+        }.get(name, (batch, np.zeros(32, np.int64)))  # fmt: skip
+        assert is_offloaded(getattr(model, name), inputs) is offloaded
+
+
+def test_a_huge_batch_of_a_small_model_is_kept_off_the_poll() -> None:
+    model = onnx_model(CONFIG)
+    assert is_offloaded(model.forward, (np.zeros((1 << 20, 4), np.float32),))
+    assert not is_offloaded(model.forward, ("junk",))

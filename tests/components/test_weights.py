@@ -19,7 +19,7 @@ from bbnode.components.autodiff import InvalidForwardModel
 from bbnode.components.contracts import Component, ComponentError, Model
 from bbnode.components.models.mlp import mlp_forward
 from bbnode.components.models.onnx_model import OnnxModel, OnnxModelConfig
-from bbnode.components.models.weights import pack_state, unpack_state
+from bbnode.components.models.weights import SavedState, pack_state, unpack_state
 from bbnode.ir import codec
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.values import Composite
@@ -163,7 +163,8 @@ def _packed(rest: object) -> bytes:
 @pytest.mark.parametrize(
     ("rest", "says"),
     [
-        ({"version": 3, "parameters": [["a", [2]]]}, "version 3"),
+        ({"version": 4, "parameters": [["a", [2]]]}, "version 4"),
+        ({"version": 3, "parameters": [["a", [2]]]}, "IndexError"),
         ([], "version None"),
         ({"version": 2}, "KeyError"),
         ({"version": 2, "parameters": [["a", [2]], ["a", [0]]]}, "malformed"),
@@ -199,7 +200,7 @@ def test_garbage_for_a_state_is_a_typed_refusal(noise: bytes, at: int) -> None:
 
 def test_what_is_saved_later_beside_the_names_is_no_obstacle() -> None:
     params = np.arange(2, dtype=np.float32)
-    data = pack_state(params, None, None, {"a": (2,)})
+    data = pack_state(SavedState(params=params, layout={"a": (2,)}))
     assert unpack_state(data).layout == {"a": (2,)}
     rest = {"version": 2, "parameters": [["a", [2]]], "optimizer": {"name": "adam"}}
     assert unpack_state(_packed(rest)).layout == {"a": (2,)}
@@ -278,7 +279,8 @@ def test_nothing_that_agrees_or_nan_leaves_the_model_as_it_is() -> None:
         model.carry_over(other.serialize())
     for layout in ({"layer0.weight": (4, 5), "more": (1,)}, None):
         params = np.full(21 if layout else model.size, np.nan, np.float32)
-        state = pack_state(params, None, None, layout) if layout else old_state(params)
+        saved = SavedState(params=params, layout=layout)
+        state = pack_state(saved) if layout else old_state(params)
         with pytest.raises(errors.ParameterMismatch, match="NaN or infinity"):
             model.carry_over(state)
     assert model.params(CTX) is initial

@@ -86,6 +86,7 @@ class TrainingGraphs:
 
     Attributes:
         initial: the parameters' values in the forward model, in the order of all tuples here.
+        left: float initializers that are not trained, with the reason.
         statistics: initial running statistics, which training moves.
         variances: names of those statistics that can't be negative.
         input_names: what a caller feeds the model.
@@ -102,6 +103,7 @@ class TrainingGraphs:
     """
 
     initial: tuple[TensorProto, ...]
+    left: Mapping[str, str]
     statistics: tuple[TensorProto, ...]
     variances: frozenset[str]
     input_names: tuple[str, ...]
@@ -331,6 +333,7 @@ class _Writer:
     def graphs(self) -> TrainingGraphs:
         return TrainingGraphs(
             initial=self.f.parameters,
+            left=self.f.left,
             statistics=self.modes.statistics,
             variances=self.modes.variances,
             input_names=tuple(info.name for info in self.f.inputs),

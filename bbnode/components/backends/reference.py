@@ -57,6 +57,9 @@ class Loop(op_loop.Loop):
     """
 
     op_domain = ""
+    # Of the base class, which has no types.
+    body: Any
+    _run_body: Any
 
     def _run(
         self,
@@ -89,6 +92,9 @@ class Scan(op_scan.Scan):
     """ONNX's Scan with its axes and directions, of which the evaluator's own knows the default."""
 
     op_domain = ""
+    # Of the base class, which has no types.
+    num_scan_inputs: Any
+    _run_body: Any
 
     def __init__(self, onnx_node: Any, run_params: Any) -> None:
         given = dict.fromkeys(_SCAN_SETTINGS)
@@ -100,7 +106,8 @@ class Scan(op_scan.Scan):
                 given[attribute.name] = list(attribute.ints)
             else:
                 plain.attribute.append(attribute)
-        super().__init__(plain, run_params)
+        begin: Any = super().__init__
+        begin(plain, run_params)
         self._settings = given
 
     def _run(self, *args: Any, context: Any = None, bindings: Any = None, **_: Any) -> Any:

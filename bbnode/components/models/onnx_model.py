@@ -9,18 +9,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from google.protobuf.message import DecodeError as ProtobufDecodeError
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from bbnode.components.autodiff import InvalidForwardModel, TrainingGraphs, training_graphs
 from bbnode.components.autodiff.forward import read_forward
-from bbnode.components.autodiff.losses import find_loss
+from bbnode.components.autodiff.losses import LossSettings, find_loss
+from bbnode.components.autodiff.modes import RunningVariance, TrainingMode
+from bbnode.components.autodiff.optimizers import OptimizerSettings
+from bbnode.components.autodiff.training import Precision, TrainingOptions
 from bbnode.components.backends.graphs import scaled_sum_model
 from bbnode.components.contracts import (
     Backend,
@@ -42,6 +45,9 @@ from bbnode.components.errors import (
     WeightsNotFinite,
 )
 from bbnode.components.models.fit import check_fit
+from bbnode.components.models.labels import Labels
+from bbnode.components.models.schedule import Schedule
+from bbnode.components.models.stepping import Accumulated, Progress, Stepper
 from bbnode.components.models.weights import (
     SavedState,
     agreeing,
@@ -50,9 +56,26 @@ from bbnode.components.models.weights import (
     unpack_state,
 )
 from bbnode.components.registry import register_component
-from bbnode.ir.values import Metadata, Value
+from bbnode.ir.values import Composite, Metadata, Value
 
 Vector = npt.NDArray[np.float32]
+
+_CHOICES = {
+    "precision": ("float32", "mixed"),
+    "mode": ("as_written", "train"),
+    "running_statistics": ("federated", "local"),
+    "running_variance": ("auto", "population", "sample"),
+}
+_SCHEDULE_FIELDS = ("warmup_steps", "decay_steps", "decay_factor", "final_rate")
+
+# Ops that compute nothing of no rows, and so do not stumble over them.
+_OF_ROWS = frozenset(
+    {
+        "Add", "Cast", "Div", "Elu", "Erf", "Exp", "Gelu", "Gemm", "HardSigmoid", "HardSwish",
+        "Identity", "LeakyRelu", "LogSoftmax", "MatMul", "Mul", "Neg", "Pow", "Relu", "Selu",
+        "Sigmoid", "Softmax", "Softplus", "Sqrt", "Sub", "Tanh",
+    }
+)  # fmt: skip
 
 # Fields of a TensorProto with its values, if they are not in `raw_data`.
 _TYPED_DATA = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
@@ -63,24 +86,111 @@ class OnnxModelConfig:
     """Settings of `OnnxModel`.
 
     Attributes:
-        model: bytes of the forward ModelProto: one input, float32 initializers as parameters.
-        loss: "softmax_cross_entropy" (int64 class labels) or "mse".
-        learning_rate: of SGD.
+        model: bytes of the forward ModelProto, float32 initializers as parameters.
+        loss: of the first output: "softmax_cross_entropy" and "nll" (int64 class labels),
+            "bce_with_logits" and "kl" (probabilities), "mse", "mae", "huber", "cosine".
+        learning_rate: the first one, that `schedule` scales.
         trainable: names of the initializers to train; empty means every float one.
+        optimizer: "sgd", "adam", "adamw", "adagrad", "rmsprop" or "lion".
+        momentum, nesterov: of sgd; rmsprop has a momentum too.
+        weight_decay: None is 0.01 for adamw and 0 for the others.
+        betas: of adam, adamw and lion; None is (0.9, 0.999), for lion (0.9, 0.99).
+        smoothing, centered: of rmsprop.
+        eps: None is 1e-8, for adagrad 1e-10.
+        clip_value, clip_norm: the greatest size of one number of a gradient, and the greatest norm
+            of all of it, in this order; 0 does not clip.
+        keep_optimizer_state: when parameters are loaded, as each round of a federation does.
+        schedule: "constant", "step", "exponential", "linear", "cosine", "warmup_linear" or
+            "warmup_cosine"; by the number of steps made in all rounds.
+        warmup_steps, decay_steps, decay_factor, final_rate: numbers of the schedule.
+        accumulate: batches whose mean gradient makes one step of `train`.
+        precision: "mixed" computes products in float16, with a scaled loss.
+        mode: "train" puts BatchNormalization and Dropout into training mode while training;
+            "as_written" leaves them as they are.
+        running_statistics: of BatchNormalization in training mode: "federated" has them as the
+            tail of the parameter vector, where gradients are 0; "local" keeps them on this node.
+        running_variance: "sample" makes the running variance of the unbiased one of a batch, as
+            torch does, "population" of the biased one, as ONNX says; "auto" looks who exported.
+        seed: of Dropout's masks.
+        label_smoothing, class_weights, ignore_index, class_axis: of losses of classes.
+        pos_weight: of "bce_with_logits".
+        huber_delta: of "huber".
     """
 
     model: bytes
     loss: str = "softmax_cross_entropy"
     learning_rate: float = 0.1
     trainable: tuple[str, ...] = ()
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float | None = None
+    betas: tuple[float, float] | None = None
+    smoothing: float = 0.99
+    centered: bool = False
+    eps: float | None = None
+    clip_value: float = 0.0
+    clip_norm: float = 0.0
+    keep_optimizer_state: bool = False
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    decay_steps: int = 0
+    decay_factor: float = 0.1
+    final_rate: float = 0.0
+    accumulate: int = 1
+    precision: Precision = "float32"
+    mode: TrainingMode = "as_written"
+    running_statistics: Literal["federated", "local"] = "federated"
+    running_variance: RunningVariance = "auto"
+    seed: int = 0
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
+    pos_weight: tuple[float, ...] = ()
+    ignore_index: int | None = None
+    class_axis: int = -1
+    huber_delta: float = 1.0
+
+
+# Of numbers that one call computes with; below it, a call takes about as long as handing it to
+# another thread and back does.
+_QUICK_PRODUCTS = 1 << 22
+_QUICK_SUMS = 1 << 18
+
+
+def _quick_batch(model: Any, batch: Value, *_: Value) -> bool:
+    """Return True if a model of these parameters is quick on a batch.
+
+    Each parameter is multiplied at most once for each row and place of a batch; an axis of the
+    features or channels is not among these, and no shorter than the shortest one.
+    """
+    parts = batch if isinstance(batch, (Composite, tuple, list)) else (batch,)
+    places = 0
+    for part in parts:
+        shape, size = np.shape(part), int(np.size(part))
+        features = np.dtype(getattr(part, "dtype", np.float32)).kind == "f" and len(shape) > 1
+        places = max(places, size // max(min(shape[1:]), 1) if features else size)
+    return bool(model.size * max(places, 1) <= _QUICK_PRODUCTS)
+
+
+def _quick_vector(model: Any, *_: Value) -> bool:
+    """Return True if a model's vector is added to and checked quickly."""
+    return bool(model.size <= _QUICK_SUMS)
+
+
+def _quick_backward(model: Any, *_: Value) -> bool:
+    """Return True if the last forward was quick; its batch is what backward computes with."""
+    kept = model.last_input
+    return kept is None or _quick_batch(model, kept)
 
 
 @register_component
 class OnnxModel(Model):
-    """Forward, loss, gradients and SGD of one ONNX graph.
+    """Forward, loss, gradients and training of one ONNX graph.
 
     The flat vector is the concatenation of the trained initializers, each in row-major order,
-    in the order in which the graph declares them.
+    in the order in which the graph declares them; then come running statistics that training moves,
+    unless they are local. A batch of a graph with several inputs is a Composite of tensors in the
+    order of the graph, and likewise the outputs; the loss is of the first output.
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.OnnxModel"
@@ -93,17 +203,46 @@ class OnnxModel(Model):
         """Derive the training graphs.
 
         Raises:
-            InvalidComponentConfig: the learning rate is not a positive number.
-            AutodiffError: the model or its loss cannot be trained; says which node and why.
+            InvalidComponentConfig: a number is out of its range.
+            AutodiffError: the model, its loss or its optimizer cannot be trained; says which node
+                or setting, and why.
         """
         super().__init__(config)
-        rate = config.learning_rate
+        self._graphs = graphs = _derive(config)
+        self._begin(
+            {tensor.name: numpy_helper.to_array(tensor) for tensor in graphs.initial},
+            {tensor.name: numpy_helper.to_array(tensor) for tensor in graphs.statistics},
+        )
+        self._labels = Labels(
+            self.TYPE_NAME, find_loss(config.loss), _loss_settings(config), graphs.output_dims
+        )
+        self._axes = [_dims(info) for info in _fed(graphs)]
+        self._takes_empty = all(node.op_type in _OF_ROWS for node in graphs.writer.modes.evaluated)
+
+    def _begin(self, initial: Mapping[str, Weights], moved: Mapping[str, Weights]) -> None:
+        """Check the settings, and begin with these parameters and running statistics."""
+        config, rate = self.config, self.config.learning_rate
         self.require(0 < rate < math.inf, f"learning_rate {rate} is not a positive number")
-        self._graphs = _derive(config)
-        self._layout = {tensor.name: tuple(tensor.dims) for tensor in self._graphs.initial}
-        initial = [numpy_helper.to_array(t).reshape(-1) for t in self._graphs.initial]
-        self._params = _frozen(np.concatenate(initial))
-        self._rate = np.asarray(rate, np.float32)
+        self.require(config.accumulate >= 1, f"accumulate is {config.accumulate}; 1 or more")
+        for name, known in _CHOICES.items():
+            chosen = getattr(config, name)
+            self.require(chosen in known, f"{name} is {chosen!r}; choose {' or '.join(known)}")
+        self._schedule = Schedule(
+            name=config.schedule,
+            rate=rate,
+            **{name: getattr(config, name) for name in _SCHEDULE_FIELDS},
+        )
+        self._schedule.check()
+        statistics = {name: value.shape for name, value in moved.items()}
+        federated = config.running_statistics == "federated"
+        self._trained = {name: value.shape for name, value in initial.items()}
+        self._layout = {**self._trained, **statistics} if federated else self._trained
+        self._local_layout = {} if federated else statistics
+        tail = [*moved.values()]
+        self._params = self._join([*initial.values(), *(tail if federated else [])])
+        self._local = self._join([] if federated else tail)
+        self._state: tuple[Vector, ...] = ()  # of the optimizer; empty is all zeros
+        self._progress = Progress()
         self._last_input: Value | None = None
         self._kept_grads: Vector | None = None
         self._prepared: dict[str, PreparedGraph] = {}
@@ -121,7 +260,10 @@ class OnnxModel(Model):
         """
         if self.has_dependency("data_source"):
             self._check_data()
-        for model in (self._graphs.forward, self._graphs.loss, self._graphs.train_step):
+        graphs = self._graphs
+        one = self.config.accumulate == 1
+        trains = (graphs.train_step,) if one else (graphs.gradients, graphs.step)
+        for model in (graphs.forward, graphs.loss, *trains):
             self._prepare(model)
 
     @property
@@ -129,47 +271,87 @@ class OnnxModel(Model):
         """The length P of the parameter vector."""
         return int(self._params.size)
 
+    @property
+    def last_input(self) -> Value | None:
+        """The batch of the last forward, which `backward` computes with."""
+        return self._last_input
+
+    @property
+    def progress(self) -> Progress:
+        """The counters of training."""
+        return self._progress
+
     def params(self, ctx: OpContext) -> Value:
         """Return the parameters, [P] float32, read-only: training replaces the vector."""
         return self._params
 
+    @offload(unless=_quick_vector)
     def load_parameters(self, ctx: OpContext, params: Value) -> None:
-        """Replace the parameters by `params` [P] float32.
+        """Replace the parameters by `params` [P] float32; the optimizer's state begins anew.
+
+        With `keep_optimizer_state` it stays.
 
         Raises:
-            ParameterMismatch: wrong size or dtype, or a value that is NaN or infinite.
+            ParameterMismatch: wrong size or dtype, a value that is NaN or infinite, or a running
+                variance below 0.
         """
         self._params = self._checked(params, "parameters")
         self._last_input = self._kept_grads = None
+        if not self.config.keep_optimizer_state:
+            self._state = ()
+            self._progress = replace(self._progress, age=0)
 
+    @offload(unless=_quick_batch)
     def forward(self, ctx: OpContext, input: Value) -> Value:
         """Return the outputs for a batch, which is kept for `backward`."""
-        (output,) = self._run(self._graphs.forward, [*self._split(self._params), input])
+        inputs = self._inputs(input, may_be_empty=self._takes_empty)
+        outputs = self._run(
+            self._graphs.forward, [*self._split(self._params), *self._kept(), *inputs]
+        )
         self._last_input = input
-        return output
+        return outputs[0] if len(outputs) == 1 else Composite(outputs)
 
+    @offload(reads_only=True, unless=_quick_batch)
     def compute_loss(self, ctx: OpContext, input: Value, target: Value) -> Value:
         """Return the mean loss over a batch, float32 scalar."""
-        feeds = [*self._split(self._params), input, self._labels(target)]
+        inputs = self._inputs(input)
+        feeds = [*self._split(self._params), *self._kept(), *inputs, self._target(target, inputs)]
         (loss,) = self._run(self._graphs.loss, feeds)
         return np.asarray(loss)
 
-    @offload(reads_only=True)
+    @offload(reads_only=True, unless=_quick_batch)
+    def evaluate(self, ctx: OpContext, input: Value, target: Value) -> Value:
+        """Return `compute_loss`: its older name."""
+        return self.compute_loss(ctx, input, target)
+
+    @offload(unless=_quick_batch)
     def gradient(self, ctx: OpContext, input: Value, target: Value) -> tuple[Value, Value]:
         """Return the gradient of the mean loss by the parameters, [P] float32, and that loss, [].
+
+        It is of the model in training mode, where it has one: then running statistics move, and
+        the next masks are others. The parameters stay.
 
         Raises:
             ParameterMismatch: the gradient holds NaN or infinity.
         """
-        feeds = [*self._split(self._params), input, self._labels(target)]
-        loss, *grads = self._run(self._graphs.gradients, feeds)
-        joined = self._join(grads)
+        inputs = self._inputs(input)
+        labels = self._target(target, inputs)
+        stepper = self._stepper()
+        found = stepper.gradients(inputs, labels)
+        while not found.finite and stepper.progress.can_cut:
+            stepper.left_out()
+            found = stepper.gradients(inputs, labels)
+        # The statistics are not among what gradients are of.
+        rest = [np.zeros(np.shape(value), np.float32) for value in self._tail(stepper.statistics)]
+        joined = self._join([*found.values, *rest])
         if not np.isfinite(joined).all():
             raise ParameterMismatch(f"{self.TYPE_NAME}: the gradient would hold NaN or infinity")
-        return joined, np.asarray(loss)
+        if self._graphs.statistics or self._graphs.draws or self._graphs.scales_loss:
+            self._take(stepper)
+        return joined, np.asarray(found.loss)
 
     def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
-        """Take `rate`, float32 [], for all steps from now on.
+        """Take `rate`, float32 [], for all steps from now on, instead of the schedule's.
 
         Raises:
             ComponentError: it is not one positive number.
@@ -179,10 +361,13 @@ class OnnxModel(Model):
             raise ComponentError(
                 f"{self.TYPE_NAME}: a learning rate is one positive number, not {value!r:.80}"
             )
-        self._rate = np.asarray(value.item(), np.float32)
+        self._progress = replace(self._progress, rate=float(value.item()))
 
+    @offload(unless=_quick_backward)
     def backward(self, ctx: OpContext, grad: Value) -> None:
         """Pull `grad`, shaped like the last forward's output, back to the parameters; keep it.
+
+        It is the gradient of the first output, and of the model as it is evaluated.
 
         Raises:
             ComponentError: there was no forward since the parameters were loaded.
@@ -191,11 +376,17 @@ class OnnxModel(Model):
             raise ComponentError(
                 f"{self.TYPE_NAME}: backward before any forward; call forward first"
             )
-        feeds = [*self._split(self._params), self._last_input, grad]
-        self._kept_grads = self._join(self._run(self._graphs.pullback, feeds))
+        inputs = self._inputs(self._last_input)
+        feeds = [*self._split(self._params), *self._kept(), *inputs, grad]
+        grads = self._run(self._graphs.pullback, feeds)
+        rest = self._split(self._params)[len(self._trained) :]
+        self._kept_grads = self._join([*grads, *map(np.zeros_like, rest)])
 
+    @offload(unless=_quick_vector)
     def step(self, ctx: OpContext, grads: Value | None) -> None:
-        """Make an SGD step with `grads` [P], or with the gradients that `backward` kept (used up).
+        """Make a step with `grads` [P], or with the gradients that `backward` kept (used up).
+
+        Running statistics stay as they are, whatever `grads` has for them.
 
         Raises:
             ComponentError: neither is there.
@@ -204,10 +395,13 @@ class OnnxModel(Model):
         chosen = self._kept_grads if grads is None else self._checked(grads, "gradients")
         if chosen is None:
             raise ComponentError(f"{self.TYPE_NAME}: step without gradients; call backward first")
-        feeds = [*self._split(self._params), *self._split(chosen), self._rate]
-        self._params = self._finite(self._join(self._run(self._graphs.sgd_step, feeds)), "step")
+        stepper = self._stepper()
+        stepper.step(self._split(chosen)[: len(self._trained)])
+        self._finite(self._joined(stepper), "step")
+        self._take(stepper)
         self._kept_grads = None
 
+    @offload(unless=_quick_vector)
     def apply_delta(self, ctx: OpContext, delta: Value) -> None:
         """Add `delta` [P] to the parameters.
 
@@ -217,14 +411,15 @@ class OnnxModel(Model):
         one = np.asarray(1.0, np.float32)
         feeds = [self._params, self._checked(delta, "delta"), one]
         (total,) = self._run(scaled_sum_model(), feeds)
+        self._check_variances(total, "parameters after this delta")
         self._params = self._finite(_frozen(total), "delta")
 
     @offload
     def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
-        """Run SGD over the bound DataSource: `epochs` passes in batches of `batch`.
+        """Train over the bound DataSource: `epochs` passes in batches of `batch`.
 
         Returns `num_samples` (examples of one pass), `loss` (mean over the last epoch, weighted
-        by batch sizes), `steps`.
+        by batch sizes), `steps`, and with mixed precision `skipped`, the steps left out.
 
         Raises:
             TrainingFailed: epochs or batch below 1, or the loss stopped being finite (the
@@ -235,41 +430,77 @@ class OnnxModel(Model):
                 f"{self.TYPE_NAME}: {epochs} epoch(s) with batches of {batch}; both 1 or more"
             )
         source: DataSource = self.dependency("data_source")
-        values = self._split(self._params)
-        count = len(values)
-        steps = 0
+        stepper = self._stepper()
+        before = stepper.progress
         loss = math.nan
         for epoch in range(epochs):
-            losses: list[float] = []
-            for features, labels in source.epoch_batches(batch):
-                feeds = [*values, features, self._labels(labels), self._rate]
-                results = self._run(self._graphs.train_step, feeds)
-                values = results[:count]  # stay apart: flattening each step would copy all
-                losses.append(float(results[count]) * len(features))
-                steps += 1
-            loss = math.fsum(losses) / source.num_samples
+            loss = self._epoch(stepper, source, batch)
             if not math.isfinite(loss):
                 raise TrainingFailed(
                     f"{self.TYPE_NAME}: the loss is {loss} in epoch {epoch + 1}; lower "
                     f"learning_rate ({self.config.learning_rate})"
                 )
-        trained = self._join(values)
-        if not np.isfinite(trained).all():
+        if not np.isfinite(self._joined(stepper)).all():
             raise TrainingFailed(
                 f"{self.TYPE_NAME}: parameters left the finite numbers; lower learning_rate "
                 f"({self.config.learning_rate})"
             )
-        self._params = trained
-        return Metadata(num_samples=source.num_samples, loss=loss, steps=steps)
+        self._take(stepper)
+        steps = stepper.progress.steps - before.steps
+        told = {"num_samples": source.num_samples, "loss": loss, "steps": steps}
+        if self._graphs.scales_loss:
+            told["skipped"] = stepper.progress.skipped - before.skipped
+        return Metadata(told)
+
+    def _epoch(self, stepper: Stepper, source: DataSource, batch: int) -> float:
+        """Go through one epoch; return the mean loss of the batches that moved the parameters."""
+        losses: list[float] = []
+        left_out = 0
+        sums = Accumulated(self._run)
+        for features, target in source.epoch_batches(batch):
+            inputs = self._inputs(features)
+            labels = self._target(target, inputs)
+            rows = len(np.atleast_1d(inputs[0]))
+            if self.config.accumulate == 1:
+                loss, finite = stepper.train(inputs, labels)
+            else:
+                found = stepper.gradients(inputs, labels)
+                loss, finite = float(found.loss), found.finite
+                if finite:
+                    sums.add(found.values, rows)
+                else:
+                    stepper.left_out()
+                if sums.batches == self.config.accumulate:
+                    stepper.step(sums.mean())
+            if finite:
+                losses.append(loss * rows)
+            else:
+                left_out += rows
+        if sums.batches:
+            stepper.step(sums.mean())
+        counted = source.num_samples - left_out
+        return math.fsum(losses) / counted if counted > 0 else math.inf
 
     def serialize(self) -> bytes:
-        """Return the parameters, and what forward and backward keep."""
+        """Return the parameters, the state of training, and what forward and backward keep."""
         return self.freeze()()
 
     def freeze(self) -> Callable[[], bytes]:
-        """Capture references: parameters and gradients are replaced, never changed."""
-        params, last_input, grads = self._params, self._last_input, self._kept_grads
-        return lambda: pack_state(params, last_input, grads, self._layout)
+        """Capture references: parameters, state and gradients are replaced, never changed."""
+        params, local, state = self._params, self._local, self._state
+        saved = SavedState(
+            params=params,
+            layout=self._layout,
+            last_input=self._last_input,
+            grads=self._kept_grads,
+            local=local,
+            local_layout=self._local_layout,
+            optimizer=self.config.optimizer if state else "",
+            kinds=self._graphs.state_kinds if state else (),
+            state=state,
+            progress=asdict(self._progress),
+        )
+        return lambda: pack_state(saved)
 
     def restore(self, data: bytes) -> None:
         """Load a saved state; ComponentError when it does not fit this model."""
@@ -287,7 +518,8 @@ class OnnxModel(Model):
     def carry_over(self, data: bytes) -> CarriedOver:
         """Take parameters that agree by name and shape; the others keep their initial values.
 
-        A state of an earlier release has no names: it is taken if it has as many parameters.
+        A state of an earlier release has no names: it is taken if it has as many parameters. The
+        optimizer's state is taken where all parameters agree, and the optimizer is the same.
 
         Raises:
             ComponentError: no parameter agrees, or a value is NaN or infinite.
@@ -298,9 +530,10 @@ class OnnxModel(Model):
             saved = unpack_state(data)
         layout = saved.layout
         if layout is None or list(layout.items()) == list(self._layout.items()):
-            self._load(saved)
-            return CarriedOver(taken=tuple(self._layout))
-        given, own = named(saved.params, layout), named(self._params, self._layout)
+            left = self._load(saved)
+            return CarriedOver(taken=tuple(self._layout), left=left)
+        given = {**named(saved.params, layout), **named(saved.local, saved.local_layout)}
+        own = {**named(self._params, self._layout), **named(self._local, self._local_layout)}
         told = agreeing(
             given,
             own,
@@ -316,14 +549,20 @@ class OnnxModel(Model):
                 f"it has {_listed(given)}, and this model {_listed(own)}"
             )
         taken = frozenset(told.taken)
-        joined = self._join([given[n] if n in taken else own[n] for n in own])
-        self._params = self._checked(joined, "saved parameters")
+        chosen = {name: given[name] if name in taken else own[name] for name in own}
+        params = self._join([chosen[name] for name in self._layout])
+        local = self._join([chosen[name] for name in self._local_layout])
+        self._params = self._checked(params, "saved parameters")
+        self._local = self._checked_local(local)
         return told
 
     def export(self) -> ModelProto:
-        """Return the author's model with the present parameters in place of the initial ones."""
+        """Return the author's model with the present parameters in place of the initial ones.
+
+        Running statistics are among them.
+        """
         model = _parsed(self.config.model)
-        values = named(self._params, self._layout)
+        values = named(self._params, self._layout) | named(self._local, self._local_layout)
         for tensor in model.graph.initializer:
             value = values.pop(tensor.name, None)
             if value is not None:
@@ -349,7 +588,7 @@ class OnnxModel(Model):
                 f"{cls.TYPE_NAME}: an earlier release of bbnode saved this state without the names "
                 "of parameters; run the node once with this one"
             )
-        return named(saved.params, saved.layout)
+        return {**named(saved.params, saved.layout), **named(saved.local, saved.local_layout)}
 
     @classmethod
     def initialized(
@@ -357,7 +596,8 @@ class OnnxModel(Model):
     ) -> tuple[OnnxModelConfig, CarriedOver]:
         """Return the settings with weights in the place of initializers that agree.
 
-        These are the float initializers that could be trained, also those that are not.
+        These are the float initializers that could be trained, also those that are not, and
+        running statistics.
 
         Raises:
             AutodiffError: the model of the settings can't be used.
@@ -365,6 +605,9 @@ class OnnxModel(Model):
         """
         model = _parsed(config.model)
         names = {tensor.name for tensor in read_forward(model).parameters}
+        for node in model.graph.node:
+            if node.op_type == "BatchNormalization":
+                names.update(node.input[3:5])
         tensors = {t.name: t for t in model.graph.initializer if t.name in names}
         wanted = {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
         told = agreeing(
@@ -385,11 +628,31 @@ class OnnxModel(Model):
         content = model.SerializeToString(deterministic=True)
         return replace(config, model=content), told
 
-    def _load(self, saved: SavedState) -> None:
+    def _load(self, saved: SavedState) -> dict[str, str]:
+        """Take a state of these parameters; return what of it does not fit, and why."""
         checked = self._checked(saved.params, "saved parameters")
         kept = None if saved.grads is None else self._checked(saved.grads, "saved gradients")
-        self._params, self._kept_grads = checked, kept
+        local, left = self._local, {}
+        if saved.local_layout and list(saved.local_layout.items()) == list(
+            self._local_layout.items()
+        ):
+            local = self._checked_local(saved.local)
+        state: tuple[Vector, ...] = ()
+        size = sum(map(math.prod, self._trained.values()))
+        same = (saved.optimizer, saved.kinds) == (self.config.optimizer, self._graphs.state_kinds)
+        if same and all(vector.shape == (size,) for vector in saved.state):
+            state = tuple(self._checked_state(vector) for vector in saved.state)
+        elif saved.state:
+            left["the optimizer's state"] = (
+                f"it is of {saved.optimizer!r}, and this model has {self.config.optimizer!r}"
+            )
+        with self.restoring():
+            progress = Progress.from_saved(saved.progress)
+        self._params, self._kept_grads, self._local = checked, kept, local
+        self._state = state
+        self._progress = progress if state or not saved.state else replace(progress, age=0)
         self._last_input = saved.last_input
+        return left
 
     def _check_data(self) -> None:
         source: DataSource = self.dependency("data_source")
@@ -415,12 +678,108 @@ class OnnxModel(Model):
     def _run(self, model: ModelProto, inputs: Sequence[Value]) -> list[Value]:
         return self._prepare(model).run(inputs)
 
+    def _inputs(self, batch: Value, *, may_be_empty: bool = False) -> list[Value]:
+        """Return the tensors of a batch in the order of the graph's inputs.
+
+        Raises:
+            ComponentError: there are more or fewer, or one has no rows.
+        """
+        names = self._graphs.input_names
+        several = isinstance(batch, (Composite, tuple, list))
+        parts = list(batch) if several else [batch]
+        if len(parts) != len(names):
+            raise ComponentError(
+                f"{self.TYPE_NAME}: a batch of {len(parts)} tensor(s), and the model has "
+                f"{len(names)} input(s): {', '.join(names)}; give a composite of them in this order"
+            )
+        if not may_be_empty:
+            for name, part in zip(names, parts, strict=True):
+                if 0 in np.shape(part):
+                    raise ComponentError(
+                        f"{self.TYPE_NAME}: input {name!r} has the shape {list(np.shape(part))}: "
+                        "an empty batch has no loss and no gradient, and not every op ends on it; "
+                        "leave it out"
+                    )
+        return parts
+
+    def _target(self, target: Value, inputs: Sequence[Value]) -> Value:
+        """Return labels as the loss takes them; ComponentError where they do not fit."""
+        sizes = {
+            dim: size
+            for dims, value in zip(self._axes, inputs, strict=True)
+            for dim, size in zip(dims, np.shape(value), strict=False)
+            if dim
+        }
+        return self._labels.checked(target, sizes)
+
+    def _kept(self) -> list[Value]:
+        """Return the local statistics, one tensor each."""
+        return [*named(self._local, self._local_layout).values()]
+
+    def _stepper(self) -> Stepper:
+        """Return what training begins with."""
+        values = self._split(self._params)
+        count = len(self._trained)
+        size = sum(map(math.prod, self._trained.values()))
+        kinds = self._graphs.state_kinds
+        state = self._state or tuple(np.zeros(size, np.float32) for _ in kinds)
+        return Stepper(
+            self._graphs,
+            self._run,
+            self._schedule,
+            values=values[:count],
+            statistics=[*values[count:], *self._kept()],
+            state=[part for vector in state for part in named(vector, self._trained).values()],
+            progress=self._progress,
+        )
+
+    def _tail(self, statistics: list[Value]) -> list[Value]:
+        """Return those statistics that the flat vector holds."""
+        return [] if self._local_layout else statistics
+
+    def _joined(self, stepper: Stepper) -> Vector:
+        return self._join([*stepper.values, *self._tail(stepper.statistics)])
+
+    def _take(self, stepper: Stepper) -> None:
+        """Make what training ended with the model's own."""
+        count = len(self._trained)
+        self._params = self._joined(stepper)
+        if self._local_layout:
+            self._local = self._join(stepper.statistics)
+        self._state = tuple(
+            self._join(stepper.state[at : at + count]) for at in range(0, len(stepper.state), count)
+        )
+        self._progress = stepper.progress
+
     def _split(self, flat: Vector) -> list[Value]:
         """Return views of a flat vector in the shapes of the parameters."""
         return [*named(flat, self._layout).values()]
 
     def _join(self, parts: Sequence[Value]) -> Vector:
+        if not parts:
+            return _frozen(np.zeros(0, np.float32))
         return _frozen(np.concatenate([np.reshape(part, -1) for part in parts]))
+
+    def _checked_local(self, vector: Vector) -> Vector:
+        self._check_variances(vector, "saved statistics", self._local_layout)
+        return self._checked_state(vector)
+
+    def _checked_state(self, vector: Vector) -> Vector:
+        if not np.isfinite(vector).all():
+            raise ParameterMismatch(f"{self.TYPE_NAME}: the saved state holds NaN or infinity")
+        return np.require(vector, requirements=("C", "A"))
+
+    def _check_variances(
+        self, vector: Vector, what: str, layout: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        """Raise ParameterMismatch where a running variance is below 0: its root is NaN."""
+        if not self._graphs.variances:
+            return
+        for name, values in named(vector, self._layout if layout is None else layout).items():
+            if name in self._graphs.variances and (values < 0).any():
+                raise ParameterMismatch(
+                    f"{self.TYPE_NAME}: {what}: the running variance {name!r} is below 0"
+                )
 
     def _checked(self, vector: Value, what: str) -> Vector:
         """Return a vector that fits and is read-only; copied only where it is writeable."""
@@ -434,6 +793,8 @@ class OnnxModel(Model):
             )
         if not np.isfinite(vector).all():
             raise ParameterMismatch(f"{self.TYPE_NAME}: {what} hold NaN or infinity")
+        if what.endswith("parameters"):
+            self._check_variances(vector, what)
         # Views into received bytes are read-only, but may lie at any address.
         if vector.flags.writeable:
             return _frozen(vector.copy())
@@ -447,41 +808,6 @@ class OnnxModel(Model):
                 "they stay as they are"
             )
         return params
-
-    def _labels(self, target: Value) -> Value:
-        array = np.asarray(target)
-        if self.config.loss == "softmax_cross_entropy":
-            if array.dtype.kind not in "iu":
-                raise ComponentError(
-                    f"{self.TYPE_NAME}: labels are {array.dtype}; classes are integers from 0"
-                )
-            if array.size and int(array.min()) < 0:
-                # ONNX would silently count a negative class from the end.
-                raise ComponentError(
-                    f"{self.TYPE_NAME}: label {int(array.min())}; classes are integers from 0"
-                )
-            return array.astype(np.int64, copy=False)
-        return self._targets(array)
-
-    def _targets(self, array: npt.NDArray[np.generic]) -> Value:
-        """Return numbers as the output has them; [N] becomes [N, 1] where the output is that."""
-        if array.dtype.kind not in "fiub":
-            raise ComponentError(f"{self.TYPE_NAME}: labels are {array.dtype}; mse takes numbers")
-        dims = self._graphs.output_dims
-        if array.ndim == len(dims) - 1 and dims[-1] == 1:
-            array = array[..., np.newaxis]
-        # ONNX would broadcast [N] against [N, 1] to [N, N].
-        fits = array.ndim == len(dims) and all(
-            not isinstance(want, int) or have == want
-            for have, want in zip(array.shape, dims, strict=True)
-        )
-        if not fits:
-            wanted = ", ".join(str(dim) if isinstance(dim, int) else "N" for dim in dims)
-            raise ComponentError(
-                f"{self.TYPE_NAME}: labels have the shape {list(array.shape)}, the model's output "
-                f"is [{wanted}]; mse compares the two number by number"
-            )
-        return array.astype(np.float32, copy=False)
 
 
 @register_component
@@ -524,19 +850,38 @@ def _listed(weights: Mapping[str, Weights]) -> str:
     return ", ".join([*told, f"{more} more"] if more else told) or "none"
 
 
+def _loss_settings(config: OnnxModelConfig) -> LossSettings:
+    return LossSettings(**{each.name: getattr(config, each.name) for each in fields(LossSettings)})
+
+
 def _derive(config: OnnxModelConfig) -> TrainingGraphs:
-    graphs = training_graphs(_parsed(config.model), config.loss, config.trainable or None)
-    kinds = {tensor.data_type for tensor in graphs.initial}
-    if kinds != {onnx.TensorProto.FLOAT}:
+    of_optimizer = [each.name for each in fields(OptimizerSettings) if each.name != "name"]
+    optimizer = {name: getattr(config, name) for name in of_optimizer}
+    options = TrainingOptions(
+        optimizer=OptimizerSettings(name=config.optimizer, **optimizer),
+        loss=_loss_settings(config),
+        mode=config.mode,
+        running_variance=config.running_variance,
+        seed=config.seed,
+        precision=config.precision,
+    )
+    wrt = config.trainable or None
+    graphs = training_graphs(_parsed(config.model), config.loss, wrt, options)
+    if any(t.data_type != TensorProto.FLOAT for t in (*graphs.initial, *graphs.statistics)):
         raise InvalidForwardModel(
             what="its parameters are float64", remedy="convert them to float32"
         )
-    if len(graphs.input_names) != 1:
-        raise InvalidForwardModel(
-            what=f"it has {len(graphs.input_names)} inputs ({', '.join(graphs.input_names)})",
-            remedy="OnnxModel feeds exactly one; make the others initializers",
-        )
     return graphs
+
+
+def _fed(graphs: TrainingGraphs) -> list[ValueInfoProto]:
+    """Return the inputs that a caller feeds the model."""
+    return [info for info in graphs.forward.graph.input if info.name in graphs.input_names]
+
+
+def _dims(info: ValueInfoProto) -> list[str]:
+    """Return the symbols of an input's axes, "" for one that has a size or no name."""
+    return [dim.dim_param for dim in info.type.tensor_type.shape.dim]
 
 
 def _frozen(vector: Vector) -> Vector:

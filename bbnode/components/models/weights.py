@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import msgpack
 import numpy as np
@@ -20,36 +21,62 @@ from bbnode.ir.caps import MAX_DIMENSIONS, MAX_FUNCTION_PARTS, MAX_NAME_CHARS
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.values import Composite, Value
 
+Vector: TypeAlias = npt.NDArray[np.float32]
+
 # Names and shapes of parameters, in the order of the flat vector.
 Layout = Mapping[str, tuple[int, ...]]
 
-STATE_VERSION = 2
+STATE_VERSION = 3
+_READ_VERSIONS = (2, STATE_VERSION)  # 2 had neither optimizer, nor statistics, nor counters
 _MAX_LAYOUT_BYTES = 1 << 24
 _LAYOUT_DEPTH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedState:
-    """The state of a trained model; `layout` None: a release that kept no names saved it."""
+    """The state of a trained model.
 
-    params: npt.NDArray[np.float32]
-    last_input: Value | None
-    grads: Value | None
+    Attributes:
+        params: the flat vector.
+        layout: names and shapes of what it holds; None: a release that kept no names saved it.
+        last_input, grads: what forward and backward keep, if anything.
+        local: running statistics that are not in the flat vector, and their `local_layout`.
+        optimizer: the name of the optimizer whose state follows, "" where there is none.
+        state: one flat vector for each of `kinds`, in the order of the parameters.
+        progress: the counters of training; those that are left out are as at the start.
+    """
+
+    params: Vector
     layout: Layout | None
+    last_input: Value | None = None
+    grads: Value | None = None
+    local: Vector = field(default_factory=lambda: np.zeros(0, np.float32))
+    local_layout: Layout = field(default_factory=dict)
+    optimizer: str = ""
+    kinds: tuple[str, ...] = ()
+    state: tuple[Vector, ...] = ()
+    progress: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def pack_state(
-    params: Value, last_input: Value | None, grads: Value | None, layout: Layout
-) -> bytes:
+def pack_state(saved: SavedState) -> bytes:
     """Return a state as bytes.
 
     It is a composite of the flat vector, the input and the gradients that are kept (each in a
-    composite of none or one), and a msgpack map with the rest; readers ignore what else is in it.
+    composite of none or one), a msgpack map with the rest, and a composite of the local statistics
+    and the optimizer's vectors; readers ignore what else is in the map.
     """
-    rest = {"version": STATE_VERSION, "parameters": [[n, list(s)] for n, s in layout.items()]}
+    rest = {
+        "version": STATE_VERSION,
+        "parameters": _packed(saved.layout or {}),
+        "statistics": _packed(saved.local_layout),
+        "optimizer": saved.optimizer,
+        "kinds": list(saved.kinds),
+        "progress": dict(saved.progress),
+    }
     packed = np.frombuffer(msgpack.packb(rest), np.uint8)
-    kept = [Composite(() if value is None else (value,)) for value in (last_input, grads)]
-    return codec.encode_value(Composite((params, *kept, packed)))
+    kept = [Composite(() if v is None else (v,)) for v in (saved.last_input, saved.grads)]
+    vectors = Composite((saved.local, *saved.state))
+    return codec.encode_value(Composite((saved.params, *kept, packed, vectors)))
 
 
 def unpack_state(data: bytes) -> SavedState:
@@ -57,20 +84,52 @@ def unpack_state(data: bytes) -> SavedState:
     with decoding.Boundary("a model's state"):
         found = codec.decode_value(types.COMPOSITE, data)
         params, last_input, grads, *more = found
-        if not isinstance(params, np.ndarray) or params.dtype != np.float32 or params.ndim != 1:
-            raise DecodeError("its parameters are not a float32 vector")
-        layout = _layout(more[0]) if more else None
-        if layout is not None and sum(map(math.prod, layout.values())) != params.size:
-            raise DecodeError(f"its names are not of {params.size} parameters")
-        return SavedState(
+        _check_vector(params, "parameters")
+        saved = SavedState(
             params=params,
+            layout=None,
             last_input=last_input[0] if last_input else None,
             grads=grads[0] if grads else None,
-            layout=layout,
         )
+        if not more:
+            return saved
+        rest = _rest(more[0])
+        saved = replace(saved, layout=_layout(rest["parameters"], params.size))
+        return saved if rest["version"] == 2 else _with_training(saved, rest, more[1])
 
 
-def _layout(packed: Weights) -> Layout:
+def _with_training(saved: SavedState, rest: dict[str, Any], vectors: Composite) -> SavedState:
+    local, *state = vectors
+    _check_vector(local, "statistics")
+    for vector in state:
+        _check_vector(vector, "optimizer's state")
+    kinds, optimizer, progress = rest["kinds"], rest["optimizer"], rest["progress"]
+    named_right = isinstance(optimizer, str) and all(isinstance(kind, str) for kind in kinds)
+    if not named_right or len(kinds) != len(state) or not isinstance(progress, dict):
+        raise DecodeError("its optimizer is malformed")
+    if any(value is not None and type(value) not in (int, float) for value in progress.values()):
+        raise DecodeError("its counters are no numbers")
+    return replace(
+        saved,
+        local=local,
+        local_layout=_layout(rest["statistics"], local.size),
+        optimizer=optimizer,
+        kinds=tuple(kinds),
+        state=tuple(state),
+        progress=progress,
+    )
+
+
+def _check_vector(vector: Value, what: str) -> None:
+    if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.ndim != 1:
+        raise DecodeError(f"its {what} are not a float32 vector")
+
+
+def _packed(layout: Layout) -> list[list[Any]]:
+    return [[name, list(shape)] for name, shape in layout.items()]
+
+
+def _rest(packed: Weights) -> dict[str, Any]:
     rest = decoding.unpack(
         packed.tobytes(),
         max_bytes=_MAX_LAYOUT_BYTES,
@@ -78,18 +137,24 @@ def _layout(packed: Weights) -> Layout:
         max_depth=_LAYOUT_DEPTH,
     )
     version = rest.get("version") if isinstance(rest, dict) else None
-    if version != STATE_VERSION:
+    if version not in _READ_VERSIONS or type(version) is not int:
         raise DecodeError(f"version {decoding.shown(version)}, this bbnode reads {STATE_VERSION}")
+    return dict(rest)
+
+
+def _layout(entries: Any, size: int) -> Layout:
     layout: dict[str, tuple[int, ...]] = {}
-    for name, shape in rest["parameters"]:
+    for name, shape in entries:
         good = isinstance(name, str) and len(name) <= MAX_NAME_CHARS and name not in layout
-        if not good or not all(type(size) is int and size >= 0 for size in shape):
+        if not good or not all(type(each) is int and each >= 0 for each in shape):
             raise DecodeError(f"malformed parameter {decoding.shown(name)}")
         layout[name] = tuple(shape)
+    if sum(map(math.prod, layout.values())) != size:
+        raise DecodeError(f"its names are not of {size} parameters")
     return layout
 
 
-def named(params: npt.NDArray[np.float32], layout: Layout) -> dict[str, npt.NDArray[np.float32]]:
+def named(params: Vector, layout: Layout) -> dict[str, Vector]:
     """Return views of a flat vector, by name."""
     found, start = {}, 0
     for name, shape in layout.items():

@@ -156,7 +156,7 @@ def _call(
         values = frame.values
         arguments = (*[values[i] for i in inputs], *absent)
         method = getattr(cell.component, method_name)
-        if is_offloaded(method):
+        if is_offloaded(method, arguments):
             return rt.suspensions.hand_out(
                 frame,
                 op,

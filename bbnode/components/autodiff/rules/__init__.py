@@ -2,40 +2,8 @@
 
 from __future__ import annotations
 
-from bbnode.components.autodiff.rules import (
-    activations,
-    attention,
-    control,
-    convolution,
-    elementwise,
-    indexing,
-    layers,
-    likelihood,
-    moving,
-    normalization,
-    pooling,
-    products,
-    recurrent,
-    reductions,
-    sampling,
-    spatial,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "activations",
-    "attention",
-    "control",
-    "convolution",
-    "elementwise",
-    "indexing",
-    "layers",
-    "likelihood",
-    "moving",
-    "normalization",
-    "pooling",
-    "products",
-    "recurrent",
-    "reductions",
-    "sampling",
-    "spatial",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

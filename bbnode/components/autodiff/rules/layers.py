@@ -36,7 +36,11 @@ def _matmul(ctx: VjpContext) -> Grads:
     if ctx.wants(0):
         full = b.op("MatMul", grad, _swap_last_two(ctx, right, max(rank_c, 2)))
         grad_a = ctx.sum_to(full, a, _matmul_dims(ctx, 0))
-    if ctx.wants(1):
+    if ctx.wants(1) and rank_a > 2 and rank_c == 2:
+        # One product over all rows: a sum over products of each batch would write them all.
+        rows = (b.op("Flatten", value, axis=rank_a - 1) for value in (left, grad))
+        grad_c = b.op("Gemm", *rows, transA=1)
+    elif ctx.wants(1):
         full = b.op("MatMul", _swap_last_two(ctx, left, max(rank_a, 2)), grad)
         if rank_c == 1:
             full = b.op("Squeeze", full, b.ints([-1]))

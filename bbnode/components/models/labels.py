@@ -1,0 +1,108 @@
+"""The labels of a batch, as the graphs of a loss take them.
+
+Rule: whatever a graph would take without a word and count wrongly is refused here: a class that
+there is not, a shape that ONNX would stretch, fewer labels than examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from bbnode.components.autodiff.builder import InferredType
+from bbnode.components.autodiff.losses import Loss, LossSettings, class_axis
+from bbnode.components.errors import ComponentError
+from bbnode.ir.values import Value
+
+Dims = tuple[int | str | None, ...]  # of the output: sizes, or symbols where they are open
+Sizes = Mapping[str, int]  # of the symbols among dimensions, as a batch has them
+
+
+class Labels:
+    """Checks and converts labels for one loss of one model."""
+
+    def __init__(
+        self, type_name: str, loss: Loss, settings: LossSettings, output_dims: Dims
+    ) -> None:
+        self._type_name = type_name
+        self._loss = loss
+        self._settings = settings
+        self._output = output_dims
+        self._axis = (
+            class_axis(InferredType(0, output_dims), settings) if loss.class_labels else None
+        )
+
+    def checked(self, target: Value, sizes: Sizes) -> Value:
+        """Return labels as the loss takes them: int64 classes, or float32 like the output.
+
+        Raises:
+            ComponentError: the dtype, a value, or the shape is none of this loss's labels.
+        """
+        array = np.asarray(target)
+        if self._axis is not None:
+            return self._classes(array, self._axis, sizes)
+        return self._values(array, sizes)
+
+    def _classes(self, array: npt.NDArray[np.generic], axis: int, sizes: Sizes) -> Value:
+        if array.dtype.kind not in "iu":
+            raise self._refused(f"labels are {array.dtype}; classes are integers from 0")
+        self._check_shape(array, self._output[:axis] + self._output[axis + 1 :], sizes, "classes")
+        if not array.size:
+            return array.astype(np.int64, copy=False)
+        ignored = self._settings.ignore_index
+        counted = array if ignored is None else array[array != ignored]
+        if not counted.size:
+            raise self._refused(
+                f"all {array.size} labels of a batch are ignore_index ({ignored}), so that it has "
+                "no loss; leave such batches out"
+            )
+        low, high, classes = int(counted.min()), int(counted.max()), self._output[axis]
+        if low < 0:
+            # ONNX would silently count a negative class from the end.
+            raise self._refused(f"label {low}; classes are integers from 0")
+        if isinstance(classes, int) and high >= classes:
+            raise self._refused(
+                f"label {high}; the model tells {classes} classes apart, 0 to {classes - 1}"
+            )
+        return array.astype(np.int64, copy=False)
+
+    def _values(self, array: npt.NDArray[np.generic], sizes: Sizes) -> Value:
+        """Return numbers as the output has them; [N] becomes [N, 1] where the output is that."""
+        if array.dtype.kind not in "fiub":
+            raise self._refused(f"labels are {array.dtype}; {self._loss.name} takes numbers")
+        dims = self._output
+        if array.ndim == len(dims) - 1 and dims[-1] == 1:
+            array = array[..., np.newaxis]
+        # ONNX would broadcast [N] against [N, 1] to [N, N].
+        self._check_shape(array, dims, sizes, "numbers")
+        if self._loss.labels == "probabilities" and array.size:
+            low, high = float(array.min()), float(array.max())
+            if not 0 <= low <= high <= 1:  # NaN is no probability either
+                raise self._refused(
+                    f"labels from {low:g} to {high:g}; {self._loss.name} takes probabilities, "
+                    "from 0 to 1"
+                )
+        return array.astype(np.float32, copy=False)
+
+    def _check_shape(
+        self,
+        array: npt.NDArray[np.generic],
+        dims: tuple[int | str | None, ...],
+        sizes: Sizes,
+        what: str,
+    ) -> None:
+        known = [sizes.get(dim) if isinstance(dim, str) else dim for dim in dims]
+        fits = array.ndim == len(known) and all(
+            want is None or have == want for have, want in zip(array.shape, known, strict=True)
+        )
+        if not fits:
+            told = ", ".join("N" if dim is None else str(dim) for dim in known)
+            raise self._refused(
+                f"labels have the shape {list(array.shape)}, and the model's output takes {what} "
+                f"of [{told}]; {self._loss.name} compares the two one by one"
+            )
+
+    def _refused(self, why: str) -> ComponentError:
+        return ComponentError(f"{self._type_name}: {why}")

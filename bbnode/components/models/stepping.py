@@ -1,0 +1,220 @@
+"""Steps of training outside of the model: parameters, state and counters while they move.
+
+Rule: nothing of the model changes until it takes the result, so that a run that fails leaves it as
+it was. Every number is computed by a graph; here they are only handed from one to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from bbnode.components.autodiff import TrainingGraphs
+from bbnode.components.backends.graphs import quotient_model, scaled_sum_model
+from bbnode.components.models.schedule import Schedule
+from bbnode.ir.values import Value
+
+# torch.amp.GradScaler's numbers: the first scale, its growth after so many good steps, its cut.
+_FIRST_SCALE = 65536.0
+_GROWTH, _CUT, _GROWS_AFTER = 2.0, 0.5, 2000
+_MOST_COUNTED = 1 << 62
+_LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
+
+Run = Callable[[ModelProto, Sequence[Value]], list[Value]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The counters of training.
+
+    Attributes:
+        steps: made in all; the schedule goes by it.
+        age: steps since the optimizer's state was empty.
+        draws: batches that were gone through in training mode; masks are drawn by it.
+        skipped: steps left out because a gradient was beyond float16.
+        loss_scale: of mixed precision.
+        good: steps since the scale was changed.
+        rate: the learning rate that a program set; None goes by the schedule.
+    """
+
+    steps: int = 0
+    age: int = 0
+    draws: int = 0
+    skipped: int = 0
+    loss_scale: float = _FIRST_SCALE
+    good: int = 0
+    rate: float | None = None
+
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, float | None]) -> Progress:
+        """Return saved counters; ValueError for numbers that are none."""
+        known: dict[str, Any] = {f.name: saved[f.name] for f in fields(cls) if f.name in saved}
+        for name, value in known.items():
+            if name in ("rate", "loss_scale"):
+                good = isinstance(value, float) and 0 < value < math.inf
+                good = good or (name == "rate" and value is None)
+            else:
+                good = type(value) is int and 0 <= value <= _MOST_COUNTED
+            if not good:
+                raise ValueError(f"{name} {value!r} is no such number")
+        return cls(**known)
+
+    def stepped(self) -> Progress:
+        """Return the counters after a step."""
+        grows = self.good + 1 >= _GROWS_AFTER
+        scale = min(self.loss_scale * _GROWTH, _GREATEST_SCALE) if grows else self.loss_scale
+        return replace(
+            self,
+            steps=self.steps + 1,
+            age=self.age + 1,
+            good=0 if grows else self.good + 1,
+            loss_scale=scale,
+        )
+
+    def overflowed(self) -> Progress:
+        """Return the counters after a step that was left out."""
+        scale = max(self.loss_scale * _CUT, _LEAST_SCALE)
+        return replace(self, skipped=self.skipped + 1, good=0, loss_scale=scale)
+
+    @property
+    def can_cut(self) -> bool:
+        """True if a smaller scale may still help."""
+        return self.loss_scale > _LEAST_SCALE
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """The loss of a batch, [] float32, and its gradients, one per parameter.
+
+    `finite` is False where mixed precision left the range of float16; they are of no use then.
+    """
+
+    loss: Value
+    values: list[Value]
+    finite: bool
+
+
+class Stepper:
+    """Moves parameters by batches; one object per run.
+
+    Attributes:
+        values: the parameters, one tensor each.
+        statistics: the running ones, likewise.
+        state: the optimizer's, kind by kind one tensor per parameter.
+        progress: the counters.
+    """
+
+    def __init__(
+        self,
+        graphs: TrainingGraphs,
+        run: Run,
+        schedule: Schedule,
+        *,
+        values: list[Value],
+        statistics: list[Value],
+        state: list[Value],
+        progress: Progress,
+    ) -> None:
+        self._graphs = graphs
+        self._run = run
+        self._schedule = schedule
+        self.values = values
+        self.statistics = statistics
+        self.state = state
+        self.progress = progress
+
+    def train(self, inputs: Sequence[Value], labels: Value) -> tuple[float, bool]:
+        """Make a step on a batch; return its loss, and False if the step was left out."""
+        graphs, count = self._graphs, len(self.values)
+        feeds = [
+            *self.values, *self.statistics, *inputs, labels,
+            *self._step_inputs(), *self._batch_inputs(), *self.state,
+        ]  # fmt: skip
+        results = self._run(graphs.train_step, feeds)
+        del feeds
+        finite = bool(results.pop()) if graphs.scales_loss else True
+        kept = count + 1 + len(self.state)
+        self.values = results[:count]  # stay apart: flattening each step would copy all
+        self.state = results[count + 1 : kept]
+        self.statistics = results[kept:]
+        self._drawn()
+        self.progress = self.progress.stepped() if finite else self.progress.overflowed()
+        return float(results[count]), finite
+
+    def gradients(self, inputs: Sequence[Value], labels: Value) -> Gradients:
+        """Return loss and gradients of a batch in training mode; the statistics move."""
+        graphs = self._graphs
+        feeds = [*self.values, *self.statistics, *inputs, labels, *self._batch_inputs()]
+        loss, *rest = self._run(graphs.gradients, feeds)
+        finite = bool(rest.pop()) if graphs.scales_loss else True
+        count = len(self.values)
+        self.statistics = rest[count:]
+        self._drawn()
+        return Gradients(loss, rest[:count], finite)
+
+    def step(self, grads: Sequence[Value]) -> None:
+        """Make a step of the optimizer with gradients that were computed elsewhere."""
+        count = len(self.values)
+        feeds = [*self.values, *grads, *self._step_inputs(), *self.state]
+        results = self._run(self._graphs.step, feeds)
+        self.values, self.state = results[:count], results[count:]
+        self.progress = self.progress.stepped()
+
+    def left_out(self) -> None:
+        """Count a step that is not made, since its gradients are beyond float16."""
+        self.progress = self.progress.overflowed()
+
+    def _drawn(self) -> None:
+        self.progress = replace(self.progress, draws=self.progress.draws + 1)
+
+    def _step_inputs(self) -> list[Value]:
+        set_rate = self.progress.rate
+        rate = self._schedule.at(self.progress.steps) if set_rate is None else set_rate
+        number = [np.asarray(self.progress.age + 1, np.int64)] if self._graphs.counts_steps else []
+        return [np.asarray(rate, np.float32), *number]
+
+    def _batch_inputs(self) -> list[Value]:
+        inputs: list[Value] = []
+        if self._graphs.draws:
+            inputs.append(np.asarray(self.progress.draws, np.int64))
+        if self._graphs.scales_loss:
+            inputs.append(np.asarray(self.progress.loss_scale, np.float32))
+        return inputs
+
+
+class Accumulated:
+    """The mean of gradients of several batches, weighted by their sizes."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._sums: list[Value] = []
+        self._shapes: list[tuple[int, ...]] = []
+        self._rows = 0
+        self.batches = 0
+
+    def add(self, grads: Sequence[Value], rows: int) -> None:
+        """Add the gradients of a batch of `rows` examples."""
+        if not self._sums:
+            self._shapes = [np.shape(grad) for grad in grads]
+            self._sums = [np.zeros(np.size(grad), np.float32) for grad in grads]
+        weight = np.asarray(rows, np.float32)
+        for at, grad in enumerate(grads):
+            feeds = [self._sums[at], np.reshape(grad, -1), weight]
+            (self._sums[at],) = self._run(scaled_sum_model(), feeds)
+        self._rows += rows
+        self.batches += 1
+
+    def mean(self) -> list[Value]:
+        """Return the mean, one tensor per parameter, and begin anew."""
+        by = np.asarray(self._rows, np.float32)
+        means = [self._run(quotient_model(), [total, by])[0] for total in self._sums]
+        shaped: list[Value] = [
+            np.reshape(mean, shape) for mean, shape in zip(means, self._shapes, strict=True)
+        ]
+        self._sums, self._rows, self.batches = [], 0, 0
+        return shaped
