@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -52,6 +52,7 @@ from bbnode.components.models.lora import Lora, with_adapters, with_trained
 from bbnode.components.models.schedule import Schedule
 from bbnode.components.models.stepping import Accumulated, Progress, Stepper
 from bbnode.components.models.weights import (
+    Layout,
     SavedState,
     agreeing,
     named,
@@ -60,6 +61,7 @@ from bbnode.components.models.weights import (
 )
 from bbnode.components.registry import register_component
 from bbnode.ir.values import Composite, Metadata, Value
+from bbnode.ir.weightless import without_values
 
 logger = logging.getLogger(__name__)
 
@@ -217,11 +219,11 @@ class OnnxModel(Model):
                 or setting, and why.
         """
         super().__init__(config)
-        self._graphs = graphs = _derive(config)
-        self._begin(
-            {tensor.name: numpy_helper.to_array(tensor) for tensor in graphs.initial},
-            {tensor.name: numpy_helper.to_array(tensor) for tensor in graphs.statistics},
-        )
+        graphs = _derive(config)
+        self._begin(_Arrays(graphs.initial), _Arrays(graphs.statistics))
+        # From here on the weights are in the flat vector, and nowhere else.
+        self._graphs = graphs = graphs.without_values()
+        self.config = replace(config, model=_emptied(config.model, self._trained))
         self._labels = Labels(
             self.TYPE_NAME, find_loss(config.loss), _loss_settings(config), graphs.output_dims
         )
@@ -248,7 +250,7 @@ class OnnxModel(Model):
         self._layout = {**self._trained, **statistics} if federated else self._trained
         self._local_layout = {} if federated else statistics
         tail = [*moved.values()]
-        self._params = self._join([*initial.values(), *(tail if federated else [])])
+        self._params = _filled(self._layout, (initial, moved if federated else {}))
         self._local = self._join([] if federated else tail)
         self._state: tuple[Vector, ...] = ()  # of the optimizer; empty is all zeros
         self._progress = Progress()
@@ -449,7 +451,9 @@ class OnnxModel(Model):
                     f"{self.TYPE_NAME}: the loss is {loss} in epoch {epoch + 1}; lower "
                     f"learning_rate ({self.config.learning_rate})"
                 )
-        if not np.isfinite(self._joined(stepper)).all():
+        if not all(
+            np.isfinite(part).all() for part in (*stepper.values, *self._tail(stepper.statistics))
+        ):
             raise TrainingFailed(
                 f"{self.TYPE_NAME}: parameters left the finite numbers; lower learning_rate "
                 f"({self.config.learning_rate})"
@@ -847,6 +851,37 @@ def _parsed(content: bytes) -> ModelProto:
             what=f"its {len(content)} bytes are no ModelProto",
             remedy="give `model` the bytes of model.SerializeToString()",
         ) from error
+
+
+def _emptied(content: bytes, names: Container[str]) -> bytes:
+    """Return a model whose initializers of these names have no values."""
+    return without_values(_parsed(content), names).SerializeToString(deterministic=True)
+
+
+class _Arrays(Mapping[str, Weights]):
+    """Tensors by name, each of which becomes an array when it is asked for, and is not kept."""
+
+    def __init__(self, tensors: Sequence[TensorProto]) -> None:
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+
+    def __getitem__(self, name: str) -> Weights:
+        return numpy_helper.to_array(self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _filled(layout: Layout, given: Iterable[Mapping[str, Weights]]) -> Vector:
+    """Return the flat vector of a layout; values are taken one after the other."""
+    vector = np.empty(sum(map(math.prod, layout.values())), np.float32)
+    views = named(vector, layout)
+    for values in given:
+        for name, value in values.items():
+            views[name][...] = value
+    return _frozen(vector)
 
 
 def _set(tensor: TensorProto, value: Weights) -> None:
