@@ -55,9 +55,16 @@ def check_fit(
     """
     _check_features(schema, wanted_features(graphs), where)
     _check_tokens(schema, graphs, where)
-    labels = wanted_labels(graphs)
+    output = _port(graphs.pullback, graphs.output_gradient_name)
+    check_labels(schema, wanted_labels(graphs), output, class_labels=class_labels, where=where)
+
+
+def check_labels(
+    schema: DataSchema, labels: Wanted, output: Wanted, *, class_labels: bool, where: str
+) -> None:
+    """Raise DataDoesNotFit unless the data's labels are what the loss takes; as `check_fit`."""
     if class_labels:
-        _check_classes(schema, labels, _port(graphs.pullback, graphs.output_gradient_name), where)
+        _check_classes(schema, labels, output, where)
     else:
         _check_values(schema, labels, where)
 

@@ -254,7 +254,7 @@ class TorchStepper:
         if net.recipe.optimizer.name == "lion":
             return [_array(each) for each in self._lion]
         _, names = _OPTIMIZERS[net.recipe.optimizer.name]
-        zeros = {}
+        zeros: dict[Tensor, Tensor] = {}
         return [
             _array(self._optimizer.state[p].get(names[kind], zeros.setdefault(p, p * 0)))
             for kind in net.recipe.kinds
