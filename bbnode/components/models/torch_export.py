@@ -46,7 +46,7 @@ _LOUD: Final = (
     "torch.fx.experimental.symbolic_shapes",
 )
 
-# Where the exporter says of an initializer: PARAMETER, or BUFFER for what is not trained by default.
+# Where the exporter says of an initializer: PARAMETER, or BUFFER for what is not trained.
 _KIND: Final = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 _TRAINING: Final = "bbnode.training"  # a value that is there while constants are folded
@@ -350,7 +350,8 @@ def _exported(
     except Exception as error:
         raise ExportFailed(
             f"PyTorch can't export {type(module).__name__} with an open batch axis: "
-            f"{first_line(error)}; avoid branches on values and sizes that are taken from the example"
+            f"{first_line(error)}; avoid branches on values, and sizes that are taken from the "
+            "example"
         ) from error
     return _cleaned(model, module)
 

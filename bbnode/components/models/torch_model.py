@@ -381,10 +381,11 @@ class TorchModel(OnnxModel):
             )
         moved: dict[str, Any] = {}
         if in_training:
-            buffers = dict(module.named_buffers())
-            for name, buffer in buffers.items():
-                if name.rpartition(".")[2] in _STATISTICS and buffer.is_floating_point():
-                    moved[name] = buffer
+            moved = {
+                name: buffer
+                for name, buffer in module.named_buffers()
+                if name.rpartition(".")[2] in _STATISTICS and buffer.is_floating_point()
+            }
             if forward is not None:
                 moved = {name: moved[name] for name in _statistics(forward) if name in moved}
         return {name: parameters[name] for name in names}, moved
@@ -392,9 +393,10 @@ class TorchModel(OnnxModel):
     def _chosen(self, parameters: Mapping[str, Any]) -> list[str]:
         """Return the names that `trainable` chooses, by the rules for initializers."""
         stand_in = ModelProto()
-        for name, parameter in parameters.items():
+        for name in parameters:
             # Names, and whether it is trained by default, are all that counts.
-            stand_in.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), name))
+            tensor = numpy_helper.from_array(np.ones(2, np.float32), name)
+            stand_in.graph.initializer.append(tensor)
             stand_in.graph.node.append(helper.make_node("MatMul", ["", name], [f"{name}/used"]))
         hints = {n: "PARAMETER" if p.requires_grad else "BUFFER" for n, p in parameters.items()}
         return [*choose_parameters(stand_in, self.config.trainable, hints).trained]

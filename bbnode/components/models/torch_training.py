@@ -198,7 +198,7 @@ class TorchNet:
             elif scale != 1.0:
                 parameter.grad.div_(scale)
                 finite = finite and bool(self.torch.isfinite(parameter.grad).all())
-        return float(loss), finite
+        return float(loss.detach()), finite
 
     def check_buffers(self) -> None:
         """Refuse a module that trains a buffer which is not kept: TrainingFailed."""
