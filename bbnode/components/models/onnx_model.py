@@ -60,6 +60,8 @@ from bbnode.components.models.weights import (
     unpack_state,
 )
 from bbnode.components.registry import register_component
+from bbnode.ir import intake
+from bbnode.ir.intake import ModelSource
 from bbnode.ir.values import Composite, Metadata, Value
 from bbnode.ir.weightless import without_values
 
@@ -841,6 +843,16 @@ class HeldModel(OnnxModel):
 
     def _check_data(self) -> None:
         """Check nothing: there are no data."""
+
+
+def read_model(source: ModelSource) -> bytes:
+    """Return what `OnnxModelConfig.model` takes: a file with the tensors beside it, as bytes.
+
+    For authors: files are those of the machine that the program is written on.
+
+    Raises ModelNotTaken.
+    """
+    return intake.read_model(source).SerializeToString(deterministic=True)
 
 
 def _parsed(content: bytes) -> ModelProto:
