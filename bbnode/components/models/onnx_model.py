@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -52,6 +52,7 @@ from bbnode.components.models.lora import Lora, with_adapters, with_trained
 from bbnode.components.models.schedule import Schedule
 from bbnode.components.models.stepping import Accumulated, Progress, Stepper
 from bbnode.components.models.weights import (
+    Layout,
     SavedState,
     agreeing,
     named,
@@ -60,6 +61,7 @@ from bbnode.components.models.weights import (
 )
 from bbnode.components.registry import register_component
 from bbnode.ir.values import Composite, Metadata, Value
+from bbnode.ir.weightless import without_values
 
 logger = logging.getLogger(__name__)
 
@@ -217,11 +219,11 @@ class OnnxModel(Model):
                 or setting, and why.
         """
         super().__init__(config)
-        self._graphs = graphs = _derive(config)
-        self._begin(
-            {tensor.name: numpy_helper.to_array(tensor) for tensor in graphs.initial},
-            {tensor.name: numpy_helper.to_array(tensor) for tensor in graphs.statistics},
-        )
+        graphs = _derive(config)
+        self._begin(_Arrays(graphs.initial), _Arrays(graphs.statistics))
+        # From here on the weights are in the flat vector, and nowhere else.
+        self._graphs = graphs = graphs.without_values()
+        self.config = replace(config, model=_emptied(config.model, self._trained))
         self._labels = Labels(
             self.TYPE_NAME, find_loss(config.loss), _loss_settings(config), graphs.output_dims
         )
@@ -248,7 +250,7 @@ class OnnxModel(Model):
         self._layout = {**self._trained, **statistics} if federated else self._trained
         self._local_layout = {} if federated else statistics
         tail = [*moved.values()]
-        self._params = self._join([*initial.values(), *(tail if federated else [])])
+        self._params = _filled(self._layout, (initial, moved if federated else {}))
         self._local = self._join([] if federated else tail)
         self._state: tuple[Vector, ...] = ()  # of the optimizer; empty is all zeros
         self._progress = Progress()
@@ -348,18 +350,15 @@ class OnnxModel(Model):
         inputs = self._inputs(input)
         labels = self._target(target, inputs)
         stepper = self._stepper()
-        found = stepper.gradients(inputs, labels)
-        while not found.finite and stepper.progress.can_cut:
-            stepper.left_out()
-            found = stepper.gradients(inputs, labels)
+        loss, grads = stepper.gradients(inputs, labels)
         # The statistics are not among what gradients are of.
         rest = [np.zeros(np.shape(value), np.float32) for value in self._tail(stepper.statistics)]
-        joined = self._join([*found.values, *rest])
+        joined = self._join([*grads, *rest])
         if not np.isfinite(joined).all():
             raise ParameterMismatch(f"{self.TYPE_NAME}: the gradient would hold NaN or infinity")
         if self._graphs.statistics or self._graphs.draws or self._graphs.scales_loss:
             self._take(stepper)
-        return joined, np.asarray(found.loss)
+        return joined, np.asarray(loss)
 
     def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
         """Take `rate`, float32 [], for all steps from now on, instead of the schedule's.
@@ -430,7 +429,8 @@ class OnnxModel(Model):
         """Train over the bound DataSource: `epochs` passes in batches of `batch`.
 
         Returns `num_samples` (examples of one pass), `loss` (mean over the last epoch, weighted
-        by batch sizes), `steps`, and with mixed precision `skipped`, the steps left out.
+        by batch sizes), `steps`, and with mixed precision `rescaled`, the number of
+        times that gradients were beyond float16 and the scale of the loss was cut.
 
         Raises:
             TrainingFailed: epochs or batch below 1, or the loss stopped being finite (the
@@ -451,7 +451,9 @@ class OnnxModel(Model):
                     f"{self.TYPE_NAME}: the loss is {loss} in epoch {epoch + 1}; lower "
                     f"learning_rate ({self.config.learning_rate})"
                 )
-        if not np.isfinite(self._joined(stepper)).all():
+        if not all(
+            np.isfinite(part).all() for part in (*stepper.values, *self._tail(stepper.statistics))
+        ):
             raise TrainingFailed(
                 f"{self.TYPE_NAME}: parameters left the finite numbers; lower learning_rate "
                 f"({self.config.learning_rate})"
@@ -460,37 +462,28 @@ class OnnxModel(Model):
         steps = stepper.progress.steps - before.steps
         told = {"num_samples": source.num_samples, "loss": loss, "steps": steps}
         if self._graphs.scales_loss:
-            told["skipped"] = stepper.progress.skipped - before.skipped
+            told["rescaled"] = stepper.progress.rescaled - before.rescaled
         return Metadata(told)
 
     def _epoch(self, stepper: Stepper, source: DataSource, batch: int) -> float:
-        """Go through one epoch; return the mean loss of the batches that moved the parameters."""
+        """Go through one epoch; return its mean loss."""
         losses: list[float] = []
-        left_out = 0
         sums = Accumulated(self._run)
         for features, target in source.epoch_batches(batch):
             inputs = self._inputs(features)
             labels = self._target(target, inputs)
             rows = len(np.atleast_1d(inputs[0]))
             if self.config.accumulate == 1:
-                loss, finite = stepper.train(inputs, labels)
-            else:
-                found = stepper.gradients(inputs, labels)
-                loss, finite = float(found.loss), found.finite
-                if finite:
-                    sums.add(found.values, rows)
-                else:
-                    stepper.left_out()
-                if sums.batches == self.config.accumulate:
-                    stepper.step(sums.mean())
-            if finite:
-                losses.append(loss * rows)
-            else:
-                left_out += rows
+                losses.append(stepper.train(inputs, labels) * rows)
+                continue
+            loss, grads = stepper.gradients(inputs, labels)
+            losses.append(float(loss) * rows)
+            sums.add(grads, rows)
+            if sums.batches == self.config.accumulate:
+                stepper.step(sums.mean())
         if sums.batches:
             stepper.step(sums.mean())
-        counted = source.num_samples - left_out
-        return math.fsum(losses) / counted if counted > 0 else math.inf
+        return math.fsum(losses) / source.num_samples
 
     def serialize(self) -> bytes:
         """Return the parameters, the state of training, and what forward and backward keep."""
@@ -684,9 +677,9 @@ class OnnxModel(Model):
         if schema is not None:
             slot = self.depends["data_source"]
             where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
-            is_class = find_loss(self.config.loss).class_labels
+            loss, settings = find_loss(self.config.loss), _loss_settings(self.config)
             try:
-                check_fit(schema, self._graphs, class_labels=is_class, where=where)
+                check_fit(schema, self._graphs, loss, settings, where=where)
             except DataDoesNotFit:
                 source.forget()  # others may stand there the next time
                 raise
@@ -858,6 +851,37 @@ def _parsed(content: bytes) -> ModelProto:
             what=f"its {len(content)} bytes are no ModelProto",
             remedy="give `model` the bytes of model.SerializeToString()",
         ) from error
+
+
+def _emptied(content: bytes, names: Container[str]) -> bytes:
+    """Return a model whose initializers of these names have no values."""
+    return without_values(_parsed(content), names).SerializeToString(deterministic=True)
+
+
+class _Arrays(Mapping[str, Weights]):
+    """Tensors by name, each of which becomes an array when it is asked for, and is not kept."""
+
+    def __init__(self, tensors: Sequence[TensorProto]) -> None:
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+
+    def __getitem__(self, name: str) -> Weights:
+        return numpy_helper.to_array(self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _filled(layout: Layout, given: Iterable[Mapping[str, Weights]]) -> Vector:
+    """Return the flat vector of a layout; values are taken one after the other."""
+    vector = np.empty(sum(map(math.prod, layout.values())), np.float32)
+    views = named(vector, layout)
+    for values in given:
+        for name, value in values.items():
+            views[name][...] = value
+    return _frozen(vector)
 
 
 def _set(tensor: TensorProto, value: Weights) -> None:
