@@ -101,8 +101,8 @@ class OnnxModelConfig:
         learning_rate: the first one, that `schedule` scales.
         trainable: names and patterns ("head.*", "!*.bias") of the initializers to train, in their
             order; by default weights, and not masks, tables or constants.
-        lora: adapters that are trained in place of the weights; what `trainable` names is trained
-            with them.
+        lora: adapters that are trained in place of the weights: `targets` (names or patterns of
+            layers), `rank`, `alpha`, `seed`, `merge`; what `trainable` names is trained with them.
         optimizer: "sgd", "adam", "adamw", "adagrad", "rmsprop" or "lion".
         momentum, nesterov: of sgd; rmsprop has a momentum too.
         weight_decay: None is 0.01 for adamw and 0 for the others.
