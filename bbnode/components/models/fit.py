@@ -56,12 +56,25 @@ def check_fit(
     """
     _check_features(schema, wanted_features(graphs), where)
     _check_tokens(schema, graphs, where)
+<<<<<<< HEAD
     labels = wanted_labels(graphs)
     if loss.class_labels:
         axis = class_axis(InferredType(0, graphs.output_dims), settings)
         classes = graphs.output_dims[axis]
         known = classes if isinstance(classes, int) else None
         _check_classes(schema, labels, known, settings.ignore_index, where)
+=======
+    output = _port(graphs.pullback, graphs.output_gradient_name)
+    check_labels(schema, wanted_labels(graphs), output, class_labels=class_labels, where=where)
+
+
+def check_labels(
+    schema: DataSchema, labels: Wanted, output: Wanted, *, class_labels: bool, where: str
+) -> None:
+    """Raise DataDoesNotFit unless the data's labels are what the loss takes; as `check_fit`."""
+    if class_labels:
+        _check_classes(schema, labels, output, where)
+>>>>>>> h/torch
     else:
         _check_values(schema, labels, where)
 
