@@ -329,7 +329,7 @@ def inferred_types(model: ModelProto) -> dict[str, InferredType]:
     Values inside of nested graphs are not among them. `model_types` knows more of what comes out of
     such graphs.
     """
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    inferred = onnx.shape_inference.infer_shapes(_inferrable(model), data_prop=True).graph
     types: dict[str, InferredType] = {}
     for tensor in inferred.initializer:
         types[tensor.name] = _from_initializer(tensor)
@@ -340,6 +340,23 @@ def inferred_types(model: ModelProto) -> dict[str, InferredType]:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             types[node.output[0]] = _from_initializer(node.attribute[0].t)
     return types
+
+
+# ONNX infers no output of these; it has the type of the first input.
+_NOT_INFERRED = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+
+
+def _inferrable(model: ModelProto) -> ModelProto:
+    """Return the model with an Identity for each node that ONNX's inference does not follow."""
+    if not any(node.op_type in _NOT_INFERRED for node in model.graph.node):
+        return model
+    made = ModelProto()
+    made.CopyFrom(model)
+    for node in made.graph.node:
+        if node.op_type in _NOT_INFERRED and node.domain in ("", "ai.onnx"):
+            same = helper.make_node("Identity", [node.input[0]], list(node.output))
+            node.CopyFrom(same)
+    return made
 
 
 def _from_initializer(tensor: TensorProto) -> InferredType:
