@@ -318,6 +318,10 @@ add("trained-weights", ["x", "l", "w"], {"x": (4, 3), "w": (3,)}, _LABELS, posit
     op="SoftmaxCrossEntropyLoss")  # fmt: skip
 
 
+# GlobalLpPool has a test of its own.
+OPS = frozenset({"GlobalLpPool", *(case.op for _, case, _ in CASES)})
+
+
 def forward_model(
     case: Case, params: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray], dtype: type
 ) -> ModelProto:
@@ -406,6 +410,29 @@ def test_rule_agrees_with_differences(case: Case) -> None:
         expected, tolerance = differences(case, graphs, feeds, y, cotangent, name)
         assert found[gradient].shape == params[name].shape
         np.testing.assert_allclose(found[gradient], expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_a_global_norm(order: int) -> None:
+    """ONNX Runtime has its kernel of opset 2 alone, and the reference evaluator none."""
+    made = node("GlobalLpPool", ["a"], ["y"], p=order)
+    case = Case("GlobalLpPool", [made], {"a": (2, 2, 3, 2)})
+    params = {"a": np.random.default_rng(0).normal(size=(2, 2, 3, 2)).astype(F32)}
+    params["a"][0, 0] = 0.0  # a norm of nothing has the gradient 0
+    graphs = training_graphs(forward_model(case, params, {}, F32), "mse")
+    for model in (graphs.forward, graphs.pullback):
+        model.opset_import[0].version = 21
+    cotangent = np.random.default_rng(2).normal(size=(2, 2, 1, 1)).astype(F32)
+    feeds = {**params, graphs.output_gradient_name: cotangent}
+    (found,) = run_ort(graphs.pullback, feeds).values()
+    assert not found[0, 0].any()
+    run = ort_runner(graphs.forward)
+    expected = numeric_gradient(
+        graphs.forward, params, "a", graphs.output_name, cotangent, 1e-2, run
+    )
+    # There the differences are those of |x|, which has a kink.
+    expected[0, 0] = 0.0
+    np.testing.assert_allclose(found, expected, rtol=5e-3, atol=5e-3)
 
 
 @pytest.mark.parametrize(

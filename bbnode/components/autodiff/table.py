@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-from onnx import NodeProto, helper
+from onnx import NodeProto, helper, numpy_helper
 
 from bbnode.components.autodiff.builder import AttributeValue, Dims, GraphBuilder, InferredType
 from bbnode.components.autodiff.errors import GradientRuleError
@@ -166,8 +166,9 @@ class VjpContext:
         return elem_type
 
     def held(self, index: int) -> npt.NDArray[np.generic] | None:
-        """Return the value of an input that is a small initializer; None for any other."""
-        return self.type_of(self.node.input[index]).held if self.has(index) else None
+        """Return the value of an input that is a constant of the model; None for any other."""
+        tensor = self.b.known.get(self.node.input[index]) if self.has(index) else None
+        return None if tensor is None else numpy_helper.to_array(tensor)
 
     def rank(self, value: str) -> int:
         """Return the rank of `value`; GradientRuleError where it is unknown."""
