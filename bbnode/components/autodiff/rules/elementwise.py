@@ -42,6 +42,8 @@ def _rule(partials: Sequence[Partial | None]) -> Rule:
             grads.append(grad if len(partials) == 1 else ctx.sum_to(grad, ctx.inputs[index]))
         return grads
 
+    # The family of a rule is the module that wrote its partial derivatives.
+    rule.__module__ = next(each.__module__ for each in partials if each is not None)
     return rule
 
 
