@@ -146,6 +146,7 @@ HALVES = [
     (node("ReduceProd", ["a", "i"], ["y"]), {"i": np.array([1])}),
     (node("ScatterND", ["a", "i", "u"], ["y"], reduction="none"),
      {"i": np.array([[2]]), "u": np.ones((1, 4), np.float32)}),
+    (node("Max", ["a", "u"], ["y"]), {"u": np.full((3, 4), 0.8, np.float32)}),
     (node("Softmax", ["a"], ["y"]), {}),
     (node("LayerNormalization", ["a", "s"], ["y"]), {"s": np.ones(4, np.float32)}),
     (node("Mish", ["a"], ["y"]), {}),
