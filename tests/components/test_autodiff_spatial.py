@@ -9,6 +9,7 @@ default, the sweep over attributes is slow.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -18,6 +19,8 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.helper import make_node as node
 
 from bbnode.components.autodiff import GradientRuleError, TrainingGraphs, training_graphs
+from bbnode.ir.onnx_file import subgraph_of
+from bbnode.ir.versions import means_the_same
 from tests.components.graphs import check, numeric_gradient, ort_runner, run_ort, run_reference
 from tests.components.test_autodiff_rules import Case, arrays
 
@@ -28,6 +31,9 @@ OPSET, IR_VERSION = 25, 13
 # ONNX's reference evaluator computes these in float32, or not as their operator pages say; and it
 # can't run ConvTranspose for several groups of several channels, or with output_shape.
 NO_REFERENCE = {"AffineGrid", "GridSample", "LRN", "MaxUnpool"}
+
+# Inputs that are not differentiated, by op.
+SETTINGS = {"Resize": (1, 2, 3), "Attention": (3, 6), "RotaryEmbedding": (3,)}
 
 CASES: list[tuple[str, Case, bool]] = []  # name, case, whether it is quick
 
@@ -393,8 +399,10 @@ def case_params() -> list[object]:
 
 @pytest.mark.parametrize("case", case_params())
 def test_rule_agrees_with_differences(case: Case) -> None:
-    params = arrays(case.params, case.positive, 0)
-    inputs = arrays(case.inputs, case.positive, 1)
+    agree(case, arrays(case.params, case.positive, 0), arrays(case.inputs, case.positive, 1))
+
+
+def agree(case: Case, params: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]) -> None:
     graphs = {
         dtype: training_graphs(forward_model(case, params, inputs, dtype), "mse", wrt=list(params))
         for dtype in (np.float64, F32)
@@ -410,6 +418,68 @@ def test_rule_agrees_with_differences(case: Case) -> None:
         expected, tolerance = differences(case, graphs, feeds, y, cotangent, name)
         assert found[gradient].shape == params[name].shape
         np.testing.assert_allclose(found[gradient], expected, rtol=tolerance, atol=tolerance)
+
+
+def nodes_of_onnx() -> Iterable[tuple[str, Case, dict[str, np.ndarray]]]:
+    """ONNX's node tests of the ops here, by name, with the values of what is differentiated."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collected = {case.name: case for case in collect_testcases(None)}
+    for name, found in collected.items():
+        graph = found.model.graph
+        made = graph.node[0]
+        if len(graph.node) > 1 or made.op_type not in OPS or "output_shape" in name:
+            continue
+        copied = NodeProto()
+        copied.CopyFrom(made)
+        # Some have a "y" among their inputs, which is the output here.
+        copied.input[:] = [key and f"in_{key}" for key in made.input]
+        copied.output[0] = "y"
+        values = {
+            f"in_{port.name}": value
+            for port, value in zip(graph.input, found.data_sets[0][0], strict=True)
+        }
+        wanted = [
+            key for position, key in enumerate(copied.input)
+            if position not in SETTINGS.get(made.op_type, ()) and key
+            and values[key].dtype == F32 and values[key].size < 200
+        ]  # fmt: skip
+        if not wanted or found.data_sets[0][1][0].dtype != F32:
+            continue
+        view = next(iter(subgraph_of(graph).all_nodes()))
+        if not means_the_same(view, found.model.opset_import[0].version, OPSET):
+            continue
+        # Constants of float64 take the type of the data; the settings of Resize have their own.
+        kind = F32 if made.op_type == "Resize" else np.float64
+        held = {
+            key: value.astype(kind) if value.dtype == F32 else value
+            for key, value in values.items() if key not in wanted
+        }  # fmt: skip
+        shapes = {key: values[key].shape for key in wanted}
+        case = Case(made.op_type, [copied], shapes, held)
+        # Off the round numbers, where kinks and equal elements are.
+        rng = np.random.default_rng(0)
+        yield (
+            name,
+            case,
+            {key: values[key] + rng.uniform(0.01, 0.04, values[key].shape) for key in wanted},
+        )
+
+
+@pytest.mark.slow
+def test_nodes_of_onnx() -> None:
+    count = 0
+    for name, case, params in nodes_of_onnx():
+        print(name)  # shown where it fails
+        try:
+            agree(case, params, {})
+        except GradientRuleError as error:
+            if "qk_matmul_output_mode" not in str(error):
+                raise
+        count += 1
+    assert count > 100
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
