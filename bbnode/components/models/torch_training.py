@@ -198,7 +198,7 @@ class TorchNet:
             elif scale != 1.0:
                 parameter.grad.div_(scale)
                 finite = finite and bool(self.torch.isfinite(parameter.grad).all())
-        return float(loss), finite
+        return float(loss.detach()), finite
 
     def check_buffers(self) -> None:
         """Refuse a module that trains a buffer which is not kept: TrainingFailed."""
@@ -254,7 +254,7 @@ class TorchStepper:
         if net.recipe.optimizer.name == "lion":
             return [_array(each) for each in self._lion]
         _, names = _OPTIMIZERS[net.recipe.optimizer.name]
-        zeros = {}
+        zeros: dict[Tensor, Tensor] = {}
         return [
             _array(self._optimizer.state[p].get(names[kind], zeros.setdefault(p, p * 0)))
             for kind in net.recipe.kinds
