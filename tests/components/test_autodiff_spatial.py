@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.helper import make_node as node
 
@@ -480,6 +482,77 @@ def test_nodes_of_onnx() -> None:
                 raise
         count += 1
     assert count > 100
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_transposed_convolutions_of_any_geometry(data: st.DataObject) -> None:
+    axes = data.draw(st.integers(1, 2))
+
+    def each(low: int, high: int) -> list[int]:
+        return data.draw(st.lists(st.integers(low, high), min_size=axes, max_size=axes))
+
+    strides, dilations, kernel, sizes = each(1, 3), each(1, 2), each(1, 3), each(1, 3)
+    groups = data.draw(st.integers(1, 2))
+    extra = [data.draw(st.integers(0, stride - 1)) for stride in strides]
+    whole = [
+        s * (n - 1) + d * (k - 1) + 1
+        for s, n, d, k in zip(strides, sizes, dilations, kernel, strict=True)
+    ]
+    pads = [data.draw(st.integers(0, min(2, (w - 1) // 2))) for w in whole * 2]
+    made = node("ConvTranspose", ["a", "k", "c"], ["y"], strides=strides, dilations=dilations,
+                pads=pads, output_padding=extra, group=groups)  # fmt: skip
+    params = {"a": (2, 2 * groups, *sizes), "k": (2 * groups, 2, *kernel), "c": (2 * groups,)}
+    agree(Case("ConvTranspose", [made], params), arrays(params, False, 0), {})
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.data())
+def test_einsum_of_any_equation(data: st.DataObject) -> None:
+    sizes = {"a": 2, "b": 3, "c": 1, "D": 2}
+    terms = data.draw(st.lists(st.text("abcD", max_size=3), min_size=1, max_size=3))
+    wide = [data.draw(st.booleans()) for _ in terms]
+    letters = sorted(set("".join(terms)))
+    output = data.draw(st.permutations(letters))[: data.draw(st.integers(0, len(letters)))]
+    equation = ",".join(("..." if w else "") + term for w, term in zip(wide, terms, strict=True))
+    equation += "->" + ("..." if any(wide) else "") + "".join(output)
+    shapes = {}
+    for index, (w, term) in enumerate(zip(wide, terms, strict=True)):
+        ahead = data.draw(st.sampled_from([(), (2,), (1,), (3, 2), (3, 1)])) if w else ()
+        shapes[f"p{index}"] = (*ahead, *(sizes[label] for label in term))
+    made = node("Einsum", list(shapes), ["y"], equation=equation)
+    agree(Case("Einsum", [made], shapes), arrays(shapes, False, 0), {})
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.data())
+def test_resizes_of_any_kind(data: st.DataObject) -> None:
+    shape = (1, data.draw(st.integers(1, 2)), *(data.draw(st.integers(1, 5)) for _ in range(2)))
+    mode = data.draw(st.sampled_from(["nearest", "linear", "cubic"]))
+    made = {
+        "mode": mode,
+        "coordinate_transformation_mode": data.draw(st.sampled_from(PLACES)),
+        "nearest_mode": data.draw(
+            st.sampled_from(["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+        ),
+    }
+    new = [data.draw(st.integers(1, 8)) for _ in range(2)]
+    if mode != "nearest" and data.draw(st.booleans()):
+        made["antialias"] = 1
+    constants = {}
+    if data.draw(st.booleans()):
+        constants["s"] = ints(*shape[:2], *new)
+        inputs = ["a", "", "", "s"]
+    else:
+        # Whole sixteenths: runtimes differ in how they round sizes of others.
+        scales = [1, 1, *(n / 16 for n in (data.draw(st.integers(16, 48)) for _ in range(2)))]
+        constants["s"] = np.array(scales, F32)
+        inputs = ["a", "", "s"]
+    case = Case("Resize", [node("Resize", inputs, ["y"], **made)], {"a": shape}, constants)
+    agree(case, arrays(case.params, False, 0), {})
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
