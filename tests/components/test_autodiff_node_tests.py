@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-import onnxruntime
-import pytest
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper
 
-from bbnode.components.autodiff import GradientRuleError, supported_ops
+from bbnode.components.autodiff import supported_ops
 from bbnode.components.autodiff.builder import FLOATS, GraphBuilder, inferred_types
 from bbnode.components.autodiff.reverse import pull_back
 from bbnode.components.autodiff.table import lookup
