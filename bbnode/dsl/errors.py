@@ -168,9 +168,3 @@ class BadCut(OnnxImportError):
 
 class TooManyStages(OnnxImportError):
     """More stages were asked for than the model has places to be cut at."""
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of another package's error text, cut to what a message can hold."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]

@@ -250,7 +250,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
         training_graphs(good, "hinge")
     with pytest.raises(InvalidForwardModel, match="no initializer 'nope'"):
         training_graphs(good, "mse", ["nope"])
-    with pytest.raises(InvalidForwardModel, match="ONNX refuses it"):
+    with pytest.raises(InvalidForwardModel, match="ONNX refuses the model"):
         training_graphs(ModelProto(), "mse")
     none = model_of([node("Relu", ["x"], ["y"])], {}, inputs={"x": np.ones(2)})
     with pytest.raises(InvalidForwardModel, match="no float initializer"):

@@ -6,6 +6,7 @@ one per op; `vjp` adds to it.
 
 from __future__ import annotations
 
+from bbnode.components.autodiff import rules  # importing them fills the table
 from bbnode.components.autodiff.errors import (
     AutodiffError,
     GradientRuleError,
@@ -31,6 +32,7 @@ __all__ = [
     "UnsupportedGradient",
     "VjpContext",
     "gradient_graph",
+    "rules",
     "supported_ops",
     "training_graphs",
     "vjp",

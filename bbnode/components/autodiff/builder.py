@@ -7,17 +7,29 @@ that shape inference does not know is None; nothing here guesses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+    helper,
+    numpy_helper,
+)
+
+from bbnode.ir.keys import ONNX_OPSET_VERSION
 
 AttributeValue: TypeAlias = int | float | str | list[int]
 INT64 = int(TensorProto.INT64)
+BOOL = int(TensorProto.BOOL)
 FLOAT = int(TensorProto.FLOAT)
 
 # A dimension: its size, its symbol ("batch"), or None where inference could not tell.
@@ -30,17 +42,45 @@ HALVES = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
 FLOATS = TRAINABLE | HALVES
 
 
+class Instead(Protocol):
+    """What stands in the place of a forward node where a gradient needs more than its outputs."""
+
+    def names(self) -> Iterable[str]:
+        """Return the values that are made beyond the node's own outputs."""
+
+    def nodes(self) -> Sequence[NodeProto]:
+        """Return the nodes that make them, and the node's outputs."""
+
+
 class GraphBuilder:
     """A growing list of nodes and constants beside a graph whose names are taken.
 
     Args:
         taken: value names that must not be used again.
         prefix: put before every fresh name; keeps gradient values recognisable in viewers.
+        opsets: imports of the model, as (domain, version).
+        known: initializers of the graph; small ones are looked at to infer shapes.
+
+    Attributes:
+        nodes: what was emitted, in order.
+        initializers: the constants that these read.
+        instead: forward nodes, by their first output, that are written in another way where the
+            gradient needs it; `prune` does so.
     """
 
-    def __init__(self, taken: Iterable[str], prefix: str = "d/") -> None:
+    def __init__(
+        self,
+        taken: Iterable[str],
+        prefix: str = "d/",
+        *,
+        opsets: Iterable[tuple[str, int]] = (("", ONNX_OPSET_VERSION),),
+        known: Iterable[TensorProto] = (),
+    ) -> None:
         self.nodes: list[NodeProto] = []
         self.initializers: list[TensorProto] = []
+        self.instead: dict[str, Instead] = {}
+        self.opsets = tuple(opsets)
+        self.known = {tensor.name: tensor for tensor in known}
         self._taken = set(taken)
         self._prefix = prefix
         self._counters: dict[str, int] = {}
@@ -56,6 +96,12 @@ class GraphBuilder:
         """Return the nodes that were emitted since the last call; what follows may read them."""
         nodes, self.nodes = self.nodes, []
         return nodes
+
+    def nested(self) -> GraphBuilder:
+        """Return an empty builder for a graph inside of a node: no name of it is used twice."""
+        made = GraphBuilder((), self._prefix, opsets=self.opsets)
+        made.known, made._taken, made._counters = self.known, self._taken, self._counters
+        return made
 
     def public(self, name: str) -> str:
         """Return `name` itself where that is free: for inputs and outputs that callers name."""
@@ -97,6 +143,21 @@ class GraphBuilder:
         """Emit one node with a single output and return its name."""
         return self.emit(op_type, inputs, 1, **attributes)[0]
 
+    def add(
+        self,
+        op_type: str,
+        inputs: Iterable[str],
+        outputs: int = 1,
+        **attributes: AttributeValue | GraphProto,
+    ) -> list[str]:
+        """Emit a node that may hold graphs, and is never shared with an equal one."""
+        results = [self.fresh(op_type) for _ in range(outputs)]
+        node = helper.make_node(op_type, list(inputs), results, name=results[0])
+        for name in sorted(attributes):
+            node.attribute.append(helper.make_attribute(name, attributes[name]))
+        self.nodes.append(node)
+        return results
+
     def constant(self, array: npt.NDArray[np.generic], hint: str = "const") -> str:
         """Return the name of an initializer that holds `array`; equal arrays share one."""
         key = (
@@ -127,29 +188,105 @@ class GraphBuilder:
 
 
 def prune(
-    nodes: Iterable[NodeProto], initializers: Iterable[TensorProto], outputs: Iterable[str]
+    nodes: Iterable[NodeProto],
+    initializers: Iterable[TensorProto],
+    outputs: Iterable[str],
+    instead: Mapping[str, Instead] | None = None,
 ) -> tuple[list[NodeProto], list[TensorProto]]:
-    """Return, in order, only the nodes and initializers that the `outputs` need."""
+    """Return, in order, only the nodes and initializers that the `outputs` need.
+
+    A node that `instead` has another way to write is written so where that makes more that is
+    needed.
+    """
     needed = set(outputs)
     kept: list[NodeProto] = []
-    for node in reversed(list(nodes)):
-        if any(name in needed for name in node.output if name):
+    waiting = list(nodes)
+    ways = dict(instead or {})
+    while waiting:
+        node = waiting.pop()
+        other = ways.get(first_output(node))
+        if other is not None and not needed.isdisjoint(other.names()):
+            del ways[first_output(node)]  # what stands there makes that output too
+            waiting += other.nodes()
+        elif any(name in needed for name in node.output if name):
             kept.append(node)
             needed.update(captured_names(node))
     kept.reverse()
     return kept, [tensor for tensor in initializers if tensor.name in needed]
 
 
-def captured_names(node: NodeProto) -> set[str]:
-    """Return the names of the values that a node reads, inside its subgraphs too."""
-    names = {name for name in node.input if name}
+def first_output(node: NodeProto) -> str:
+    """Return the first name that a node gives, or "" where it gives none."""
+    return next((name for name in node.output if name), "")
+
+
+def subgraphs(node: NodeProto) -> list[GraphProto]:
+    """Return the graphs that a node's attributes hold."""
+    graphs: list[GraphProto] = []
     for attribute in node.attribute:
-        graphs = list(attribute.graphs)
-        if attribute.type == onnx.AttributeProto.GRAPH:
+        if attribute.type == AttributeProto.GRAPH:
             graphs.append(attribute.g)
-        for graph in graphs:
-            for inner in graph.node:
-                names |= captured_names(inner)
+        graphs += attribute.graphs
+    return graphs
+
+
+def captured_names(node: NodeProto) -> set[str]:
+    """Return the names of the values that a node reads, inside its subgraphs too.
+
+    A name that a subgraph gives to a value of its own is not among them.
+    """
+    names = {name for name in node.input if name}
+    for graph in subgraphs(node):
+        names |= free_names(graph).keys()
+    return names
+
+
+def free_names(graph: GraphProto) -> dict[str, None]:
+    """Return, in order, the names that a nested graph reads from the graphs around it."""
+    own = local_names(graph)
+    read: dict[str, None] = {}
+    for node in graph.node:
+        read.update(dict.fromkeys(name for name in node.input if name))
+        for inner in subgraphs(node):
+            read.update(free_names(inner))
+    read.update(dict.fromkeys(output.name for output in graph.output))
+    return {name: None for name in read if name not in own}
+
+
+def local_names(graph: GraphProto) -> dict[str, None]:
+    """Return, in order, the names that a graph gives: inputs, initializers, outputs of nodes."""
+    own = dict.fromkeys(port.name for port in graph.input)
+    own.update(dict.fromkeys(tensor.name for tensor in graph.initializer))
+    own.update(dict.fromkeys(tensor.values.name for tensor in graph.sparse_initializer))
+    for node in graph.node:
+        own.update(dict.fromkeys(name for name in node.output if name))
+    return own
+
+
+def constant_nodes(nodes: Iterable[NodeProto]) -> list[TensorProto]:
+    """Return the tensors of Constant nodes under the names of their outputs."""
+    found = []
+    for node in nodes:
+        if node.op_type == "Constant" and node.attribute:
+            value = helper.get_attribute_value(node.attribute[0])
+            if node.attribute[0].name.startswith(("value_int", "value_float")):
+                dtype = np.int64 if node.attribute[0].name.startswith("value_int") else np.float32
+                value = numpy_helper.from_array(np.asarray(value, dtype))
+            if isinstance(value, TensorProto):
+                tensor = TensorProto()
+                tensor.CopyFrom(value)
+                tensor.name = node.output[0]
+                found.append(tensor)
+    return found
+
+
+def every_name(nodes: Iterable[NodeProto]) -> set[str]:
+    """Return all names of values in nodes and in the graphs inside of them."""
+    names: set[str] = set()
+    for node in nodes:
+        names.update(node.input, node.output)
+        for graph in subgraphs(node):
+            names |= local_names(graph).keys() | every_name(graph.node)
     return names
 
 
@@ -160,31 +297,36 @@ class InferredType:
     elem_type: int
     dims: Dims | None
 
+    @classmethod
+    def of(cls, tensor: TypeProto.Tensor) -> InferredType:
+        """Return the type that a protobuf says."""
+        if not tensor.HasField("shape"):
+            return cls(int(tensor.elem_type), None)
+        dims: list[Dim] = []
+        for dim in tensor.shape.dim:
+            if dim.HasField("dim_value"):
+                dims.append(int(dim.dim_value))
+            elif dim.HasField("dim_param") and dim.dim_param:
+                dims.append(dim.dim_param)
+            else:
+                dims.append(None)
+        return cls(int(tensor.elem_type), tuple(dims))
+
 
 UNKNOWN = InferredType(0, None)
 
 
 def inferred_types(model: ModelProto) -> dict[str, InferredType]:
-    """Return the types of all inputs, initializers and intermediate values of `model.graph`."""
+    """Return the types of all inputs, initializers and intermediate values of `model.graph`.
+
+    Values inside of nested graphs are not among them. `model_types` knows more of what comes out of
+    such graphs.
+    """
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     types: dict[str, InferredType] = {}
     for tensor in inferred.initializer:
         types[tensor.name] = InferredType(int(tensor.data_type), tuple(tensor.dims))
     for info in (*inferred.input, *inferred.output, *inferred.value_info):
         if info.type.HasField("tensor_type"):
-            types[info.name] = _from_tensor(info.type.tensor_type)
+            types[info.name] = InferredType.of(info.type.tensor_type)
     return types
-
-
-def _from_tensor(tensor: TypeProto.Tensor) -> InferredType:
-    if not tensor.HasField("shape"):
-        return InferredType(int(tensor.elem_type), None)
-    dims: list[Dim] = []
-    for dim in tensor.shape.dim:
-        if dim.HasField("dim_value"):
-            dims.append(int(dim.dim_value))
-        elif dim.HasField("dim_param") and dim.dim_param:
-            dims.append(dim.dim_param)
-        else:
-            dims.append(None)
-    return InferredType(int(tensor.elem_type), tuple(dims))

@@ -6,7 +6,7 @@ or in files beside the model; its initializers are parted into those that are tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -15,17 +15,15 @@ from onnx import (
     NodeProto,
     TensorProto,
     ValueInfoProto,
-    version_converter,
 )
 
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.autodiff.parameters import choose_parameters, exporters_hints
 from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
-from bbnode.ir.expansion import without_functions
-from bbnode.ir.graph import is_onnx_domain
+from bbnode.ir.intake import ModelNotTaken, brought_up, first_line
 from bbnode.ir.keys import ONNX_OPSET_VERSION
-from bbnode.ir.onnx_file import subgraph_of
-from bbnode.ir.versions import means_the_same, relabelled
+from bbnode.ir.versions import onnx_version
+from bbnode.ir.weightless import copied, without_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +74,33 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
         ) from error
     except OutOfBounds as error:
         raise InvalidForwardModel(what=str(error), remedy="give a smaller model") from error
-    model = _upgrade(forward)
+    light, large = without_weights(forward)
+    try:
+        for tensor in large.values():
+            onnx.checker.check_tensor(tensor)
+    except onnx.checker.ValidationError as error:
+        raise InvalidForwardModel(
+            what=f"ONNX refuses it: {first_line(error)}", remedy="export it again"
+        ) from error
+    try:
+        model = brought_up(light)
+    except ModelNotTaken as error:
+        raise InvalidForwardModel(what=error.what, remedy=error.remedy) from error
+    if not onnx_version(forward):
+        raise InvalidForwardModel(
+            what="it does not import the ai.onnx opset",
+            remedy=f"add helper.make_opsetid('', {ONNX_OPSET_VERSION}) to its opset_import",
+        )
     graph = model.graph
-    held = {tensor.name for tensor in graph.initializer}
-    chosen = choose_parameters(model, wrt or (), exporters_hints(forward))
+    tensors = _in_order(forward, large, graph.initializer)
+    held = {tensor.name for tensor in tensors}
+    chosen = choose_parameters(model, wrt or (), exporters_hints(forward), tensors)
     if not graph.output:
         raise InvalidForwardModel(what="it has no output", remedy="give the graph an output")
     trained = frozenset(chosen.trained)
     return ForwardGraph(
         name=graph.name or "model",
-        opset=_onnx_opset(model),
+        opset=ONNX_OPSET_VERSION,
         other_opsets=tuple(
             (entry.domain, int(entry.version))
             for entry in model.opset_import
@@ -93,60 +108,23 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
         ),
         nodes=tuple(graph.node),
         inputs=tuple(info for info in graph.input if info.name not in held),
-        parameters=tuple(tensor for tensor in graph.initializer if tensor.name in trained),
-        constants=tuple(tensor for tensor in graph.initializer if tensor.name not in trained),
+        parameters=tuple(tensor for tensor in tensors if tensor.name in trained),
+        constants=tuple(
+            copied(tensor) if tensor.name in large else tensor
+            for tensor in tensors
+            if tensor.name not in trained
+        ),
         left=chosen.left,
         outputs=tuple(graph.output),
         producer=forward.producer_name,
     )
 
 
-def _upgrade(forward: ModelProto) -> ModelProto:
-    try:
-        onnx.checker.check_model(forward)
-        _check_opset(forward)
-        model = without_functions(forward)
-        if not _means_the_same(model):
-            model = version_converter.convert_version(model, ONNX_OPSET_VERSION)
-        elif _onnx_opset(model) != ONNX_OPSET_VERSION:
-            model = relabelled(model, ONNX_OPSET_VERSION)
-    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
-        # RuntimeError is what ONNX's C++ converter and inliner raise for whatever they refuse.
-        summary = str(error).strip().splitlines()
-        raise InvalidForwardModel(
-            what=f"ONNX refuses it: {summary[0] if summary else type(error).__name__}",
-            remedy="run onnx.checker.check_model on it and fix what that reports",
-        ) from error
-    return model
-
-
-def _check_opset(model: ModelProto) -> None:
-    newest = onnx.defs.onnx_opset_version()
-    if _onnx_opset(model) > newest:
-        raise InvalidForwardModel(
-            what=f"its opset {_onnx_opset(model)} is newer than {newest}, the last one that the "
-            f"installed onnx {onnx.__version__} knows",
-            remedy=f"export it with opset {ONNX_OPSET_VERSION}, or install a newer onnx",
-        )
-
-
-def _means_the_same(model: ModelProto) -> bool:
-    """Return True if every op means at the opset of programs what it means at the model's."""
-    version = _onnx_opset(model)
-    if version == ONNX_OPSET_VERSION:
-        return True
-    return all(
-        means_the_same(node, version, ONNX_OPSET_VERSION)
-        for node in subgraph_of(model.graph).all_nodes()
-        if is_onnx_domain(node.domain)
-    )
-
-
-def _onnx_opset(model: ModelProto) -> int:
-    for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx"):
-            return int(entry.version)
-    raise InvalidForwardModel(
-        what="it does not import the ai.onnx opset",
-        remedy=f"add helper.make_opsetid('', {ONNX_OPSET_VERSION}) to its opset_import",
-    )
+def _in_order(
+    forward: ModelProto, large: Mapping[str, TensorProto], small: Iterable[TensorProto]
+) -> list[TensorProto]:
+    """Return all tensors in the order of the author's model, then those that conversion added."""
+    rest = {tensor.name: tensor for tensor in small}
+    own = (tensor.name for tensor in forward.graph.initializer)
+    ordered = [large[name] if name in large else rest.pop(name, None) for name in own]
+    return [*(tensor for tensor in ordered if tensor is not None), *rest.values()]

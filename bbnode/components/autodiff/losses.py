@@ -205,7 +205,12 @@ def _bce_with_logits(
     w = 1 + (pos_weight - 1) t.
     """
     one = b.scalar(1.0, kind.elem_type)
-    soft = b.op("Softplus", b.op("Neg", y))
+    # log(1 + exp(-y)) without overflow, and with the gradient -1/2 at 0, which |y| would lose.
+    positive = b.op("GreaterOrEqual", y, b.scalar(0.0, kind.elem_type))
+    negated = b.op("Neg", y)
+    power = b.op("Exp", b.op("Where", positive, negated, y))
+    beyond = b.op("Where", positive, b.scalar(0.0, kind.elem_type), negated)
+    soft = b.op("Add", b.op("Log", b.op("Add", power, one)), beyond)
     if s.pos_weight:
         last = kind.dims[-1] if kind.dims else 1
         if len(s.pos_weight) > 1 and isinstance(last, int) and len(s.pos_weight) != last:

@@ -10,12 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from onnx import NodeProto
 
-from bbnode.components.autodiff import rules
 from bbnode.components.autodiff.builder import FLOATS, GraphBuilder, InferredType, captured_names
 from bbnode.components.autodiff.errors import UnsupportedGradient
 from bbnode.components.autodiff.table import VjpContext, is_piecewise_constant, lookup
-
-RULES = rules  # importing them fills the table; named so that no linter drops the import
 
 
 def active_values(
@@ -64,13 +61,14 @@ def pull_back(
             raise UnsupportedGradient(node=name, op_type=node.op_type, domain=node.domain)
         context = VjpContext(b, node, grads, types, active)
         # A rule leaves out trailing inputs that have no gradient.
-        for name, grad in zip(node.input, entry.rule(context), strict=False):
+        found = [*zip(node.input, entry.rule(context), strict=False), *context.captured]
+        for name, grad in found:
             if grad is not None and name in active:
                 pending.setdefault(name, []).append(grad)
     results: dict[str, str] = {}
     for name in wrt:
         grad = _collect(b, pending, name)
-        results[name] = _zeros(b, types, name) if grad is None else grad
+        results[name] = zeros_like(b, types, name) if grad is None else grad
     return results
 
 
@@ -86,5 +84,6 @@ def _collect(b: GraphBuilder, pending: dict[str, list[str]], value: str) -> str 
     return total
 
 
-def _zeros(b: GraphBuilder, types: Mapping[str, InferredType], value: str) -> str:
+def zeros_like(b: GraphBuilder, types: Mapping[str, InferredType], value: str) -> str:
+    """Emit zeros of the type and shape of `value`."""
     return b.op("Expand", b.scalar(0.0, types[value].elem_type), b.op("Shape", value))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
-from onnx import NodeProto, helper
+import numpy.typing as npt
+from onnx import NodeProto, helper, numpy_helper
 
 from bbnode.components.autodiff.builder import AttributeValue, Dims, GraphBuilder, InferredType
 from bbnode.components.autodiff.errors import GradientRuleError
@@ -85,6 +86,9 @@ class VjpContext:
         b: where the rule emits its nodes.
         node: the forward node.
         grads: per output, the name of its gradient, or None where nothing depends on it.
+        types: the inferred types of the forward values.
+        captured: gradients of values that the node's graphs read from around it, as (name,
+            gradient); a rule of an op with graphs appends them.
     """
 
     def __init__(
@@ -98,7 +102,8 @@ class VjpContext:
         self.b = b
         self.node = node
         self.grads = tuple(grads)
-        self._types = types
+        self.types = types
+        self.captured: list[tuple[str, str]] = []
         self._active = active
 
     @property
@@ -143,11 +148,15 @@ class VjpContext:
 
     def wants(self, index: int) -> bool:
         """Return True if the gradient of input `index` is needed."""
-        return self.has(index) and self.node.input[index] in self._active
+        return self.has(index) and self.varies(self.node.input[index])
+
+    def varies(self, value: str) -> bool:
+        """Return True if the gradient of a value is needed."""
+        return value in self._active
 
     def type_of(self, value: str) -> InferredType:
         """Return the inferred type of `value`."""
-        return self._types.get(value, InferredType(0, None))
+        return self.types.get(value, InferredType(0, None))
 
     def elem_type(self, value: str) -> int:
         """Return the ONNX element type of `value`; GradientRuleError where it is unknown."""
@@ -155,6 +164,11 @@ class VjpContext:
         if elem_type == 0:
             raise self.error(f"the element type of {value!r} is unknown")
         return elem_type
+
+    def held(self, index: int) -> npt.NDArray[np.generic] | None:
+        """Return the value of an input that is a constant of the model; None for any other."""
+        tensor = self.b.known.get(self.node.input[index]) if self.has(index) else None
+        return None if tensor is None else numpy_helper.to_array(tensor)
 
     def rank(self, value: str) -> int:
         """Return the rank of `value`; GradientRuleError where it is unknown."""

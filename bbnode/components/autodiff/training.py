@@ -7,7 +7,7 @@ never state; so one cached session serves all parameters and all rounds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -18,14 +18,15 @@ from bbnode.components.autodiff.builder import (
     TRAINABLE,
     GraphBuilder,
     InferredType,
-    captured_names,
-    inferred_types,
+    constant_nodes,
+    every_name,
     prune,
 )
 from bbnode.components.autodiff.errors import InvalidForwardModel, TrainingSettingRefused
 from bbnode.components.autodiff.forward import ForwardGraph, read_forward
 from bbnode.components.autodiff.losses import LossSettings, find_loss
 from bbnode.components.autodiff.modes import RunningVariance, TrainingMode, part_modes
+from bbnode.components.autodiff.nested import model_types
 from bbnode.components.autodiff.optimizers import (
     OptimizerSettings,
     StepInputs,
@@ -35,6 +36,7 @@ from bbnode.components.autodiff.optimizers import (
 from bbnode.components.autodiff.precision import in_half_precision
 from bbnode.components.autodiff.reverse import pull_back
 from bbnode.ir.keys import FRAMEWORK_IR_VERSION, PRODUCER_NAME
+from bbnode.ir.weightless import described
 
 BOOL = int(TensorProto.BOOL)
 
@@ -125,6 +127,12 @@ class TrainingGraphs:
     finite_name: str
     writer: _Writer = field(repr=False, compare=False)
 
+    def without_values(self) -> TrainingGraphs:
+        """Return the same graphs, with `initial` without its values: for who keeps these itself."""
+        empty = tuple(map(described, self.initial))
+        self.writer.f = replace(self.writer.f, parameters=empty)
+        return replace(self, initial=empty)
+
     @property
     def output_name(self) -> str:
         """The name of the output that the loss is computed from."""
@@ -206,10 +214,12 @@ class _Writer:
 
         taken = {tensor.name for tensor in (*forward.parameters, *forward.constants)}
         taken.update(info.name for info in forward.inputs)
-        for node in forward.nodes:
-            taken.update(node.output)
-            taken |= captured_names(node)
-        self.b = b = GraphBuilder(taken)
+        taken |= every_name(forward.nodes)
+        self.b = b = GraphBuilder(
+            taken,
+            opsets=(("", forward.opset), *forward.other_opsets),
+            known=(*forward.constants, *constant_nodes(forward.nodes)),
+        )
         self.labels = b.public("labels")
         self.rate = b.public("learning_rate")
         self.output_grad = b.public("output_gradient")
@@ -232,7 +242,7 @@ class _Writer:
         self.constants: list[TensorProto] = list(forward.constants)
         self.extra_constants: list[TensorProto] = []
         given = [*self._like_parameters(self.params), *forward.inputs]
-        types = inferred_types(self._model("types", forward.nodes, given, [output]))
+        types = model_types(self._model("types", forward.nodes, given, [output]))
         self.output_type = types[output]
         self._check_output(output)
         self.label_type = self.kind.label_type(self.output_type, options.loss)
@@ -288,7 +298,7 @@ class _Writer:
         b = self.b
         labels = _info(self.labels, self.label_type)
         inputs = [*self._inputs(), labels, *self._draw_input(), *self._scale_input()]
-        types = inferred_types(self._model("types", self.trained, inputs, [self.loss]))
+        types = model_types(self._model("types", self.trained, inputs, [self.loss]))
         seed = self.scale if self.mixed else b.scalar(1.0, self.output_type.elem_type)
         found = pull_back(b, self.trained, types, {self.loss: seed}, self.params)
         grads = [found[name] for name in self.params]
@@ -375,15 +385,16 @@ class _Writer:
         )
 
     def pullback(self) -> ModelProto:
-        b = GraphBuilder(self.b.taken)  # of its own: it is of the form that is evaluated
+        # Of its own: it is of the form that is evaluated.
+        b = GraphBuilder(self.b.taken, opsets=self.b.opsets, known=self.b.known.values())
         output = self.f.outputs[0].name
         nodes = list(self.modes.evaluated)
-        types = inferred_types(self._model("types", nodes, self._inputs(), [output]))
+        types = model_types(self._model("types", nodes, self._inputs(), [output]))
         found = pull_back(b, nodes, types, {output: self.output_grad}, self.params)
         named = [_identity(found[n], g) for n, g in zip(self.params, self.grads, strict=True)]
         inputs = [*self._inputs(), _info(self.output_grad, self.output_type)]
         all_nodes = [*nodes, *b.nodes, *named]
-        return self._model("pullback", all_nodes, inputs, self.grads, b.initializers)
+        return self._model("pullback", all_nodes, inputs, self.grads, b)
 
     def step(self) -> ModelProto:
         gradients = self._like_parameters(self.grads)
@@ -453,10 +464,12 @@ class _Writer:
         nodes: Sequence[NodeProto],
         inputs: Sequence[ValueInfoProto],
         outputs: Sequence[str],
-        constants: Sequence[TensorProto] = (),
+        builder: GraphBuilder | None = None,
     ) -> ModelProto:
+        b = builder or self.b
         own = [*self.constants, *self.extra_constants, *self.b.initializers]
-        kept, tensors = prune(nodes, [*own, *self.step_builder.initializers, *constants], outputs)
+        own += [*self.step_builder.initializers, *(builder.initializers if builder else ())]
+        kept, tensors = prune(nodes, own, outputs, b.instead)
         return helper.make_model(
             helper.make_graph(
                 kept,

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun, RuntimeContextError, RuntimeImplementationError
-from onnx.reference.ops import op_loop
+from onnx.reference.ops import op_loop, op_scan
 
 from bbnode.components.backends.caching import CachingBackend
 from bbnode.components.backends.graphs import check_count, from_onnx, to_onnx
@@ -50,17 +50,115 @@ _FAILURES = (
 
 
 class Loop(op_loop.Loop):
-    """ONNX's Loop; a condition that is left out is true.
+    """ONNX's Loop, as the specification has it; the evaluator finds an op by its class's name.
 
-    The evaluator's own takes it for false, and so runs such a loop not even once. It finds an
-    op by the name of its class.
+    The evaluator's own takes a condition that is left out for false, and joins the scan outputs
+    of all steps along their first axis instead of a new one.
     """
 
     op_domain = ""
+    # Of the base class, which has no types.
+    body: Any
+    _run_body: Any
 
-    def _run(self, M: Any, cond: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N803  # ONNX's
-        run: Any = super()._run
-        return run(M, np.True_ if cond is None else cond, *args, **kwargs)
+    def _run(
+        self,
+        M: Any,  # noqa: N803  # ONNX's name
+        cond: Any,
+        *args: Any,
+        context: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        del kwargs["body"]
+        number, condition, *states = self.body.input_names
+        going = True if cond is None else bool(np.all(cond))
+        carried = list(args)
+        rows: list[list[Any]] = [[] for _ in range(self.K)]
+        step = 0
+        while going and (M is None or step < int(np.asarray(M).item())):
+            feeds = dict(context or {})
+            feeds |= {number: np.asarray(step, np.int64), condition: np.asarray(going)}
+            feeds |= dict(zip(states, carried, strict=True))
+            found = self._run_body(feeds, **kwargs)
+            going = bool(np.all(found[0]))
+            carried = list(found[1 : 1 + len(carried)])
+            for row, value in zip(rows, found[1 + len(carried) :], strict=True):
+                row.append(value)
+            step += 1
+        return self._check_and_fix_outputs((*carried, *_stacked(self, rows, len(carried) + 1)))
+
+
+class Scan(op_scan.Scan):
+    """ONNX's Scan with its axes and directions, of which the evaluator's own knows the default."""
+
+    op_domain = ""
+    # Of the base class, which has no types.
+    num_scan_inputs: Any
+    _run_body: Any
+
+    def __init__(self, onnx_node: Any, run_params: Any) -> None:
+        given = dict.fromkeys(_SCAN_SETTINGS)
+        plain = NodeProto()
+        plain.CopyFrom(onnx_node)
+        del plain.attribute[:]
+        for attribute in onnx_node.attribute:
+            if attribute.name in given:
+                given[attribute.name] = list(attribute.ints)
+            else:
+                plain.attribute.append(attribute)
+        begin: Any = super().__init__
+        begin(plain, run_params)
+        self._settings = given
+
+    def _run(self, *args: Any, context: Any = None, bindings: Any = None, **_: Any) -> Any:
+        count = len(args) - self.num_scan_inputs
+        given = len(self.output_names) - count
+        lists = [
+            list(chosen or [0] * (given if "output" in name else self.num_scan_inputs))
+            for name, chosen in self._settings.items()
+        ]
+        axes, ways, out_axes, out_ways = lists
+        slices = [
+            np.flip(moved, 0) if way else moved
+            for value, axis, way in zip(args[count:], axes, ways, strict=True)
+            for moved in [np.moveaxis(value, axis, 0)]
+        ]
+        carried = list(args[:count])
+        rows: list[list[Any]] = [[] for _ in range(given)]
+        for step in range(len(slices[0])):
+            feeds = dict(context or {})
+            values = [*carried, *(each[step] for each in slices)]
+            feeds |= dict(zip(self.input_names, values, strict=True))
+            found = self._run_body(feeds, bindings=bindings)
+            carried = list(found[:count])
+            for row, value in zip(rows, found[count:], strict=True):
+                row.append(value)
+        made = [
+            np.moveaxis(np.flip(rows, 0) if way else rows, 0, axis)
+            for rows, axis, way in zip(_stacked(self, rows, count), out_axes, out_ways, strict=True)
+        ]
+        return self._check_and_fix_outputs((*carried, *made))
+
+
+# In the order in which `Scan` takes them apart.
+_SCAN_SETTINGS = (
+    *("scan_input_axes", "scan_input_directions"),
+    *("scan_output_axes", "scan_output_directions"),
+)
+
+
+def _stacked(op: Any, rows: Sequence[Sequence[Any]], first: int) -> list[Any]:
+    """Return values of all steps, [steps, ...]; of no step, with the sizes that the body says.
+
+    `first` is the position of the first of them among the outputs of the body.
+    """
+    made = []
+    for row, kind in zip(rows, op.body.output_types[first:], strict=True):
+        tensor = kind.tensor_type
+        sizes = [dim.dim_value for dim in tensor.shape.dim]
+        none = np.zeros([0, *sizes], helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        made.append(np.stack(row) if row else none)
+    return made
 
 
 class GatherElements(OpRun):
@@ -77,7 +175,7 @@ class GatherElements(OpRun):
 
 
 # Evaluators for the ops that ONNX's reference evaluator gets wrong.
-MENDED_OPS: tuple[type[OpRun], ...] = (Loop, GatherElements)
+MENDED_OPS: tuple[type[OpRun], ...] = (Loop, Scan, GatherElements)
 
 
 class _ReferenceGraph:

@@ -26,10 +26,11 @@ from bbnode.dsl.errors import BadArgument
 from bbnode.dsl.onnx.copying import NodeCopier, clean_name
 from bbnode.dsl.onnx.cuts import Split, split_at, split_by_weight
 from bbnode.dsl.onnx.graph import Part, index_model, whole
-from bbnode.dsl.onnx.load import ModelSource, load_model
+from bbnode.dsl.onnx.load import load_model
 from bbnode.dsl.roles import PeerSelectorSlot
 from bbnode.ir import keys, types
 from bbnode.ir.graph import Attribute, OpNode, is_onnx_domain
+from bbnode.ir.intake import ModelSource
 
 DEFAULT_SLOT = "compute"
 

@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-from bbnode.components.autodiff.rules import (
-    activations,
-    convolution,
-    elementwise,
-    indexing,
-    layers,
-    moving,
-    normalization,
-    reductions,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "activations",
-    "convolution",
-    "elementwise",
-    "indexing",
-    "layers",
-    "moving",
-    "normalization",
-    "reductions",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

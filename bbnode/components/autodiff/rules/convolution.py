@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,20 @@ class Windows:
             for i, size in enumerate(self.sizes or ())
         ]
 
+    def rounded_up(self) -> Windows:
+        """Return the windows of ceil_mode: the last one may reach beyond the padding.
+
+        One that would begin behind the input is left out, as on AveragePool's operator page.
+        """
+        after = list(self.after)
+        for i, size in enumerate(self.sizes or ()):
+            room = size + self.before[i] + self.after[i] - self._extent(i)
+            steps = -(-room // self.strides[i])
+            if steps * self.strides[i] >= size + self.before[i]:
+                steps -= 1
+            after[i] = max(after[i] + steps * self.strides[i] - room, 0)
+        return replace(self, after=tuple(after))
+
     def outputs(self) -> tuple[int, ...] | None:
         """Return the number of windows per axis, or None where sizes are not known."""
         if self.sizes is None:
@@ -75,15 +89,21 @@ class Windows:
             for i, size in enumerate(self.sizes)
         )
 
-    def counts(self) -> npt.NDArray[np.int64]:
-        """Return the number of unpadded positions of each window, one axis per spatial axis."""
+    def counts(self, padding: Windows | None = None) -> npt.NDArray[np.int64]:
+        """Return the number of positions of each window, one axis per spatial axis.
+
+        Counted are those of the input, and those of the padding that `padding` has.
+        """
         total = np.ones((), np.int64)
         for i, size in enumerate(self.sizes or ()):
             room = size + self.before[i] + self.after[i] - self._extent(i)
             starts = np.arange(room // self.strides[i] + 1) * self.strides[i] - self.before[i]
             steps = np.arange(self.kernel[i]) * self.dilations[i]
             at = starts[:, None] + steps
-            inside = ((at >= 0) & (at < size)).sum(axis=1)
+            first, last = 0, size
+            if padding is not None:
+                first, last = -padding.before[i], size + padding.after[i]
+            inside = ((at >= first) & (at < last)).sum(axis=1)
             total = np.multiply.outer(total, inside)
         return total
 
@@ -311,17 +331,11 @@ def _average_pool(ctx: VjpContext) -> Grads:
     """Return, for each position, an even share of the gradients of the windows that it is in."""
     x = ctx.inputs[0]
     kernel: list[int] = list(ctx.attribute("kernel_shape", []))
-    windows = read_windows(ctx, kernel, need_sizes=True)
-    if int(ctx.attribute("ceil_mode", 0)) and any(windows.slack()):
-        raise ctx.error(
-            "ceil_mode gives it windows that reach beyond the padding",
-            "set ceil_mode to 0, and pad so that the windows fit",
-        )
+    padded = read_windows(ctx, kernel, need_sizes=True)
+    windows = padded.rounded_up() if int(ctx.attribute("ceil_mode", 0)) else padded
     dtype = helper.tensor_dtype_to_np_dtype(ctx.elem_type(x))
-    if int(ctx.attribute("count_include_pad", 0)):
-        counts = np.full((), np.prod(kernel), dtype)
-    else:
-        counts = windows.counts().astype(dtype)
+    included = padded if int(ctx.attribute("count_include_pad", 0)) else None
+    counts = windows.counts(included).astype(dtype)
     share = ctx.b.op("Div", ctx.g, ctx.b.constant(counts, "counts"))
     planes = channels(ctx, x)
     ones = ctx.b.constant(np.ones((planes, 1, *kernel), dtype), "ones")

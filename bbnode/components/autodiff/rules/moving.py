@@ -1,10 +1,11 @@
 """Gradient rules of the ops that move, pick, repeat or pad values without changing them.
 
 Rule: the gradient goes back the way the values came; shapes are read from the forward values
-inside the graph, so that a dynamic batch works. Of an op that picks elements, the op itself,
-applied to the numbers of its input's elements, says which element each output came from, and
-every gradient is added to that element. So one rule holds for all settings of an op, steps, modes
-and negative indices included, and for elements that were picked twice.
+inside the graph, so that a dynamic batch works. What Slice cut out is padded back, and what Gather
+took goes back by whole rows. Of any other op that picks elements, the op itself, applied to the
+numbers of its input's elements, says which element each output came from, and every gradient is
+added to that element. So one rule holds for all settings of an op, steps, modes and negative
+indices included, and for elements that were picked twice.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
-from bbnode.components.autodiff.builder import FLOAT, HALVES, INT64
+from bbnode.components.autodiff.builder import FLOAT, HALVES, INT64, TRAINABLE
 from bbnode.components.autodiff.table import VjpContext, vjp
 
 Grads = Sequence[str | None]
@@ -108,7 +109,82 @@ def numbers(ctx: VjpContext, x: str) -> str:
 
 
 @vjp("Slice", constant_inputs={1, 2, 3, 4})
+def _slice(ctx: VjpContext) -> Grads:
+    x = ctx.inputs[0]
+    axes, steps = _sliced_axes(ctx), ctx.held(4)
+    if axes is None or (ctx.has(4) and (steps is None or bool(np.any(steps != 1)))):
+        return _picked(ctx)
+    b = ctx.b
+    ends = [_cut_off(ctx, index, axis) for index, axis in enumerate(axes)]
+    pads = b.op("Concat", *(end for pair in zip(*ends, strict=True) for end in pair), axis=0)
+    elem_type = ctx.elem_type(x)
+    half = elem_type not in TRAINABLE  # runtimes pad halves late
+    grad = b.op("Cast", ctx.g, to=int(TensorProto.FLOAT)) if half else ctx.g
+    zero = b.scalar(0.0, int(TensorProto.FLOAT) if half else elem_type)
+    whole = b.op("Pad", grad, pads, zero, b.ints(axes))
+    return [b.op("Cast", whole, to=elem_type) if half else whole]
+
+
+def _sliced_axes(ctx: VjpContext) -> list[int] | None:
+    """Return the axes that a Slice cuts, counted from the front; None where that is unknown."""
+    dims, given = ctx.type_of(ctx.inputs[0]).dims, ctx.type_of(ctx.inputs[1]).dims
+    held = ctx.held(3)
+    if dims is None or not given or not isinstance(given[0], int) or given[0] == 0:
+        return None
+    if not ctx.has(3):
+        return list(range(given[0]))
+    return None if held is None else [int(axis) % len(dims) for axis in held]
+
+
+def _cut_off(ctx: VjpContext, index: int, axis: int) -> tuple[str, str]:
+    """Return how much a Slice with step 1 leaves out before and behind, each as [1] int64."""
+    b, x = ctx.b, ctx.inputs[0]
+    size = (ctx.type_of(x).dims or ())[axis]
+    starts, ends = ctx.held(1), ctx.held(2)
+    if isinstance(size, int) and starts is not None and ends is not None:
+        first, last, _ = slice(int(starts[index]), int(ends[index])).indices(size)
+        last = max(first, last)
+        return b.ints([first]), b.ints([size - last])
+    length = b.op("Shape", x, start=axis, end=axis + 1)
+    zero, one = (b.constant(np.asarray(n, np.int64), "number") for n in (0, 1))
+    numbers = b.op("Range", zero, b.op("Squeeze", length), one)
+    at = b.ints([index]), b.ints([index + 1]), b.ints([0])
+    bounds = (b.op("Slice", name, *at) for name in ctx.inputs[1:3])
+    kept = b.op("Slice", numbers, *bounds, b.ints([0]))
+    # Where nothing is kept, all of it counts as left out before.
+    before = b.op("ReduceMin", b.op("Concat", kept, length, axis=0), keepdims=1)
+    return before, b.op("Sub", b.op("Sub", length, before), b.op("Shape", kept))
+
+
 @vjp("Gather", constant_inputs={1})
+def _gather(ctx: VjpContext) -> Grads:
+    """Add the gradients of whole rows: along the first axis, whichever it was."""
+    b = ctx.b
+    x, indices = ctx.inputs
+    axis, rank, depth = ctx.axis(x, 0), ctx.rank(x), ctx.rank(indices)
+    shape, grad = b.op("Shape", x), ctx.g
+    order = [axis, *range(axis), *range(axis + 1, rank)]
+    if axis:
+        picked = range(axis, axis + depth)
+        behind = range(axis + depth, rank + depth - 1)
+        grad = b.op("Transpose", grad, perm=[*picked, *range(axis), *behind])
+        shape = b.op("Gather", shape, b.ints(order))
+    rows = b.op("Unsqueeze", indices, b.ints([-1]))
+    if ctx.elem_type(indices) != INT64:
+        rows = b.op("Cast", rows, to=INT64)
+    elem_type = ctx.elem_type(x)
+    half = elem_type not in TRAINABLE  # runtimes add no halves at indices
+    if half:
+        grad = b.op("Cast", grad, to=int(TensorProto.FLOAT))
+    zeros = b.op("Expand", b.scalar(0.0, int(TensorProto.FLOAT) if half else elem_type), shape)
+    total = b.op("ScatterND", zeros, rows, grad, reduction="add")
+    if half:
+        total = b.op("Cast", total, to=elem_type)
+    if axis:
+        total = b.op("Transpose", total, perm=[int(place) for place in np.argsort(order)])
+    return [total]
+
+
 @vjp("GatherND", constant_inputs={1})
 @vjp("Tile", constant_inputs={1})
 @vjp("Compress", constant_inputs={1})
