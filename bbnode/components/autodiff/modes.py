@@ -190,9 +190,6 @@ class _Parting:
         made.output.extend([name, *batch])
         for at, value in zip((3, 4), batch, strict=True):
             statistic = self._statistic(node, at)
-            # ONNX Runtime writes outputs 1 and 2 over these inputs, which others read too; with
-            # momentum 0 their values do not count.
-            made.input[at] = b.op("Mul", statistic.name, b.scalar(0.0, elem_type))
             if at == 4 and self.sample:
                 value = b.op("Mul", value, self._bessel(node.input[0], elem_type))
             old = self.updated.get(statistic.name, statistic.name)
