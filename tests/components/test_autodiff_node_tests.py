@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+import pytest
 from onnx import ModelProto, NodeProto, helper
 
-from bbnode.components.autodiff import supported_ops
+from bbnode.components.autodiff import GradientRuleError, supported_ops
 from bbnode.components.autodiff.builder import FLOATS, GraphBuilder, inferred_types
 from bbnode.components.autodiff.reverse import pull_back
 from bbnode.components.autodiff.table import lookup

@@ -426,15 +426,19 @@ class TorchModel(OnnxModel):
                 output = tuple(net.outputs([examples])[0].shape)
         except ComponentError as error:
             raise DataDoesNotFit(f"{where}: {error}") from error
-        is_class = find_loss(self.config.loss).class_labels
+        loss = find_loss(self.config.loss)
         sizes = output[1:]
         axis = self.config.class_axis % len(output) if output else 0
-        labels = sizes[: axis - 1] + sizes[axis:] if is_class else sizes
-        dtype = "int64" if is_class else "float32"
+        labels = sizes[: axis - 1] + sizes[axis:] if loss.class_labels else sizes
+        dtype = "int64" if loss.class_labels else "float32"
         check_labels(
-            schema, Wanted(dtype, labels), Wanted("float32", sizes), class_labels=is_class,
+            schema,
+            Wanted(dtype, labels),
+            output,
+            loss,
+            LossSettings(**_some(self.config, LossSettings)),
             where=where,
-        )  # fmt: skip
+        )
 
     def _load_net(self) -> None:
         values = self._split(self._params)
