@@ -7,15 +7,15 @@ import pytest
 
 pytest.importorskip("sklearn")
 
-from sklearn.ensemble import RandomForestClassifier  # noqa: E402
-from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge  # noqa: E402
-from sklearn.neural_network import MLPClassifier, MLPRegressor  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import MinMaxScaler, StandardScaler  # noqa: E402
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
-from bbnode.components.models.onnx_model import OnnxModelConfig  # noqa: E402
-from bbnode.sklearn import EstimatorNotExportable, export  # noqa: E402
-from tests.components.fakes import CTX, onnx_model, ort  # noqa: E402
+from bbnode.components.models.onnx_model import OnnxModelConfig
+from bbnode.sklearn import EstimatorNotExportable, export
+from tests.components.fakes import CTX, onnx_model, ort
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(80, 4)).astype(np.float32)
@@ -54,7 +54,8 @@ def test_classifiers_are_trained_further(estimator, labels) -> None:
 
 @pytest.mark.parametrize(
     "estimator",
-    [LinearRegression(), Ridge(), MLPRegressor((6,), activation="logistic", max_iter=20),
+    [LinearRegression(), Ridge(),
+     MLPRegressor(hidden_layer_sizes=(6,), activation="logistic", max_iter=20),
      make_pipeline(StandardScaler(), LinearRegression(fit_intercept=False))],
 )  # fmt: skip
 def test_regressors_are_trained_further(estimator) -> None:

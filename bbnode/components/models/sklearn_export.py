@@ -57,8 +57,8 @@ def export(estimator: Estimator, example: Any, *, train: bool = False) -> ModelP
             labels; or to "y" [batch, outputs], for "mse". Scalers are constants of it.
 
     Returns:
-        A model at the opset that programs are recorded in. To run, it has what skl2onnx gives it:
-        "label" and "probabilities" of a classifier, the predictions of others. Linear classifiers
+        A model at the opset that programs are recorded in, or the newest of skl2onnx. To run, it
+        has what skl2onnx gives it: "label" and "probabilities" of a classifier, the predictions of others. Linear classifiers
         are ops of `ai.onnx.ml` then (LinearClassifier), which have no gradient.
 
     Raises:
@@ -108,6 +108,7 @@ def _check_fitted(estimator: Estimator) -> None:
 
 def _to_run(estimator: Estimator, rows: Numbers) -> ModelProto:
     skl2onnx = _require("skl2onnx", "skl2onnx>=1.20")
+    opset = min(ONNX_OPSET_VERSION, skl2onnx.__max_supported_opset__)
     # Without it, probabilities come out as a list of dictionaries.
     options = {id(estimator): {"zipmap": False}} if hasattr(estimator, "predict_proba") else None
     try:
@@ -117,7 +118,7 @@ def _to_run(estimator: Estimator, rows: Numbers) -> ModelProto:
                 estimator,
                 rows[:1],
                 options=options,
-                target_opset={"": ONNX_OPSET_VERSION, ONNX_ML_DOMAIN: _ML_OPSET},
+                target_opset={"": opset, ONNX_ML_DOMAIN: _ML_OPSET},
             )
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]

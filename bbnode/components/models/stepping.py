@@ -23,7 +23,7 @@ from bbnode.ir.values import Value
 _FIRST_SCALE = 65536.0
 _GROWTH, _CUT, _GROWS_AFTER = 2.0, 0.5, 2000
 _MOST_COUNTED = 1 << 62
-_LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
+LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
 
 Run = Callable[[ModelProto, Sequence[Value]], list[Value]]
 
@@ -160,7 +160,7 @@ class Stepper:
 
     def _rescaled(self, loss: float) -> bool:
         """Cut the scale of the loss; False where that can't help."""
-        if not math.isfinite(loss) or self.progress.loss_scale <= _LEAST_SCALE:
+        if not math.isfinite(loss) or self.progress.loss_scale <= LEAST_SCALE:
             return False
         self.progress = self.progress.overflowed()
         return True
