@@ -6,9 +6,10 @@ or in files beside the model; its initializers are parted into those that are tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import onnx
 from onnx import (
     ModelProto,
     NodeProto,
@@ -17,11 +18,13 @@ from onnx import (
 )
 
 from bbnode.components.autodiff.errors import InvalidForwardModel
+from bbnode.components.autodiff.functions import expand_functions
 from bbnode.components.autodiff.parameters import choose_parameters, exporters_hints
 from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
-from bbnode.ir.intake import ModelNotTaken, brought_up
+from bbnode.ir.intake import ModelNotTaken, brought_up, first_line
 from bbnode.ir.keys import ONNX_OPSET_VERSION
 from bbnode.ir.versions import onnx_version
+from bbnode.ir.weightless import copied, without_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +75,16 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
         ) from error
     except OutOfBounds as error:
         raise InvalidForwardModel(what=str(error), remedy="give a smaller model") from error
+    light, large = without_weights(forward)
     try:
-        model = brought_up(forward)
+        for tensor in large.values():
+            onnx.checker.check_tensor(tensor)
+    except onnx.checker.ValidationError as error:
+        raise InvalidForwardModel(
+            what=f"ONNX refuses it: {first_line(error)}", remedy="export it again"
+        ) from error
+    try:
+        model = brought_up(light)
     except ModelNotTaken as error:
         raise InvalidForwardModel(what=error.what, remedy=error.remedy) from error
     if not onnx_version(forward):
@@ -82,11 +93,19 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
             remedy=f"add helper.make_opsetid('', {ONNX_OPSET_VERSION}) to its opset_import",
         )
     graph = model.graph
-    held = {tensor.name for tensor in graph.initializer}
-    chosen = choose_parameters(model, wrt or (), exporters_hints(forward))
+    tensors = _in_order(forward, large, graph.initializer)
+    held = {tensor.name for tensor in tensors}
+    chosen = choose_parameters(model, wrt or (), exporters_hints(forward), tensors)
     if not graph.output:
         raise InvalidForwardModel(what="it has no output", remedy="give the graph an output")
     trained = frozenset(chosen.trained)
+    try:
+        graph = expand_functions(model, trained).graph
+    except (RuntimeError, ValueError) as error:  # whatever ONNX's C++ parts refuse
+        raise InvalidForwardModel(
+            what=f"ONNX can't expand one of its function ops: {first_line(error)}",
+            remedy="export it with the ops that the function stands for",
+        ) from error
     return ForwardGraph(
         name=graph.name or "model",
         opset=ONNX_OPSET_VERSION,
@@ -97,9 +116,23 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
         ),
         nodes=tuple(graph.node),
         inputs=tuple(info for info in graph.input if info.name not in held),
-        parameters=tuple(tensor for tensor in graph.initializer if tensor.name in trained),
-        constants=tuple(tensor for tensor in graph.initializer if tensor.name not in trained),
+        parameters=tuple(tensor for tensor in tensors if tensor.name in trained),
+        constants=tuple(
+            copied(tensor) if tensor.name in large else tensor
+            for tensor in tensors
+            if tensor.name not in trained
+        ),
         left=chosen.left,
         outputs=tuple(graph.output),
         producer=forward.producer_name,
     )
+
+
+def _in_order(
+    forward: ModelProto, large: Mapping[str, TensorProto], small: Iterable[TensorProto]
+) -> list[TensorProto]:
+    """Return all tensors in the order of the author's model, then those that conversion added."""
+    rest = {tensor.name: tensor for tensor in small}
+    own = (tensor.name for tensor in forward.graph.initializer)
+    ordered = [large[name] if name in large else rest.pop(name, None) for name in own]
+    return [*(tensor for tensor in ordered if tensor is not None), *rest.values()]

@@ -76,7 +76,10 @@ class ParameterChoice:
 
 
 def choose_parameters(
-    model: ModelProto, patterns: Sequence[str] = (), hints: Mapping[str, str] | None = None
+    model: ModelProto,
+    patterns: Sequence[str] = (),
+    hints: Mapping[str, str] | None = None,
+    tensors: Sequence[TensorProto] | None = None,
 ) -> ParameterChoice:
     """Return which float initializers of `model` are trained.
 
@@ -87,20 +90,22 @@ def choose_parameters(
             one takes away, it does so from what is trained by default, which is what there is
             without any. A name adds whatever it names; a pattern, of what is trained by default.
         hints: `exporters_hints` of the model as it was exported.
+        tensors: its initializers, where they are kept beside it.
 
     Raises:
         InvalidForwardModel: a name or pattern fits nothing, or nothing is left to train; a
             parameter is of another type than float32 or float64, or is not finite.
     """
-    default = _Choice(model, exporters_hints(model) if hints is None else hints).make()
+    held = list(model.graph.initializer if tensors is None else tensors)
+    default = _Choice(model, exporters_hints(model) if hints is None else hints, held).make()
     if not patterns:
         choice = default
     else:
-        trained = _selected(model, default, patterns)
+        trained = _selected(held, default, patterns)
         left = {name: why for name, why in default.left.items() if name not in trained}
         left |= {n: "`trainable` leaves it out" for n in default.trained if n not in trained}
-        choice = ParameterChoice(tuple(name for name in _names(model) if name in trained), left)
-    check_parameters(model, choice.trained)
+        choice = ParameterChoice(tuple(name for name in _names(held) if name in trained), left)
+    check_parameters(held, choice.trained)
     return choice
 
 
@@ -118,9 +123,9 @@ def exporters_hints(model: ModelProto) -> dict[str, str]:
     }
 
 
-def check_parameters(model: ModelProto, names: Sequence[str]) -> None:
-    """Raise InvalidForwardModel unless these initializers can be trained."""
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+def check_parameters(held: Sequence[TensorProto], names: Sequence[str]) -> None:
+    """Raise InvalidForwardModel unless these of the initializers `held` can be trained."""
+    tensors = {tensor.name: tensor for tensor in held}
     if not names:
         raise InvalidForwardModel(
             what="it has no float initializer to train",
@@ -144,9 +149,9 @@ def check_parameters(model: ModelProto, names: Sequence[str]) -> None:
 
 
 def _selected(
-    model: ModelProto, default: ParameterChoice, patterns: Sequence[str]
+    held: Sequence[TensorProto], default: ParameterChoice, patterns: Sequence[str]
 ) -> frozenset[str]:
-    names = _names(model)
+    names = _names(held)
     chosen = set(default.trained) if patterns[0].startswith("!") else set[str]()
     for pattern in patterns:
         wanted = pattern.removeprefix("!")
@@ -173,7 +178,7 @@ def _selected(
             what=f"`trainable` ({', '.join(patterns)}) leaves nothing to train",
             remedy="take less away",
         )
-    for tensor in model.graph.initializer:
+    for tensor in held:
         if tensor.name in chosen and tensor.data_type in TRAINABLE and not _is_finite(tensor):
             raise InvalidForwardModel(
                 what=f"parameter {tensor.name!r} holds NaN or infinity",
@@ -182,8 +187,8 @@ def _selected(
     return frozenset(chosen)
 
 
-def _names(model: ModelProto) -> list[str]:
-    return [tensor.name for tensor in model.graph.initializer]
+def _names(held: Sequence[TensorProto]) -> list[str]:
+    return [tensor.name for tensor in held]
 
 
 def _absent(name: str, known: Iterable[str]) -> InvalidForwardModel:
@@ -208,8 +213,10 @@ def _listed(names: Sequence[str]) -> str:
 class _Choice:
     """The choice that is made where nobody says one."""
 
-    def __init__(self, model: ModelProto, hints: Mapping[str, str]) -> None:
-        self._tensors = list(model.graph.initializer)
+    def __init__(
+        self, model: ModelProto, hints: Mapping[str, str], tensors: list[TensorProto]
+    ) -> None:
+        self._tensors = tensors
         self._hints = hints
         held = {tensor.name for tensor in self._tensors}
         self._nodes = [*model.graph.node]

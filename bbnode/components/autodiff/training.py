@@ -7,7 +7,7 @@ never state; so one cached session serves all parameters and all rounds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -36,6 +36,7 @@ from bbnode.components.autodiff.optimizers import (
 from bbnode.components.autodiff.precision import in_half_precision
 from bbnode.components.autodiff.reverse import pull_back
 from bbnode.ir.keys import FRAMEWORK_IR_VERSION, PRODUCER_NAME
+from bbnode.ir.weightless import described
 
 BOOL = int(TensorProto.BOOL)
 
@@ -125,6 +126,12 @@ class TrainingGraphs:
     loss_scale_name: str
     finite_name: str
     writer: _Writer = field(repr=False, compare=False)
+
+    def without_values(self) -> TrainingGraphs:
+        """Return the same graphs, with `initial` without its values: for who keeps these itself."""
+        empty = tuple(map(described, self.initial))
+        self.writer.f = replace(self.writer.f, parameters=empty)
+        return replace(self, initial=empty)
 
     @property
     def output_name(self) -> str:

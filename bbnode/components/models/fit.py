@@ -12,7 +12,7 @@ from typing import NamedTuple
 from onnx import ModelProto, helper
 
 from bbnode.components.autodiff import TrainingGraphs
-from bbnode.components.autodiff.builder import InferredType
+from bbnode.components.autodiff.builder import Dims, InferredType
 from bbnode.components.autodiff.losses import Loss, LossSettings, class_axis
 from bbnode.components.data.schema import DataSchema, TensorSchema
 from bbnode.components.errors import DataDoesNotFit
@@ -56,10 +56,21 @@ def check_fit(
     """
     _check_features(schema, wanted_features(graphs), where)
     _check_tokens(schema, graphs, where)
-    labels = wanted_labels(graphs)
+    check_labels(schema, wanted_labels(graphs), graphs.output_dims, loss, settings, where=where)
+
+
+def check_labels(
+    schema: DataSchema,
+    labels: Wanted,
+    output_dims: Dims,
+    loss: Loss,
+    settings: LossSettings,
+    *,
+    where: str,
+) -> None:
+    """Raise DataDoesNotFit unless the data's labels are what the loss takes; as `check_fit`."""
     if loss.class_labels:
-        axis = class_axis(InferredType(0, graphs.output_dims), settings)
-        classes = graphs.output_dims[axis]
+        classes = output_dims[class_axis(InferredType(0, output_dims), settings)]
         known = classes if isinstance(classes, int) else None
         _check_classes(schema, labels, known, settings.ignore_index, where)
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -52,6 +52,7 @@ from bbnode.components.models.lora import Lora, with_adapters, with_trained
 from bbnode.components.models.schedule import Schedule
 from bbnode.components.models.stepping import Accumulated, Progress, Stepper
 from bbnode.components.models.weights import (
+    Layout,
     SavedState,
     agreeing,
     named,
@@ -62,6 +63,7 @@ from bbnode.components.registry import register_component
 from bbnode.ir import intake
 from bbnode.ir.intake import ModelSource
 from bbnode.ir.values import Composite, Metadata, Value
+from bbnode.ir.weightless import without_values
 
 logger = logging.getLogger(__name__)
 
@@ -99,20 +101,27 @@ class OnnxModelConfig:
         learning_rate: the first one, that `schedule` scales.
         trainable: names and patterns ("head.*", "!*.bias") of the initializers to train, in their
             order; by default weights, and not masks, tables or constants.
-        lora: adapters that are trained in place of the weights; what `trainable` names is trained
-            with them.
+        lora: adapters that are trained in place of the weights: `targets` (names or patterns of
+            layers), `rank`, `alpha`, `seed`, `merge`; what `trainable` names is trained with them.
         optimizer: "sgd", "adam", "adamw", "adagrad", "rmsprop" or "lion".
-        momentum, nesterov: of sgd; rmsprop has a momentum too.
+        momentum: of sgd and rmsprop: the share of the last move that is made again.
+        nesterov: of sgd with a momentum: look ahead by it.
         weight_decay: None is 0.01 for adamw and 0 for the others.
         betas: of adam, adamw and lion; None is (0.9, 0.999), for lion (0.9, 0.99).
-        smoothing, centered: of rmsprop.
-        eps: None is 1e-8, for adagrad 1e-10.
-        clip_value, clip_norm: the greatest size of one number of a gradient, and the greatest norm
-            of all of it, in this order; 0 does not clip.
-        keep_optimizer_state: when parameters are loaded, as each round of a federation does.
+        smoothing: of rmsprop: the share of the old mean square.
+        centered: of rmsprop: by the variance instead of the mean square.
+        eps: beside the root in a denominator; None is 1e-8, for adagrad 1e-10.
+        clip_value: the greatest size of one number of a gradient; 0 does not clip.
+        clip_norm: the greatest norm of a whole gradient, after `clip_value`; 0 does not clip.
+        keep_optimizer_state: do not begin anew when parameters are loaded, as each round of a
+            federation does.
         schedule: "constant", "step", "exponential", "linear", "cosine", "warmup_linear" or
             "warmup_cosine"; by the number of steps made in all rounds.
-        warmup_steps, decay_steps, decay_factor, final_rate: numbers of the schedule.
+        warmup_steps: of "warmup_…": steps over which the rate rises.
+        decay_steps: "step" and "exponential": steps for one `decay_factor`; "linear" and "cosine":
+            steps until `final_rate`, the warm-up among them.
+        decay_factor: of "step" and "exponential".
+        final_rate: of "linear" and "cosine".
         accumulate: batches whose mean gradient makes one step of `train`.
         precision: "mixed" computes products in float16, with a scaled loss.
         mode: "train" puts BatchNormalization and Dropout into training mode while training;
@@ -122,9 +131,12 @@ class OnnxModelConfig:
         running_variance: "sample" makes the running variance of the unbiased one of a batch, as
             torch does, "population" of the biased one, as ONNX says; "auto" looks who exported.
         seed: of Dropout's masks.
-        label_smoothing, class_weights, ignore_index, class_axis: of losses of classes.
-        pos_weight: of "bce_with_logits".
-        huber_delta: of "huber".
+        label_smoothing: of "softmax_cross_entropy": the share of the target for all classes alike.
+        class_weights: of losses of classes: one for each class; empty weighs all alike.
+        pos_weight: of "bce_with_logits": of the positive labels, one for all or one for each.
+        ignore_index: of losses of classes: a label that counts for nothing.
+        class_axis: of losses of classes: the axis of the output with one number for each.
+        huber_delta: of "huber": where it turns from quadratic to linear.
     """
 
     model: bytes
@@ -219,11 +231,11 @@ class OnnxModel(Model):
                 or setting, and why.
         """
         super().__init__(config)
-        self._graphs = graphs = _derive(config)
-        self._begin(
-            {tensor.name: numpy_helper.to_array(tensor) for tensor in graphs.initial},
-            {tensor.name: numpy_helper.to_array(tensor) for tensor in graphs.statistics},
-        )
+        graphs = _derive(config)
+        self._begin(_Arrays(graphs.initial), _Arrays(graphs.statistics))
+        # From here on the weights are in the flat vector, and nowhere else.
+        self._graphs = graphs = graphs.without_values()
+        self.config = replace(config, model=_emptied(config.model, self._trained))
         self._labels = Labels(
             self.TYPE_NAME, find_loss(config.loss), _loss_settings(config), graphs.output_dims
         )
@@ -250,7 +262,7 @@ class OnnxModel(Model):
         self._layout = {**self._trained, **statistics} if federated else self._trained
         self._local_layout = {} if federated else statistics
         tail = [*moved.values()]
-        self._params = self._join([*initial.values(), *(tail if federated else [])])
+        self._params = _filled(self._layout, (initial, moved if federated else {}))
         self._local = self._join([] if federated else tail)
         self._state: tuple[Vector, ...] = ()  # of the optimizer; empty is all zeros
         self._progress = Progress()
@@ -357,7 +369,7 @@ class OnnxModel(Model):
         if not np.isfinite(joined).all():
             raise ParameterMismatch(f"{self.TYPE_NAME}: the gradient would hold NaN or infinity")
         if self._graphs.statistics or self._graphs.draws or self._graphs.scales_loss:
-            self._take(stepper)
+            self._take(stepper, self._joined(stepper))
         return joined, np.asarray(loss)
 
     def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
@@ -407,8 +419,8 @@ class OnnxModel(Model):
             raise ComponentError(f"{self.TYPE_NAME}: step without gradients; call backward first")
         stepper = self._stepper()
         stepper.step(self._split(chosen)[: len(self._trained)])
-        self._finite(self._joined(stepper), "step")
-        self._take(stepper)
+        params = self._finite(self._joined(stepper), "step")
+        self._take(stepper, params)
         self._kept_grads = None
 
     @offload(unless=_quick_vector)
@@ -451,12 +463,14 @@ class OnnxModel(Model):
                     f"{self.TYPE_NAME}: the loss is {loss} in epoch {epoch + 1}; lower "
                     f"learning_rate ({self.config.learning_rate})"
                 )
-        if not np.isfinite(self._joined(stepper)).all():
+        if not all(
+            np.isfinite(part).all() for part in (*stepper.values, *self._tail(stepper.statistics))
+        ):
             raise TrainingFailed(
                 f"{self.TYPE_NAME}: parameters left the finite numbers; lower learning_rate "
                 f"({self.config.learning_rate})"
             )
-        self._take(stepper)
+        self._take(stepper, self._joined(stepper))
         steps = stepper.progress.steps - before.steps
         told = {"num_samples": source.num_samples, "loss": loss, "steps": steps}
         if self._graphs.scales_loss:
@@ -755,10 +769,10 @@ class OnnxModel(Model):
     def _joined(self, stepper: Stepper) -> Vector:
         return self._join([*stepper.values, *self._tail(stepper.statistics)])
 
-    def _take(self, stepper: Stepper) -> None:
-        """Make what training ended with the model's own."""
+    def _take(self, stepper: Stepper, params: Vector) -> None:
+        """Make what training ended with the model's own; `params` are the joined ones."""
         count = len(self._trained)
-        self._params = self._joined(stepper)
+        self._params = params
         if self._local_layout:
             self._local = self._join(stepper.statistics)
         self._state = tuple(
@@ -859,6 +873,37 @@ def _parsed(content: bytes) -> ModelProto:
             what=f"its {len(content)} bytes are no ModelProto",
             remedy="give `model` the bytes of model.SerializeToString()",
         ) from error
+
+
+def _emptied(content: bytes, names: Container[str]) -> bytes:
+    """Return a model whose initializers of these names have no values."""
+    return without_values(_parsed(content), names).SerializeToString(deterministic=True)
+
+
+class _Arrays(Mapping[str, Weights]):
+    """Tensors by name, each of which becomes an array when it is asked for, and is not kept."""
+
+    def __init__(self, tensors: Sequence[TensorProto]) -> None:
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+
+    def __getitem__(self, name: str) -> Weights:
+        return numpy_helper.to_array(self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _filled(layout: Layout, given: Iterable[Mapping[str, Weights]]) -> Vector:
+    """Return the flat vector of a layout; values are taken one after the other."""
+    vector = np.empty(sum(map(math.prod, layout.values())), np.float32)
+    views = named(vector, layout)
+    for values in given:
+        for name, value in values.items():
+            views[name][...] = value
+    return _frozen(vector)
 
 
 def _set(tensor: TensorProto, value: Weights) -> None:

@@ -1,0 +1,84 @@
+"""Copies of a model without its large tensors, for what looks at ops and shapes alone.
+
+Rule: a protobuf keeps all of its memory as long as any part of it is in use, and ONNX's checker,
+converter and shape inference copy whatever they are given; so weights are taken away before, and a
+graph that outlives them is a copy that never held them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable
+from typing import Any
+
+from onnx import ModelProto, TensorProto, helper
+
+# Sizes, axes and scales, which conversion and inference read, are smaller by far.
+_LARGE_BYTES = 1 << 16
+
+
+def without_weights(model: ModelProto) -> tuple[ModelProto, dict[str, TensorProto]]:
+    """Return a copy whose large initializers are inputs, and these tensors of the model by name."""
+    large: dict[str, TensorProto] = {}
+    small = []
+    times = Counter(tensor.name for tensor in model.graph.initializer)
+    for tensor in model.graph.initializer:
+        outside = tensor.data_location == TensorProto.EXTERNAL
+        # A name that stands there twice is for ONNX's checker to refuse.
+        if tensor.ByteSize() < _LARGE_BYTES or outside or times[tensor.name] > 1:
+            small.append(tensor)
+        else:
+            large[tensor.name] = tensor
+    light = _with_initializers(model, small)
+    fed = {port.name for port in light.graph.input}
+    light.graph.input.extend(
+        helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
+        for name, tensor in large.items()
+        if name not in fed
+    )
+    return light, large
+
+
+def without_values(model: ModelProto, names: Container[str]) -> ModelProto:
+    """Return a copy in which the initializers of these names have no values."""
+    return _with_initializers(
+        model,
+        (described(each) if each.name in names else each for each in model.graph.initializer),
+    )
+
+
+def described(tensor: TensorProto) -> TensorProto:
+    """Return name, element type and dimensions of a tensor, without its values."""
+    made = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    if tensor.doc_string:
+        made.doc_string = tensor.doc_string
+    made.metadata_props.extend(tensor.metadata_props)
+    return made
+
+
+def copied(tensor: TensorProto) -> TensorProto:
+    """Return a copy of a tensor that keeps nothing else of its model in memory."""
+    made = TensorProto()
+    made.CopyFrom(tensor)
+    return made
+
+
+def _with_initializers(model: ModelProto, tensors: Iterable[TensorProto]) -> ModelProto:
+    made = ModelProto()
+    _copy(model, made, but="graph")
+    _copy(model.graph, made.graph, but="initializer")
+    made.graph.initializer.extend(tensors)
+    return made
+
+
+def _copy(given: Any, made: Any, *, but: str) -> None:
+    """Copy all fields of a message but one."""
+    for field, value in given.ListFields():
+        if field.name == but:
+            continue
+        if hasattr(value, "extend"):
+            getattr(made, field.name).extend(value)
+        elif hasattr(value, "CopyFrom"):
+            getattr(made, field.name).CopyFrom(value)
+        else:
+            setattr(made, field.name, value)
