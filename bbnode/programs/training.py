@@ -11,11 +11,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import onnx
-from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import ModelProto, TensorProto
 from pydantic import TypeAdapter, ValidationError
 
@@ -42,6 +39,7 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.intake import ModelNotTaken, read_model
 from bbnode.programs.arguments import ReadyProgram
 from bbnode.programs.metrics import Metric, metric
 
@@ -82,9 +80,6 @@ _INPUT_TYPES: Mapping[int, types.TypeNode] = {
     TensorProto.INT64: types.TENSOR_INT64,
 }
 
-# As `artifact.path`: a larger protobuf can't be written.
-_MAX_MODEL_BYTES = (1 << 31) - (1 << 26)
-
 TRAIN_SLOT = "data"  # as `OnnxModel.depends` has it
 TEST_SLOT = "test"  # a file of held-out examples
 HELD_OUT_SLOT = "held_out"  # the part "test" of the file that a peer trains on the part "train" of
@@ -123,10 +118,8 @@ class TrainingProgram(ModelSettings):
             )
         if isinstance(given, ModelProto):
             found = given
-        elif isinstance(given, bytes):
-            found = self._parsed(given)
-        elif isinstance(given, str | os.PathLike):
-            found = self._read(Path(given))
+        elif isinstance(given, bytes | str | os.PathLike):
+            found = self._read(given)
         else:
             found = self._mlp(given)
         self._check_inputs(found)
@@ -297,29 +290,11 @@ class TrainingProgram(ModelSettings):
     def _source_settings(self) -> frozenset[str]:
         return frozenset(field.name for field in dataclasses.fields(self.source.Config))
 
-    def _read(self, path: Path) -> ModelProto:
+    def _read(self, source: str | os.PathLike[str] | bytes) -> ModelProto:
         try:
-            size = path.stat().st_size
-            if not path.is_file():  # a device has no size, and may have no end
-                raise self.bad(f"model={str(path)!r} is not a file; give an ONNX file")
-            if size > _MAX_MODEL_BYTES:
-                raise self.bad(f"model={str(path)!r} has {size} bytes; give a smaller model")
-            return onnx.load(path)
-        except (OSError, ValueError, onnx.checker.ValidationError, ProtobufDecodeError) as error:
-            why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-            raise self.bad(
-                f"model={str(path)!r} can't be read: {why}; give an ONNX file (relative paths "
-                f"start at the working directory, {str(Path.cwd())!r})"
-            ) from error
-
-    def _parsed(self, content: bytes) -> ModelProto:
-        try:
-            return onnx.load_model_from_string(content)
-        except ProtobufDecodeError as error:
-            raise self.bad(
-                f"model: its {len(content)} bytes are no ONNX model; give those of "
-                "model.SerializeToString()"
-            ) from error
+            return read_model(source)
+        except ModelNotTaken as error:
+            raise self.bad(f"model: {error}") from error
 
     def _mlp(self, sizes: Sequence[int]) -> ModelProto:
         good = isinstance(sizes, list | tuple) and all(type(size) is int for size in sizes)
