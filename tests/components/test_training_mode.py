@@ -444,6 +444,18 @@ def test_a_saved_state_of_an_optimizer_that_lies_is_refused() -> None:
         model.restore(pack_state(replace(good, state=())))
 
 
+def test_a_twin_has_the_settings_and_takes_the_state() -> None:
+    """A model keeps no bytes of its weights beside the vector."""
+    config = config_of(normalized(), mode="train", trainable=TRAINED, running_statistics="local")
+    model = onnx_model(config)
+    model.gradient(CTX, X, LABELS)
+    model.step(CTX, np.ones(18, np.float32))
+    twin = model.twin()
+    twin.restore(model.serialize())
+    assert twin.export() == model.export()
+    assert twin.serialize() == model.serialize()
+
+
 REFUSED = {
     "optimizer": ({"optimizer": "adamm"}, "no such optimizer; choose one of adagrad, adam"),
     "unknown": ({"optimizer": "adam", "momentum": 0.9}, "momentum=0.9: the optimizer 'adam' has"),

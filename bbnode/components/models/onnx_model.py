@@ -578,12 +578,7 @@ class OnnxModel(Model):
 
         Running statistics are among them, and adapters: in the weights, or beside these (`Lora`).
         """
-        model = _parsed(self.config.model)
-        values = named(self._params, self._layout) | named(self._local, self._local_layout)
-        for tensor in model.graph.initializer:
-            value = values.pop(tensor.name, None)
-            if value is not None:
-                _set(tensor, value)
+        model, values = self._filled()
         if self.config.lora is not None:
             return with_trained(model, self.config.lora, values)
         if values:
@@ -591,6 +586,21 @@ class OnnxModel(Model):
                 f"{self.TYPE_NAME}: {_listed(values)} are no initializers of the author's model"
             )
         return model
+
+    def twin(self) -> OnnxModel:
+        """Return another instance; its initial parameters are the present ones of this one."""
+        model, _ = self._filled()
+        return type(self)(replace(self.config, model=model.SerializeToString(deterministic=True)))
+
+    def _filled(self) -> tuple[ModelProto, dict[str, Vector]]:
+        """Return the author's model with the present values, and those that it has no place for."""
+        model = _parsed(self.config.model)
+        values = named(self._params, self._layout) | named(self._local, self._local_layout)
+        for tensor in model.graph.initializer:
+            value = values.pop(tensor.name, None)
+            if value is not None:
+                _set(tensor, value)
+        return model, values
 
     @classmethod
     def saved_weights(cls, data: bytes) -> Mapping[str, Weights]:

@@ -238,6 +238,10 @@ class TorchModel(OnnxModel):
         rest = self._split(self._params)[len(self._trained) :]
         self._kept_grads = self._join([*grads, *map(np.zeros_like, rest)])
 
+    def twin(self) -> TorchModel:
+        """Return another instance of the same module."""
+        return type(self)(self.config)
+
     def export(self) -> ModelProto:
         """Return the module with the present parameters as an ONNX model.
 
