@@ -303,8 +303,11 @@ class _Back:
         loop = self.loop
         body, inner = loop.body, loop.inner
         varying = {name for name, _ in body.formals}
-        others = [node for way in inner.instead.values() for node in way.nodes()]
-        for node in (*body.nodes, *others):
+        forward: list[NodeProto] = []
+        for node in body.nodes:
+            other = inner.instead.get(first_output(node))
+            forward += [node] if other is None else other.nodes()
+        for node in forward:
             if not varying.isdisjoint(captured_names(node)):
                 varying.update(node.output)
         sweep, constants = prune(inner.nodes, inner.initializers, [name for name, _ in self.ends])
@@ -320,10 +323,9 @@ class _Back:
         needed = reads(remaining)
         needed.update((name, None) for name, _ in self.ends)
         again, tensors = prune(
-            [node for node in body.nodes if varying.isdisjoint(node.output)],
+            [node for node in forward if varying.isdisjoint(node.output)],
             [*body.tensors, *inner.initializers],
             needed,
-            inner.instead,
         )
         self.nodes = [*again, *remaining]
         held = {tensor.name: tensor for tensor in (*tensors, *constants, *shapes)}
