@@ -26,7 +26,7 @@ from bbnode.components.autodiff.builder import (
 )
 from bbnode.components.autodiff.errors import GradientRuleError
 from bbnode.components.autodiff.nested import (
-    Body,
+    NestedBody,
     body_of,
     closed_graph,
     loop_types,
@@ -76,7 +76,7 @@ class _Loop:
     """
 
     node: NodeProto
-    body: Body
+    body: NestedBody
     inner: GraphBuilder
     types: dict[str, InferredType]
     varying: set[str]
@@ -174,7 +174,7 @@ def _loop_of(ctx: VjpContext, leading: int, carried: int, initial: Sequence[str]
     return made
 
 
-def _per_step(ctx: VjpContext, body: Body, first: int) -> dict[str, InferredType]:
+def _per_step(ctx: VjpContext, body: NestedBody, first: int) -> dict[str, InferredType]:
     """Return the types of the slices that a Scan gives its body."""
     made: dict[str, InferredType] = {}
     slices = body.formals[first:]
@@ -195,7 +195,7 @@ def _per_step(ctx: VjpContext, body: Body, first: int) -> dict[str, InferredType
 
 @dataclass(slots=True, kw_only=True)
 class _Way:
-    """What the loop back reads: a value for each step, with the axis and the direction of steps.
+    """A value of each step that the loop back reads, with the axis and the direction of steps.
 
     `formal` is its name in the body, `value` that of all steps outside.
     """
