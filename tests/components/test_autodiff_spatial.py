@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.helper import make_node as node
@@ -520,7 +520,7 @@ def test_einsum_of_any_equation(data: st.DataObject) -> None:
     equation += "->" + ("..." if any(wide) else "") + "".join(output)
     shapes = {}
     for index, (w, term) in enumerate(zip(wide, terms, strict=True)):
-        ahead = data.draw(st.sampled_from([(), (2,), (1,), (3, 2), (3, 1)])) if w else ()
+        ahead = data.draw(st.sampled_from([(2, 1), (1, 1), (1, 3), (2, 3)])) if w else ()
         shapes[f"p{index}"] = (*ahead, *(sizes[label] for label in term))
     made = node("Einsum", list(shapes), ["y"], equation=equation)
     agree(Case("Einsum", [made], shapes), arrays(shapes, False, 0), {})
@@ -552,7 +552,11 @@ def test_resizes_of_any_kind(data: st.DataObject) -> None:
         constants["s"] = np.array(scales, F32)
         inputs = ["a", "", "s"]
     case = Case("Resize", [node("Resize", inputs, ["y"], **made)], {"a": shape}, constants)
-    agree(case, arrays(case.params, False, 0), {})
+    try:
+        agree(case, arrays(case.params, False, 0), {})
+    except GradientRuleError as error:
+        assume("leave all sizes as they are" not in str(error))
+        raise
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -588,6 +592,8 @@ def test_a_global_norm(order: int) -> None:
         (node("MaxUnpool", ["a", "i", "s"], ["y"], kernel_shape=[2, 2], strides=[2, 2]),
          {"a": (1, 1, 2, 2)}, {"i": ints(1, 3, 10, 8).reshape(1, 1, 2, 2), "s": ints(1, 1, 5, 5)},
          "output_shape"),
+        (node("Resize", ["a", "", "s"], ["y"]), {"a": (3, 4)}, {"s": np.array([1.1, 1.2], F32)},
+         "leave all sizes as they are"),
         (node("Resize", ["a", "r", "", "s"], ["y"], mode="linear",
               coordinate_transformation_mode="tf_crop_and_resize"),
          {"a": (3, 4), "r": (4,)}, {"s": ints(3, 4)}, "the region 'r' depends"),
