@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "examples": ("bbnode.dsl", "bbnode.ops", "bbnode.compiler", "bbnode.components", "bbnode.sim"),
     "templates": ("bbnode.__version__", "bbnode.ir.errors"),
     "torch": ("bbnode.components.models.torch_export",),
-    "programs": ("bbnode.ir.errors", "bbnode.dsl", "bbnode.components"),
+    "programs": ("bbnode.ir.errors", "bbnode.ir.intake", "bbnode.dsl", "bbnode.components"),
 }
 
 # Layer -> third-party packages that it may import. A layer without a row may import any.

@@ -60,6 +60,8 @@ from bbnode.components.models.weights import (
     unpack_state,
 )
 from bbnode.components.registry import register_component
+from bbnode.ir import intake
+from bbnode.ir.intake import ModelSource
 from bbnode.ir.values import Composite, Metadata, Value
 from bbnode.ir.weightless import without_values
 
@@ -99,20 +101,27 @@ class OnnxModelConfig:
         learning_rate: the first one, that `schedule` scales.
         trainable: names and patterns ("head.*", "!*.bias") of the initializers to train, in their
             order; by default weights, and not masks, tables or constants.
-        lora: adapters that are trained in place of the weights; what `trainable` names is trained
-            with them.
+        lora: adapters that are trained in place of the weights: `targets` (names or patterns of
+            layers), `rank`, `alpha`, `seed`, `merge`; what `trainable` names is trained with them.
         optimizer: "sgd", "adam", "adamw", "adagrad", "rmsprop" or "lion".
-        momentum, nesterov: of sgd; rmsprop has a momentum too.
+        momentum: of sgd and rmsprop: the share of the last move that is made again.
+        nesterov: of sgd with a momentum: look ahead by it.
         weight_decay: None is 0.01 for adamw and 0 for the others.
         betas: of adam, adamw and lion; None is (0.9, 0.999), for lion (0.9, 0.99).
-        smoothing, centered: of rmsprop.
-        eps: None is 1e-8, for adagrad 1e-10.
-        clip_value, clip_norm: the greatest size of one number of a gradient, and the greatest norm
-            of all of it, in this order; 0 does not clip.
-        keep_optimizer_state: when parameters are loaded, as each round of a federation does.
+        smoothing: of rmsprop: the share of the old mean square.
+        centered: of rmsprop: by the variance instead of the mean square.
+        eps: beside the root in a denominator; None is 1e-8, for adagrad 1e-10.
+        clip_value: the greatest size of one number of a gradient; 0 does not clip.
+        clip_norm: the greatest norm of a whole gradient, after `clip_value`; 0 does not clip.
+        keep_optimizer_state: do not begin anew when parameters are loaded, as each round of a
+            federation does.
         schedule: "constant", "step", "exponential", "linear", "cosine", "warmup_linear" or
             "warmup_cosine"; by the number of steps made in all rounds.
-        warmup_steps, decay_steps, decay_factor, final_rate: numbers of the schedule.
+        warmup_steps: of "warmup_…": steps over which the rate rises.
+        decay_steps: "step" and "exponential": steps for one `decay_factor`; "linear" and "cosine":
+            steps until `final_rate`, the warm-up among them.
+        decay_factor: of "step" and "exponential".
+        final_rate: of "linear" and "cosine".
         accumulate: batches whose mean gradient makes one step of `train`.
         precision: "mixed" computes products in float16, with a scaled loss.
         mode: "train" puts BatchNormalization and Dropout into training mode while training;
@@ -122,9 +131,12 @@ class OnnxModelConfig:
         running_variance: "sample" makes the running variance of the unbiased one of a batch, as
             torch does, "population" of the biased one, as ONNX says; "auto" looks who exported.
         seed: of Dropout's masks.
-        label_smoothing, class_weights, ignore_index, class_axis: of losses of classes.
-        pos_weight: of "bce_with_logits".
-        huber_delta: of "huber".
+        label_smoothing: of "softmax_cross_entropy": the share of the target for all classes alike.
+        class_weights: of losses of classes: one for each class; empty weighs all alike.
+        pos_weight: of "bce_with_logits": of the positive labels, one for all or one for each.
+        ignore_index: of losses of classes: a label that counts for nothing.
+        class_axis: of losses of classes: the axis of the output with one number for each.
+        huber_delta: of "huber": where it turns from quadratic to linear.
     """
 
     model: bytes
@@ -357,7 +369,7 @@ class OnnxModel(Model):
         if not np.isfinite(joined).all():
             raise ParameterMismatch(f"{self.TYPE_NAME}: the gradient would hold NaN or infinity")
         if self._graphs.statistics or self._graphs.draws or self._graphs.scales_loss:
-            self._take(stepper)
+            self._take(stepper, self._joined(stepper))
         return joined, np.asarray(loss)
 
     def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
@@ -407,8 +419,8 @@ class OnnxModel(Model):
             raise ComponentError(f"{self.TYPE_NAME}: step without gradients; call backward first")
         stepper = self._stepper()
         stepper.step(self._split(chosen)[: len(self._trained)])
-        self._finite(self._joined(stepper), "step")
-        self._take(stepper)
+        params = self._finite(self._joined(stepper), "step")
+        self._take(stepper, params)
         self._kept_grads = None
 
     @offload(unless=_quick_vector)
@@ -458,7 +470,7 @@ class OnnxModel(Model):
                 f"{self.TYPE_NAME}: parameters left the finite numbers; lower learning_rate "
                 f"({self.config.learning_rate})"
             )
-        self._take(stepper)
+        self._take(stepper, self._joined(stepper))
         steps = stepper.progress.steps - before.steps
         told = {"num_samples": source.num_samples, "loss": loss, "steps": steps}
         if self._graphs.scales_loss:
@@ -757,10 +769,10 @@ class OnnxModel(Model):
     def _joined(self, stepper: Stepper) -> Vector:
         return self._join([*stepper.values, *self._tail(stepper.statistics)])
 
-    def _take(self, stepper: Stepper) -> None:
-        """Make what training ended with the model's own."""
+    def _take(self, stepper: Stepper, params: Vector) -> None:
+        """Make what training ended with the model's own; `params` are the joined ones."""
         count = len(self._trained)
-        self._params = self._joined(stepper)
+        self._params = params
         if self._local_layout:
             self._local = self._join(stepper.statistics)
         self._state = tuple(
@@ -841,6 +853,16 @@ class HeldModel(OnnxModel):
 
     def _check_data(self) -> None:
         """Check nothing: there are no data."""
+
+
+def read_model(source: ModelSource) -> bytes:
+    """Return what `OnnxModelConfig.model` takes: a file with the tensors beside it, as bytes.
+
+    For authors: files are those of the machine that the program is written on.
+
+    Raises ModelNotTaken.
+    """
+    return intake.read_model(source).SerializeToString(deterministic=True)
 
 
 def _parsed(content: bytes) -> ModelProto:
