@@ -610,3 +610,30 @@ def test_what_a_rule_cannot_do_it_says(
             forward.graph.output[0].type.tensor_type.shape.dim.add()
     with pytest.raises(GradientRuleError, match=says):
         training_graphs(forward, "mse", wrt=list(params))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_upsample_is_trained_as_resize(mode: str) -> None:
+    """The op of models before opset 10, which the version converter turns into Resize."""
+    weight = np.random.default_rng(0).normal(size=(1, 2, 3, 4)).astype(F32)
+    graph = helper.make_graph(
+        [node("Upsample", ["a", "scales"], ["y"], mode=mode)], "g", [],
+        [helper.make_tensor_value_info("y", 1, [1, 2, 6, 8])],
+        [numpy_helper.from_array(weight, "a"),
+         numpy_helper.from_array(np.array([1, 1, 2, 2], F32), "scales")],
+    )  # fmt: skip
+    old = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 9)])
+    graphs = training_graphs(old, "mse", wrt=["a"])
+    cotangent = np.random.default_rng(1).normal(size=(1, 2, 6, 8)).astype(F32)
+    feeds = {"a": weight, graphs.output_gradient_name: cotangent}
+    (found,) = run_ort(graphs.pullback, feeds).values()
+    run = ort_runner(old)
+    # The old model has the weight as a constant: it is linear, so the forward graph is asked.
+    expected = numeric_gradient(
+        graphs.forward, {"a": weight}, "a", graphs.output_name, cotangent, 1e-2,
+        ort_runner(graphs.forward),
+    )  # fmt: skip
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+    (before,) = run(None, {})
+    after = run_ort(graphs.forward, feeds)[graphs.output_name]
+    np.testing.assert_allclose(after, before, rtol=1e-6)
