@@ -251,6 +251,9 @@ attention("mask", mask=SEEN)
 attention("mask-of-a-blind-row", mask=BLIND, quick=True)
 attention("bias", mask=np.random.default_rng(2).normal(size=(2, 1, 3, 5)))
 attention("infinite-bias", mask=np.where(BLIND, 0.3, -np.inf), quick=True)
+# As exporters write it: a finite bias, where causality leaves nothing else to see.
+attention("lowest-bias", is_causal=1, quick=True,
+          mask=np.array([[-1e30, 0, 0, 0, 0], [-1e30, 0, 0, 0, 0], [0.0] * 5]))  # fmt: skip
 attention("trained-bias", mask=(2, 3, 5))
 attention("short-mask", mask=SEEN[:, :4])
 attention("short-bias", mask=np.ones((3, 4)))
