@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "bbnode"
 ALL_LAYERS = frozenset(
     {
         *("ir", "access", "dsl", "compiler", "components", "engine", "transport", "sim"),
-        *("daemon", "api", "cli", "examples", "ops", "programs", "templates", "torch"),
+        *("daemon", "api", "cli", "examples", "ops", "programs", "templates", "torch", "sklearn"),
     }
 )
 
@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "examples": ("bbnode.dsl", "bbnode.ops", "bbnode.compiler", "bbnode.components", "bbnode.sim"),
     "templates": ("bbnode.__version__", "bbnode.ir.errors"),
     "torch": ("bbnode.components.models.torch_export",),
+    "sklearn": ("bbnode.components.models.sklearn_export",),
     "programs": ("bbnode.ir.errors", "bbnode.ir.intake", "bbnode.dsl", "bbnode.components"),
 }
 

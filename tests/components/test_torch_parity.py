@@ -29,8 +29,8 @@ torch.set_num_threads(1)
 STEPS = 20
 OPTIMIZERS: dict[str, tuple[dict[str, Any], Any]] = {
     "sgd": (
-        {"optimizer": "sgd", "learning_rate": 0.02, "momentum": 0.9},
-        lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
+        {"optimizer": "sgd", "learning_rate": 0.01, "momentum": 0.9},
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
     ),
     "adam": (
         {"optimizer": "adam", "learning_rate": 0.001, "eps": 1e-4},

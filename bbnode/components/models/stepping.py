@@ -23,7 +23,7 @@ from bbnode.ir.values import Value
 _FIRST_SCALE = 65536.0
 _GROWTH, _CUT, _GROWS_AFTER = 2.0, 0.5, 2000
 _MOST_COUNTED = 1 << 62
-_LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
+LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
 
 Run = Callable[[ModelProto, Sequence[Value]], list[Value]]
 
@@ -81,7 +81,7 @@ class Progress:
 
         None where that can't help: the scale is the least, or the loss itself is not finite.
         """
-        if not math.isfinite(loss) or self.loss_scale <= _LEAST_SCALE:
+        if not math.isfinite(loss) or self.loss_scale <= LEAST_SCALE:
             return None
         return replace(self, rescaled=self.rescaled + 1, good=0, loss_scale=self.loss_scale * _CUT)
 
