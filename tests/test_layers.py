@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "bbnode"
 ALL_LAYERS = frozenset(
     {
         *("ir", "access", "dsl", "compiler", "components", "engine", "transport", "sim"),
-        *("daemon", "api", "cli", "examples", "ops", "programs", "templates", "torch"),
+        *("daemon", "api", "cli", "examples", "ops", "programs", "templates", "torch", "sklearn"),
     }
 )
 
@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "examples": ("bbnode.dsl", "bbnode.ops", "bbnode.compiler", "bbnode.components", "bbnode.sim"),
     "templates": ("bbnode.__version__", "bbnode.ir.errors"),
     "torch": ("bbnode.components.models.torch_export",),
-    "programs": ("bbnode.ir.errors", "bbnode.dsl", "bbnode.components"),
+    "sklearn": ("bbnode.components.models.sklearn_export",),
+    "programs": ("bbnode.ir.errors", "bbnode.ir.intake", "bbnode.dsl", "bbnode.components"),
 }
 
 # Layer -> third-party packages that it may import. A layer without a row may import any.

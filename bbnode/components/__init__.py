@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     from bbnode.components.fedavg import FedAvgConfig as FedAvgConfig
     from bbnode.components.metrics import MetricsMean as MetricsMean
     from bbnode.components.metrics import MetricsMeanConfig as MetricsMeanConfig
+    from bbnode.components.models.lora import Lora as Lora
     from bbnode.components.models.mlp import mlp_forward as mlp_forward
     from bbnode.components.models.onnx_model import HeldModel as HeldModel
     from bbnode.components.models.onnx_model import OnnxModel as OnnxModel

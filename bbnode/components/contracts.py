@@ -450,6 +450,11 @@ class Model(Component):
         raise NotExportable(f"{cls.TYPE_NAME} does not name its weights (Model.saved_weights)")
 
     @classmethod
+    def parameters_told(cls, config: Any) -> str:  # noqa: ARG003 - for concretes
+        """Return one line that says which parameters a model of these settings trains; or ""."""
+        return ""
+
+    @classmethod
     def initialized(
         cls,
         config: Any,  # noqa: ARG003 - for concretes

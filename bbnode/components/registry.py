@@ -129,7 +129,14 @@ def concrete(cls: type[Component], config: Any = None, **some: Any) -> ConcreteS
 def encode_config(config: Any) -> bytes:
     """Return a Config dataclass as a msgpack map of its fields, in field order."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    return bytes(msgpack.packb(fields))
+    return bytes(msgpack.packb(fields, default=_nested))
+
+
+def _nested(value: Any) -> Any:
+    """Return a setting that is a dataclass as the table that the artifact holds."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    raise TypeError(f"a setting can't be a {type(value).__name__}")
 
 
 def build_config(

@@ -24,6 +24,7 @@ from bbnode.ir import keys
 from bbnode.ir.errors import AuthorError, DecodeError
 from bbnode.ir.expansion import without_functions
 from bbnode.ir.graph import OpNode, is_onnx_domain
+from bbnode.ir.old_ops import NotRewritable, rewritten
 from bbnode.ir.onnx_file import has_unknown_fields, parse_model, subgraph_of
 from bbnode.ir.versions import means_the_same, onnx_version
 
@@ -451,13 +452,15 @@ def _converted(model: ModelProto, version: int, changed: list[OpNode]) -> ModelP
     reason = ", ".join(dict.fromkeys(node.op_type for node in changed[:20]))
     cause: Exception | None = None
     try:
-        made = onnx.version_converter.convert_version(model, target)
+        made = onnx.version_converter.convert_version(rewritten(model), target)
         check_whole(made)
         reached = _versions(made).get("")
         if reached == target:
             _describe_again(made, model)
             return made
         reason += f" (the converter stopped at {reached})"
+    except NotRewritable as error:
+        reason, cause = str(error), error
     except (onnx.version_converter.ConvertError, *ONNX_FAILURES) as error:
         reason += f" ({first_line(error)})"
         cause = error

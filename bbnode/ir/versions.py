@@ -12,8 +12,12 @@ from bbnode.ir.graph import OpNode, is_onnx_domain
 from bbnode.ir.onnx_file import onnx_schema
 
 # Same ports and attributes, but another meaning from a version on: the shape of scale and bias, the
-# default of a new attribute, an attribute that became required.
-_MEANING_CHANGED = {"GroupNormalization": 21, "RoiAlign": 16, "Split": 18}
+# default of a new attribute, another order of the inputs, what an empty tensor means (13), an
+# attribute that became required, and how a slope is broadcast.
+_MEANING_CHANGED = {
+    "GroupNormalization": (21,), "PRelu": (7,), "Resize": (11, 13), "RoiAlign": (16,),
+    "Split": (18,),
+}  # fmt: skip
 _OPTIONAL = OpSchema.FormalParameterOption.Optional
 
 
@@ -30,7 +34,8 @@ def means_the_same(node: OpNode, version: int, target: int) -> bool:
     if before.since_version == after.since_version:
         return True
     older, newer = sorted((before, after), key=lambda schema: int(schema.since_version))
-    if older.since_version < _MEANING_CHANGED.get(node.op_type, 0) <= newer.since_version:
+    changes = _MEANING_CHANGED.get(node.op_type, ())
+    if any(older.since_version < change <= newer.since_version for change in changes):
         return False
     return (
         _only_added(older, newer)

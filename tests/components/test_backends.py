@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 from onnx.helper import make_node as node
@@ -210,6 +211,33 @@ def test_providers_in_a_nodes_settings() -> None:
     assert made(["CPUExecutionProvider"]) == ("CPUExecutionProvider",)
     with pytest.raises(ConfigTypeMismatch, match="providers"):
         made("cuda")
+
+
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 3)])
+def test_a_scan_runs_though_the_program_leaves_ranks_open(ranks) -> None:
+    """ONNX Runtime's kernel refuses a body whose outputs have no shape, which it infers."""
+    make = onnx.helper.make_node
+    body = onnx.helper.make_graph(
+        [make("Add", ["s", "v"], ["s2"]), make("Mul", ["s2", "v"], ["o"])],
+        "body",
+        [onnx.helper.make_tensor_value_info(name, 1, None) for name in "sv"],
+        [onnx.helper.make_tensor_value_info(name, 1, None) for name in ("s2", "o")],
+    )
+    graph = onnx.helper.make_graph(
+        [make("Scan", ["z", "x"], ["f", "y"], body=body, num_scan_inputs=1)],
+        "steps",
+        [onnx.helper.make_tensor_value_info(name, 1, None) for name in "zx"],
+        [onnx.helper.make_tensor_value_info(name, 1, None) for name in "fy"],
+    )
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 25)], ir_version=13
+    )
+    z = np.ones((2,) * ranks[0], np.float32)
+    x = np.arange(3 * z.size, dtype=np.float32).reshape(3, *z.shape)
+    last, steps = OrtBackend(OrtBackendConfig()).prepare(model).run([z, x])
+    sums = 1 + np.cumsum(x, 0)
+    np.testing.assert_array_equal(last, sums[-1])
+    np.testing.assert_array_equal(steps, sums * x)
 
 
 def test_sums_at_indices_lose_nothing_on_several_threads() -> None:

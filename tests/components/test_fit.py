@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from onnx.helper import make_node as node
 
 from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
 from bbnode.components.data.text import TextDataSource, TextDataSourceConfig
-from bbnode.components.errors import DataDoesNotFit, DataUnavailable
+from bbnode.components.errors import DataDoesNotFit, DataUnavailable, InvalidComponentConfig
 from bbnode.components.models.mlp import mlp_forward
 from bbnode.components.models.onnx_model import OnnxModelConfig
 from tests.components.fakes import CTX, onnx_model
+from tests.components.graphs import model_of
 
 RNG = np.random.default_rng(0)
 
@@ -137,3 +140,70 @@ def test_tokens_have_a_row_in_the_table(tmp_path, rows: int, fits: bool) -> None
             DataDoesNotFit, match=r"ids 0 to 256, and the table 'table' .* 256 rows"
         ):
             bag.bootstrap(CTX)
+
+
+def two_inputs() -> OnnxModelConfig:
+    forward = model_of(
+        [node("Gather", ["table", "ids"], ["rows"]), node("ReduceMean", ["rows", "places"], ["m"],
+                                                         keepdims=0),
+         node("Concat", ["m", "more"], ["h"], axis=1), node("MatMul", ["h", "w"], ["y"])],
+        {"table": RNG.normal(size=(10, 3)), "w": RNG.normal(size=(5, 3))},
+        inputs={"ids": np.zeros((4, 6)), "more": np.zeros((4, 2))},
+        constants={"places": np.array([1])}, dtype=np.float32, symbolic=True,
+    )  # fmt: skip
+    ids = forward.graph.input[0].type.tensor_type
+    ids.elem_type = TensorProto.INT64
+    ids.shape.dim[1].dim_value = 6
+    forward.graph.input[1].type.tensor_type.shape.dim[1].dim_value = 2
+    return OnnxModelConfig(model=forward.SerializeToString(), loss="softmax_cross_entropy")
+
+
+def several(folder: Path, **arrays) -> ArrayDataSource:
+    y = np.arange(12) % 3
+    np.savez(folder / "d.npz", y=y, **arrays)
+    config = ArrayDataSourceConfig(path=str(folder / "d.npz"), inputs=tuple(arrays), batch_size=5)
+    return ArrayDataSource(config)
+
+
+def test_a_model_of_two_inputs_trains_on_two_arrays(tmp_path) -> None:
+    data = several(tmp_path, tokens=RNG.integers(0, 10, size=(12, 6)), more=examples(width=2))
+    made = onnx_model(two_inputs(), data)
+    made.bootstrap(CTX)
+    told = [made.train(CTX, epochs=4, batch=5)["loss"] for _ in range(3)]
+    assert told == sorted(told, reverse=True)
+    batch, labels = data.next_batch(CTX)
+    assert [(part.dtype.name, part.shape) for part in batch] == [
+        ("int64", (5, 6)), ("float32", (5, 2)),
+    ]  # fmt: skip
+    assert made.forward(CTX, batch).shape == (5, 3)
+    assert np.isfinite(made.compute_loss(CTX, batch, labels))
+    assert "12 examples: tokens int64[6], more float32[2], labels int64[]" in str(data.schema())
+
+
+def test_inputs_that_do_not_fit_are_named(tmp_path) -> None:
+    tokens, more = RNG.integers(0, 10, size=(12, 6)), examples(width=2)
+    cases = (
+        ({"more": more, "tokens": tokens}, "int64[6] as input 'ids', the data have float32[2] as"),
+        ({"tokens": tokens, "more": examples(width=3)}, "float32[2] as input 'more', the data"),
+        ({"tokens": tokens}, "takes 2 inputs (ids int64[6], more float32[2]), the data have 1"),
+    )
+    for arrays, told in cases:
+        with pytest.raises(DataDoesNotFit, match=re.escape(told)):
+            onnx_model(two_inputs(), several(tmp_path, **arrays)).bootstrap(CTX)
+    for more_settings in ({"features": "more"}, {"standardize": "federated"}):
+        with pytest.raises(InvalidComponentConfig, match="tensors of their own"):
+            ArrayDataSource(ArrayDataSourceConfig(path="d", inputs=("a", "b"), **more_settings))
+    short = several(tmp_path, tokens=tokens, more=more[:5])
+    with pytest.raises(DataUnavailable, match="12, 5 rows"):
+        short.schema()
+
+
+def test_labels_that_are_ignored_are_no_classes(tmp_path) -> None:
+    content = mlp_forward((4, 3), seed=1).SerializeToString()
+    data = source(tmp_path, examples(), np.where(np.arange(12) % 2, -100, 1))
+    config = OnnxModelConfig(model=content, ignore_index=-100)
+    made = onnx_model(config, data)
+    made.bootstrap(CTX)
+    assert made.train(CTX, epochs=1, batch=6)["steps"] == 2
+    with pytest.raises(DataDoesNotFit, match="the label -100"):
+        onnx_model(OnnxModelConfig(model=content), data).bootstrap(CTX)

@@ -22,7 +22,7 @@ def run(code: str) -> str:
 
 def test_bbnode_is_imported_without_torch() -> None:
     code = """
-import bbnode, bbnode.torch, bbnode.cli.main, bbnode.programs
+import bbnode, bbnode.torch, bbnode.sklearn, bbnode.cli.main, bbnode.programs
 from bbnode.components.registry import component_class, known_types
 try:
     bbnode.torch.export(None, None)

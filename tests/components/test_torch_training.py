@@ -263,7 +263,7 @@ def test_batch_normalization_trains_as_in_torch_with_its_running_statistics(wher
         optimizer.zero_grad()
         theirs.backward()
         optimizer.step()
-        assert float(loss) == pytest.approx(float(theirs), rel=1e-4)
+        assert float(loss) == pytest.approx(theirs.item(), rel=1e-4)
     exported = {t.name: numpy_helper.to_array(t) for t in model.export().graph.initializer}
     for name, value in {**p, "mean": mean, "variance": variance}.items():
         np.testing.assert_allclose(exported[name], value.detach().numpy(), rtol=1e-4, atol=1e-5)

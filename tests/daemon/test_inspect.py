@@ -27,6 +27,8 @@ def test_describe_tells_of_targets_slots_and_wire_edges() -> None:
     assert (client["class"], server["class"]) == ("client", "server")
     assert server["inputs"] == ["tick"]
     assert {s["slot"]: s["type_name"] for s in server["slots"]}["fedavg"] == "bbnode.FedAvg"
+    assert all("float tensors trained" in told for told in found["models"].values())
+    assert set(found["models"]) == {"global", "local"}
     there, back = found["wire_edges"]
     assert (there["from"], there["to"]) == (server["name"], client["name"])
     assert there["gates"] == ["DedupGateRx", "PeerHealthGateRx", "BackoffGateRx"]

@@ -178,3 +178,114 @@ def test_newer_ops_that_only_gained_types_are_taken(op_type) -> None:
 
 def test_the_ops_of_the_recorded_opset_are_known_to_this_onnx() -> None:
     assert onnx.defs.onnx_opset_version() >= keys.ONNX_OPSET_VERSION
+
+
+# --- what ONNX's converter gets wrong --------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [None, 0, 2, -2])
+def test_an_old_hardmax_sees_its_input_as_a_matrix(axis) -> None:
+    given = {} if axis is None else {"axis": axis}
+    model = model_of(
+        [N("Hardmax", ["x"], ["h"], **given), N("Neg", ["h"], ["y"])], [port("x", [2, 3, 4])],
+        [port("y", None)], opset=11, ir_version=6,
+    )  # fmt: skip
+    x = x_of(2, 3, 4)
+    assert_same(run(OnnxModule(model), x=x), ort(model, x=x))
+
+
+def test_old_ops_in_a_branch_are_rewritten_too() -> None:
+    then = helper.make_graph([N("Hardmax", ["x"], ["t"])], "then", [], [port("t", None)])
+    other = helper.make_graph([N("Neg", ["x"], ["e"])], "else", [], [port("e", None)])
+    model = model_of(
+        [N("If", ["c"], ["y"], then_branch=then, else_branch=other)],
+        [port("x", [2, 3, 4]), port("c", [], TensorProto.BOOL)], [port("y", None)], opset=11,
+        ir_version=6,
+    )  # fmt: skip
+    feeds = {"x": x_of(2, 3, 4), "c": np.array(True)}
+    assert_same(run(OnnxModule(model), **feeds), ort(model, **feeds))
+
+
+@pytest.mark.parametrize("shape", [[2, 3], [2, 3, 3, 3], [2, 3, 4]])
+def test_a_slope_of_opset_6_is_of_the_channels(shape) -> None:
+    """A slope [3] for [2, 3, 3, 3] fits the last axis as well."""
+    slope = np.array([0.5, -1.0, 2.0], np.float32)
+    model = model_of(
+        [N("PRelu", ["x", "s"], ["y"])], [port("x", shape)], [port("y", None)],
+        [numpy_helper.from_array(slope, "s")], opset=6, ir_version=4,
+    )  # fmt: skip
+    x = x_of(*shape)
+    by_channel = slope.reshape(-1, *[1] * (len(shape) - 2))
+    got = run(OnnxModule(model), x=x)["y"]
+    np.testing.assert_allclose(got, np.where(x > 0, x, x * by_channel), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("scales", [[1, 1, 2, 2], [1, 1, 1.5, 2.5], [1, 1, 0.3, 0.8]])
+@pytest.mark.parametrize("op_type", ["Resize", "Upsample"])
+def test_an_old_resize_divides_by_its_scale(op_type, scales, mode) -> None:
+    if op_type == "Upsample" and min(scales) < 1:
+        return
+    model = model_of(
+        [N(op_type, ["x", "s"], ["y"], mode=mode)], [port("x", [1, 2, 5, 7])], [port("y", None)],
+        [numpy_helper.from_array(np.array(scales, np.float32), "s")],
+        opset=10 if op_type == "Resize" else 9, ir_version=5,
+    )  # fmt: skip
+    x = x_of(1, 2, 5, 7)
+    assert_same(run(OnnxModule(model), x=x), ort(model, x=x))
+
+
+def test_scales_that_sizes_replace_are_left_out() -> None:
+    """Before opset 13 an empty tensor stood for an input that is left out."""
+    empty = [numpy_helper.from_array(np.zeros(0, np.float32), name) for name in ("roi", "scales")]
+    sizes = numpy_helper.from_array(np.array([1, 1, 3, 6]), "sizes")
+    model = model_of(
+        [N("Resize", ["x", "roi", "scales", "sizes"], ["y"], mode="linear")],
+        [port("x", [1, 1, 2, 4])], [port("y", None)], [*empty, sizes], opset=11, ir_version=6,
+    )  # fmt: skip
+    x = x_of(1, 1, 2, 4)
+    assert_same(run(OnnxModule(model), x=x), ort(model, x=x))
+
+
+def _scan_of_opset_8() -> tuple[list[onnx.NodeProto], dict[str, list[int]]]:
+    body = helper.make_graph(
+        [N("Add", ["s", "v"], ["s2"]), N("Identity", ["s2"], ["o"])], "body",
+        [port("s", [3]), port("v", [3])], [port("s2", [3]), port("o", [3])],
+    )  # fmt: skip
+    nodes = [N("Scan", ["", "z", "x"], ["f", "y"], name="steps", body=body, num_scan_inputs=1)]
+    return nodes, {"z": [1, 3], "x": [1, 4, 3]}
+
+
+REFUSED = {
+    "Scan 'steps'": (8, *_scan_of_opset_8()),
+    "no newer opset has tf_half_pixel_for_nn": (
+        11, [N("Resize", ["x", "r", "s"], ["y"], name="up", mode="nearest",
+               coordinate_transformation_mode="tf_half_pixel_for_nn")],
+        {"x": [1, 1, 2, 2], "r": [0], "s": [4]}),
+    "rounds to depends on its scales": (
+        10, [N("Resize", ["x", "s"], ["y"], name="up", mode="nearest")],
+        {"x": [1, 1, 2, 2], "s": [4]}),
+    "PRelu 'p' .it depends on the rank of 'x'": (
+        6, [N("PRelu", ["x", "s"], ["y"], name="p")], {"x": None, "s": [3]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_an_old_op_that_no_newer_one_stands_for_is_refused_by_name(reason) -> None:
+    opset, nodes, shapes = REFUSED[reason]
+    model = model_of(
+        nodes, [port(n, s) for n, s in shapes.items()], [port("y", None)], opset=opset,
+        ir_version=4,
+    )  # fmt: skip
+    with pytest.raises(UnconvertibleModel, match=reason):
+        OnnxModule(model)
+
+
+def test_a_file_of_format_3_lists_its_weights_as_inputs() -> None:
+    w = numpy_helper.from_array(np.ones(4, np.float32), "w")
+    model = model_of(
+        [N("Add", ["x", "w"], ["a"]), N("Pad", ["a"], ["y"], pads=[0, 1, 0, 2], value=3.0)],
+        [port("x", [2, 4]), port("w", [4])], [port("y", None)], [w], opset=8, ir_version=3,
+    )  # fmt: skip
+    x = x_of(2, 4)
+    assert_same(run(OnnxModule(model), x=x), ort(model, x=x))

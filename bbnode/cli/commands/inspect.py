@@ -114,6 +114,11 @@ def _render(description: Mapping[str, Any], out: Console) -> None:
         ],
         out=out,
     )
+    if description["models"]:
+        output.table(
+            "models", ("slot", "parameters"), [list(row) for row in description["models"].items()],
+            out=out,
+        )  # fmt: skip
     if description["parts"]:
         rows = [[name] for name in description["parts"]]
         output.table("graphs of backends (--extract)", ("function",), rows, out=out)

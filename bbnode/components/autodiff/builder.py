@@ -8,7 +8,7 @@ that shape inference does not know is None; nothing here guesses.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -50,9 +50,6 @@ class Instead(Protocol):
 
     def nodes(self) -> Sequence[NodeProto]:
         """Return the nodes that make them, and the node's outputs."""
-
-
-_SMALL_ELEMENTS = 64  # of constants whose values rules may read
 
 
 class GraphBuilder:
@@ -295,14 +292,10 @@ def every_name(nodes: Iterable[NodeProto]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class InferredType:
-    """The inferred element type of a value (ONNX's number, 0: unknown), and its dimensions.
-
-    `held` is the value itself, where it is a small constant: sizes, scales, axes and the like.
-    """
+    """The inferred element type of a value (ONNX's number, 0: unknown), and its dimensions."""
 
     elem_type: int
     dims: Dims | None
-    held: npt.NDArray[np.generic] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, tensor: TypeProto.Tensor) -> InferredType:
@@ -329,20 +322,28 @@ def inferred_types(model: ModelProto) -> dict[str, InferredType]:
     Values inside of nested graphs are not among them. `model_types` knows more of what comes out of
     such graphs.
     """
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    inferred = onnx.shape_inference.infer_shapes(_inferrable(model), data_prop=True).graph
     types: dict[str, InferredType] = {}
     for tensor in inferred.initializer:
-        types[tensor.name] = _from_initializer(tensor)
+        types[tensor.name] = InferredType(int(tensor.data_type), tuple(tensor.dims))
     for info in (*inferred.input, *inferred.output, *inferred.value_info):
         if info.type.HasField("tensor_type"):
             types[info.name] = InferredType.of(info.type.tensor_type)
-    for node in inferred.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            types[node.output[0]] = _from_initializer(node.attribute[0].t)
     return types
 
 
-def _from_initializer(tensor: TensorProto) -> InferredType:
-    small = int(np.prod(tensor.dims)) <= _SMALL_ELEMENTS
-    held = numpy_helper.to_array(tensor).copy() if small else None
-    return InferredType(int(tensor.data_type), tuple(tensor.dims), held)
+# ONNX infers no output of these; it has the type of the first input.
+_NOT_INFERRED = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+
+
+def _inferrable(model: ModelProto) -> ModelProto:
+    """Return the model with an Identity for each node that ONNX's inference does not follow."""
+    if not any(node.op_type in _NOT_INFERRED for node in model.graph.node):
+        return model
+    made = ModelProto()
+    made.CopyFrom(model)
+    for node in made.graph.node:
+        if node.op_type in _NOT_INFERRED and node.domain in ("", "ai.onnx"):
+            same = helper.make_node("Identity", [node.input[0]], list(node.output))
+            node.CopyFrom(same)
+    return made

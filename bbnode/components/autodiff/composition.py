@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from onnx import NodeProto, helper
 
 from bbnode.components.autodiff.builder import InferredType, captured_names, inferred_types
+from bbnode.components.autodiff.reverse import pull_back
 from bbnode.components.autodiff.table import VjpContext
-from bbnode.ir.keys import FRAMEWORK_IR_VERSION, ONNX_OPSET_VERSION
+from bbnode.ir.keys import FRAMEWORK_IR_VERSION
 
 
 def pull_back_through(ctx: VjpContext, outputs: Sequence[str | None]) -> Sequence[str | None]:
@@ -26,9 +27,6 @@ def pull_back_through(ctx: VjpContext, outputs: Sequence[str | None]) -> Sequenc
     Raises:
         UnsupportedGradient, GradientRuleError: of one of the emitted nodes.
     """
-    # The rules are loaded by the sweep, and this is used by rules.
-    from bbnode.components.autodiff.reverse import pull_back
-
     seeds: dict[str, str] = {}
     for value, grad in zip(outputs, ctx.grads, strict=False):
         if value is not None and grad is not None:
@@ -74,6 +72,6 @@ def _types(ctx: VjpContext, nodes: Sequence[NodeProto]) -> dict[str, InferredTyp
     model = helper.make_model(
         helper.make_graph(list(nodes), "composed", infos, [], constants),
         ir_version=FRAMEWORK_IR_VERSION,
-        opset_imports=[helper.make_opsetid("", ONNX_OPSET_VERSION)],
+        opset_imports=[helper.make_opsetid(*entry) for entry in ctx.b.opsets],
     )
     return {**inferred_types(model), **leaves}

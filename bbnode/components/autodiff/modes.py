@@ -130,8 +130,8 @@ class _Parting:
                 continue
             if node.op_type == _NORM:
                 evaluated.append(_plain_norm(node))
-                trained.append(self._norm(node))
-                trained += self.b.take()
+                normal = self._norm(node)
+                trained += [*normal, *self.b.take()]
             else:
                 evaluated.append(_plain_dropout(node))
                 masked = self._dropout(node)
@@ -160,7 +160,7 @@ class _Parting:
             return False
         return bool(self._constant(node, 2, "training_mode"))
 
-    def _norm(self, node: NodeProto) -> NodeProto:
+    def _norm(self, node: NodeProto) -> list[NodeProto]:
         """Return the node in training mode; emit the update of its statistics."""
         for at, extra in enumerate(node.output[1:], 1):
             if extra and self._is_read(extra):
@@ -176,6 +176,10 @@ class _Parting:
         batch = [b.fresh(f"{name}/mean"), b.fresh(f"{name}/variance")]
         made = NodeProto()
         made.CopyFrom(node)
+        # Copies of no value: ONNX Runtime writes the batch's statistics over these two inputs.
+        none = b.scalar(0.0, elem_type)
+        made.input[3:5] = [b.op("Mul", name, none) for name in node.input[3:5]]
+        before = b.take()
         del made.attribute[:]
         kept = [a for a in node.attribute if a.name not in ("momentum", "training_mode")]
         made.attribute.extend(kept)
@@ -195,7 +199,7 @@ class _Parting:
             self.statistics.setdefault(statistic.name, statistic)
             if at == 4:
                 self.variances.add(statistic.name)
-        return made
+        return [*before, made]
 
     def _bessel(self, x: str, elem_type: int) -> str:
         """Emit n / (n - 1) for the n values of each channel of x; 1 for a single one."""

@@ -178,20 +178,26 @@ def closed_graph(
     b: GraphBuilder,
     inputs: Sequence[tuple[str, InferredType]],
     outputs: Sequence[tuple[str, InferredType]],
-    nodes: Iterable[NodeProto] = (),
+    nodes: Sequence[NodeProto] = (),
     tensors: Iterable[TensorProto] = (),
 ) -> GraphProto:
     """Return the graph of `nodes` and of what a nested builder emitted, pruned to its outputs.
 
-    Every output is the value of a node of its own: runtimes refuse a graph that hands out an
-    input, a value from around it, or one value twice.
+    Runtimes refuse a graph that hands out an input, a value from around it, or one value twice:
+    these are copied.
     """
-    ends = [b.fresh("out") for _ in outputs]
-    last = [
-        helper.make_node("Identity", [value], [end], name=end)
-        for (value, _), end in zip(outputs, ends, strict=True)
-    ]
-    kept, constants = prune([*nodes, *b.nodes, *last], [*tensors, *b.initializers], ends, b.instead)
+    made = {value for node in (*nodes, *b.nodes) for value in node.output}
+    ends: list[str] = []
+    copies: list[NodeProto] = []
+    for value, _ in outputs:
+        end = value
+        if value not in made or value in ends:
+            end = b.fresh("out")
+            copies.append(helper.make_node("Identity", [value], [end], name=end))
+        ends.append(end)
+    kept, constants = prune(
+        [*nodes, *b.nodes, *copies], [*tensors, *b.initializers], ends, b.instead
+    )
     return helper.make_graph(
         kept,
         name,

@@ -54,7 +54,7 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a step graph has beside parameters and gradients.
+    """The values of a step graph beside parameters, gradients and state.
 
     Attributes:
         rate: the learning rate, [] of the parameters' type.

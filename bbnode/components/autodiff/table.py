@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-from onnx import NodeProto, helper
+from onnx import NodeProto, helper, numpy_helper
 
 from bbnode.components.autodiff.builder import AttributeValue, Dims, GraphBuilder, InferredType
 from bbnode.components.autodiff.errors import GradientRuleError
@@ -166,8 +166,9 @@ class VjpContext:
         return elem_type
 
     def held(self, index: int) -> npt.NDArray[np.generic] | None:
-        """Return the value of an input that is a small initializer; None for any other."""
-        return self.type_of(self.node.input[index]).held if self.has(index) else None
+        """Return the value of an input that is a constant of the model; None for any other."""
+        tensor = self.b.known.get(self.node.input[index]) if self.has(index) else None
+        return None if tensor is None else numpy_helper.to_array(tensor)
 
     def rank(self, value: str) -> int:
         """Return the rank of `value`; GradientRuleError where it is unknown."""
@@ -306,3 +307,15 @@ def is_piecewise_constant(domain: str, op_type: str) -> bool:
 def supported_ops() -> tuple[str, ...]:
     """Return the sorted names of the `ai.onnx` ops that have a rule."""
     return tuple(sorted(op for domain, op in _TABLE if domain == ""))
+
+
+def supported_by_family() -> dict[str, tuple[str, ...]]:
+    """Return the ops that have a rule, by the family of rules that each is in.
+
+    An op of another domain than `ai.onnx` has its domain before its name.
+    """
+    families: dict[str, list[str]] = {}
+    for (domain, op), entry in _TABLE.items():
+        family = entry.rule.__module__.rsplit(".", 1)[-1]
+        families.setdefault(family, []).append(f"{domain}.{op}" if domain else op)
+    return {family: tuple(sorted(ops)) for family, ops in sorted(families.items())}

@@ -11,7 +11,7 @@ nor an IOBinding stand between: made anew for each call, they cost more than a s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -26,6 +26,7 @@ from bbnode.components.backends.lowering import lowered
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError, BackendUnavailable
 from bbnode.components.registry import register_component
+from bbnode.ir.onnx_file import subgraph_of
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import OptionalValue, TensorSequence, Value
 
@@ -46,6 +47,7 @@ _SMALL_BYTES = 16 << 10
 # In errors of a run, and of a graph that can't be prepared.
 _NODE_NAME = re.compile(r" node\. Name:'([^']*)'|\bNode \(([^)]*)\)")
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node")
+_MAX_RANKS = 16  # combinations of ranks that one graph is kept prepared for
 _MAX_FORMS = 8  # of one graph that are tried, each without a kernel that was missing before
 _LOG_ERRORS_ONLY = 3  # 0 verbose .. 4 fatal; its warnings tell of dropped initializers and such
 
@@ -123,6 +125,46 @@ class _OrtGraph:
         return BackendError(f"{self._label}: {text}; inputs were {shapes}", node=_node_in(text))
 
 
+class _GraphByRanks:
+    """A graph with a Scan, whose kernel wants the ranks of what its body makes: prepared by them.
+
+    ONNX Runtime infers these ranks from those of the graph's inputs, which a program may leave
+    open.
+    """
+
+    __slots__ = ("_build", "_label", "_model", "_prepared")
+
+    def __init__(
+        self, model: ModelProto, label: str, build: Callable[[ModelProto], PreparedGraph]
+    ) -> None:
+        self._model = model
+        self._label = label
+        self._build = build
+        self._prepared: dict[tuple[int, ...], PreparedGraph] = {}
+
+    def run(self, inputs: Sequence[Value]) -> list[Value]:
+        """Return the outputs in graph order for inputs in graph order."""
+        ports = self._model.graph.input
+        check_count(self._label, [port.name for port in ports], inputs)
+        ranks = tuple(value.ndim if isinstance(value, np.ndarray) else -1 for value in inputs)
+        prepared = self._prepared.get(ranks)
+        if prepared is None:
+            if len(self._prepared) >= _MAX_RANKS:
+                self._prepared.clear()
+            prepared = self._prepared[ranks] = self._build(self._with(ranks))
+        return prepared.run(inputs)
+
+    def _with(self, ranks: Sequence[int]) -> ModelProto:
+        made = ModelProto()
+        made.CopyFrom(self._model)
+        for port, rank in zip(made.graph.input, ranks, strict=True):
+            if rank >= 0 and not port.type.tensor_type.HasField("shape"):
+                port.type.tensor_type.shape.SetInParent()
+                for axis in range(rank):
+                    port.type.tensor_type.shape.dim.add(dim_param=f"{port.name}.{axis}")
+        return made
+
+
 @register_component
 class OrtBackend(CachingBackend):
     """Runs graphs in ONNX Runtime; the default backend."""
@@ -163,6 +205,18 @@ class OrtBackend(CachingBackend):
         return tensor
 
     def build_graph(self, model: ModelProto) -> PreparedGraph:
+        prepared = self._build(model)
+        open_ranks = any(
+            port.type.HasField("tensor_type") and not port.type.tensor_type.HasField("shape")
+            for port in model.graph.input
+        )
+        if not open_ranks or not _has_scan(model):
+            return prepared
+        kept = ModelProto()  # the caller may change its own
+        kept.CopyFrom(model)
+        return _GraphByRanks(kept, f"{self.TYPE_NAME}: graph {model.graph.name!r}", self._build)
+
+    def _build(self, model: ModelProto) -> PreparedGraph:
         options = onnxruntime.SessionOptions()
         # Its ScatterND sums rows of one index on several threads at once, and loses some of them.
         races = _sums_at_indices(model)
@@ -210,6 +264,10 @@ class OrtBackend(CachingBackend):
                     break
                 model = other
         raise first if first is not None else AssertionError("no form was tried")
+
+
+def _has_scan(model: ModelProto) -> bool:
+    return any(node.op_type == "Scan" for node in subgraph_of(model.graph).all_nodes())
 
 
 def _sums_at_indices(model: ModelProto) -> bool:

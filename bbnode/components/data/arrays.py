@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, ClassVar, TypeAlias, cast
@@ -13,13 +13,15 @@ import numpy as np
 from numpy.lib import format as npy
 
 from bbnode.components.data import numbers
-from bbnode.components.data.base import Array, ByRow
+from bbnode.components.data.base import FEATURE_TYPES, Array, ByRow
 from bbnode.components.data.data_file import UNREADABLE, DataFile, memory_limit, told
-from bbnode.components.data.numbers import FileArray, Joined
+from bbnode.components.data.numbers import ApartArrays, FileArray, Joined
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
+from bbnode.ir import types
+from bbnode.ir.types import TypeNode
 
 _WANTED = "an .npz file, or a folder of .npy files"
 _SUFFIX = ".npy"
@@ -39,6 +41,8 @@ class ArrayDataSourceConfig(StandardizedConfig):
         path: of an .npz file on this peer, or of a folder in which the array "x" is x.npy.
         features: name of the array of features; or of several, which are put side by side as
             columns.
+        inputs: names of several arrays, in place of `features`: those of a model with several
+            inputs, in its order. A batch is then a composite of them.
         labels: name of the array of labels.
         dtype: of the features. "auto": integers of 32 and 64 bits become int64 (tokens), all
             else float32; "keep": as stored; or a name, "float32", "uint8", ….
@@ -46,6 +50,7 @@ class ArrayDataSourceConfig(StandardizedConfig):
 
     path: str = path_setting()
     features: str | tuple[str, ...] = "x"
+    inputs: tuple[str, ...] = ()
     labels: str = "y"
     dtype: str = numbers.AUTO
 
@@ -61,11 +66,21 @@ class ArrayDataSource(StandardizedDataSource):
 
     TYPE_NAME: ClassVar[str] = "bbnode.ArrayDataSource"
     Config: ClassVar[type] = ArrayDataSourceConfig
+    storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {
+        **StandardizedDataSource.storage,
+        "NextBatch.batch": (*FEATURE_TYPES, types.COMPOSITE),
+    }
     config: ArrayDataSourceConfig
 
     def __init__(self, config: ArrayDataSourceConfig) -> None:
         super().__init__(config)
         self.require(bool(self._features()), "`features` names no array")
+        plain = config.features == ArrayDataSourceConfig.features and config.standardize == "none"
+        self.require(
+            plain or not config.inputs,
+            "`inputs` are tensors of their own; leave out `features` and `standardize`",
+        )
+        self.require(len(set(config.inputs)) == len(config.inputs), "`inputs` names an array twice")
         known = ", ".join(numbers.DTYPES)
         self.require(
             config.dtype in numbers.DTYPES, f"unknown dtype {config.dtype!r}; choose one of {known}"
@@ -74,7 +89,7 @@ class ArrayDataSource(StandardizedDataSource):
     def column_names(self) -> tuple[str, ...]:
         """Return the names of the arrays of features, if there are several."""
         names = self._features()
-        return names if len(names) > 1 else ()
+        return names if len(names) > 1 and not self.config.inputs else ()
 
     def label_names(self) -> tuple[str, tuple[str, ...]]:
         """Return the name of the array of labels; classes have no names here."""
@@ -93,7 +108,7 @@ class ArrayDataSource(StandardizedDataSource):
             self._checked(path, name, array, file, is_label=at == len(stored) - 1)
             for at, (name, array, file) in enumerate(stored)
         )
-        if len(features) == 1:
+        if len(features) == 1 and not self.config.inputs:
             return features[0], labels
         lengths = {len(part) for part in features}
         if len(lengths) > 1:
@@ -101,11 +116,13 @@ class ArrayDataSource(StandardizedDataSource):
                 f"{self.TYPE_NAME}: {path}: the arrays {', '.join(self._features())} have "
                 f"{', '.join(str(len(part)) for part in features)} rows; they have to have one each"
             )
+        if self.config.inputs:
+            return ApartArrays(dict(zip(self.config.inputs, features, strict=True))), labels
         kinds = {part.dtype for part in features}
         return Joined(features, kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)), labels
 
     def _features(self) -> tuple[str, ...]:
-        names = self.config.features
+        names = self.config.inputs or self.config.features
         return (names,) if isinstance(names, str) and names else tuple(names)
 
     def _names(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from bbnode.components.data.schema import DataSchema, TensorSchema
 from bbnode.components.errors import DataUnavailable
 from bbnode.ir import types
 from bbnode.ir.types import TypeNode
-from bbnode.ir.values import Value
+from bbnode.ir.values import Composite, Value
 
 Array: TypeAlias = npt.NDArray[Any]
 Batch: TypeAlias = tuple[Value, Value]
@@ -126,6 +126,10 @@ class MemoryDataSource(DataSource):
                 label_name, classes = self.label_names()
                 self._schema = DataSchema(
                     features=_schema_of(data.features),
+                    inputs=tuple(
+                        (name, _schema_of(part))
+                        for name, part in getattr(data.features, "parts", {}).items()
+                    ),
                     labels=_schema_of(data.labels),
                     num_samples=len(data),
                     label_range=data.label_range(),
@@ -305,12 +309,14 @@ class _Converted:
         return np.asarray(self._values[rows]).astype(self.dtype)
 
 
-def taken(values: ByRow, rows: Rows | None) -> Array:
-    """Return the values of some rows, or of all, as a read-only array."""
+def taken(values: ByRow, rows: Rows | None) -> Any:
+    """Return the values of some rows, or of all, as a read-only array, or a Composite of these."""
     if rows is not None:
         array = values[rows]
     else:
         array = values if isinstance(values, np.ndarray) else values[np.arange(len(values))]
+    if isinstance(array, Composite):
+        return array
     plain = np.asarray(array).view()  # not a numpy.memmap
     plain.flags.writeable = False
     return plain

@@ -6,15 +6,16 @@ out of range, a fraction as an integer) is refused when the source is loaded, by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from bbnode.components.data.base import Array, ByRow
+from bbnode.components.data.base import Array, ByRow, taken
 from bbnode.components.data.data_file import DataFile
 from bbnode.components.data.partition import Rows
 from bbnode.components.errors import DataUnavailable
+from bbnode.ir.values import Composite
 
 NUMBERS: Final = "fiub"  # kinds of dtype that are numbers
 AUTO, KEEP = "auto", "keep"
@@ -120,6 +121,21 @@ class Joined:
             made[:, start : start + values.shape[1]] = values
             start += values.shape[1]
         return made
+
+
+class ApartArrays:
+    """Several arrays of the same examples, each a tensor of its own: gathered as a Composite."""
+
+    def __init__(self, parts: Mapping[str, ByRow]) -> None:
+        self.parts = dict(parts)
+        first = next(iter(self.parts.values()))
+        self.shape, self.dtype = first.shape, first.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Composite:
+        return Composite(taken(part, rows) for part in self.parts.values())
 
 
 def in_memory(values: ByRow) -> Array:

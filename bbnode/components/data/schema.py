@@ -27,6 +27,8 @@ class DataSchema:
 
     Attributes:
         features, labels: of one example.
+        inputs: where an example has several tensors, name and values of each, in their order;
+            `features` are then the first of them.
         num_samples: examples in the source, at least 1.
         label_range: least and greatest of integer labels; None for others.
         feature_range: the ids 0, 1, … that features may be, as least and greatest; None for others.
@@ -43,9 +45,12 @@ class DataSchema:
     names: tuple[str, ...] = ()
     label_name: str = ""
     classes: tuple[str, ...] = ()
+    inputs: tuple[tuple[str, TensorSchema], ...] = ()
 
     def __str__(self) -> str:
         labels = str(self.labels)
         if self.label_range is not None:
             labels += f" from {self.label_range[0]} to {self.label_range[1]}"
-        return f"{self.num_samples} examples: features {self.features}, labels {labels}"
+        named = (f"{name} {values}" for name, values in self.inputs)
+        features = ", ".join(named) or f"features {self.features}"
+        return f"{self.num_samples} examples: {features}, labels {labels}"

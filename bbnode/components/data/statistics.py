@@ -24,7 +24,12 @@ import numpy.typing as npt
 from bbnode.components.contracts import OpContext, offload
 from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
 from bbnode.components.data.data_file import read_whole
-from bbnode.components.errors import DataUnavailable, StatisticsMissing, StatisticsRefused
+from bbnode.components.errors import (
+    DataUnavailable,
+    StatisticsMissing,
+    StatisticsRefused,
+    UnsupportedByDataSource,
+)
 from bbnode.components.settings import path_setting
 from bbnode.ir.decoding import shown
 from bbnode.ir.values import Metadata, Value
@@ -219,6 +224,9 @@ class StandardizedDataSource(SplitDataSource):
         """
         data = self._data()
         assert self._raw is not None
+        if self.schema().inputs:
+            several = "statistics of several `inputs`"
+            raise UnsupportedByDataSource(component=self.TYPE_NAME, op=several)
         features = self._feature_count()
         if features > _MAX_FEATURES:
             raise DataUnavailable(

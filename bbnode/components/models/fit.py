@@ -12,6 +12,8 @@ from typing import NamedTuple
 from onnx import ModelProto, helper
 
 from bbnode.components.autodiff import TrainingGraphs
+from bbnode.components.autodiff.builder import Dims, InferredType
+from bbnode.components.autodiff.losses import Loss, LossSettings, class_axis
 from bbnode.components.data.schema import DataSchema, TensorSchema
 from bbnode.components.errors import DataDoesNotFit
 
@@ -35,9 +37,9 @@ class Wanted(NamedTuple):
         return len(self.sizes) == len(shape) and all(n in (None, size) for n, size in pairs)
 
 
-def wanted_features(graphs: TrainingGraphs) -> Wanted:
-    """Return what the model's one input takes."""
-    return _port(graphs.train_step, graphs.input_names[0])
+def wanted_features(graphs: TrainingGraphs) -> dict[str, Wanted]:
+    """Return what each of the model's inputs takes."""
+    return {name: _port(graphs.train_step, name) for name in graphs.input_names}
 
 
 def wanted_labels(graphs: TrainingGraphs) -> Wanted:
@@ -46,35 +48,60 @@ def wanted_labels(graphs: TrainingGraphs) -> Wanted:
 
 
 def check_fit(
-    schema: DataSchema, graphs: TrainingGraphs, *, class_labels: bool, where: str
+    schema: DataSchema, graphs: TrainingGraphs, loss: Loss, settings: LossSettings, *, where: str
 ) -> None:
     """Raise DataDoesNotFit unless the model can be trained on data of this schema.
 
-    `class_labels`: labels are numbers of classes, each below the size of the output's last axis.
     `where` names model and data in the message.
     """
     _check_features(schema, wanted_features(graphs), where)
     _check_tokens(schema, graphs, where)
-    labels = wanted_labels(graphs)
-    if class_labels:
-        _check_classes(schema, labels, _port(graphs.pullback, graphs.output_gradient_name), where)
+    check_labels(schema, wanted_labels(graphs), graphs.output_dims, loss, settings, where=where)
+
+
+def check_labels(
+    schema: DataSchema,
+    labels: Wanted,
+    output_dims: Dims,
+    loss: Loss,
+    settings: LossSettings,
+    *,
+    where: str,
+) -> None:
+    """Raise DataDoesNotFit unless the data's labels are what the loss takes; as `check_fit`."""
+    if loss.class_labels:
+        classes = output_dims[class_axis(InferredType(0, output_dims), settings)]
+        known = classes if isinstance(classes, int) else None
+        _check_classes(schema, labels, known, settings.ignore_index, where)
     else:
         _check_values(schema, labels, where)
 
 
-def _check_features(schema: DataSchema, wanted: Wanted, where: str) -> None:
-    have = schema.features
-    if not wanted.takes_shape(have.shape):
-        columns = f" ({len(schema.names)} columns: {_few(schema.names)})" if schema.names else ""
+def _check_features(schema: DataSchema, wanted: dict[str, Wanted], where: str) -> None:
+    given = schema.inputs or (("", schema.features),)
+    if len(given) != len(wanted):
+        have = ", ".join(f"{name} {values}".strip() for name, values in given)
+        takes = ", ".join(f"{name} {port}" for name, port in wanted.items())
         raise DataDoesNotFit(
-            f"{where}: the program takes examples of {wanted}, the data have {have}{columns}; "
-            "give it data of that shape, or compile the program for these"
+            f"{where}: the program takes {len(wanted)} inputs ({takes}), the data have "
+            f"{len(given)} ({have}); name one array for each, in this order, with `inputs`"
         )
-    if wanted.dtype != have.dtype:
-        raise DataDoesNotFit(
-            f"{where}: the program takes examples of {wanted}, the data have {have}; store them "
-            f"as {wanted.dtype}, or compile the program for {have.dtype}"
-        )
+    for (port, want), (array, have_one) in zip(wanted.items(), given, strict=True):
+        what = f"{want} as input {port!r}" if schema.inputs else str(want)
+        columns = f" as {array!r}" if schema.inputs else ""
+        if schema.names:
+            columns = f" ({len(schema.names)} columns: {_few(schema.names)})"
+        if not want.takes_shape(have_one.shape):
+            raise DataDoesNotFit(
+                f"{where}: the program takes examples of {what}, the data have {have_one}{columns};"
+                " give it data of that shape, or compile the program for these"
+            )
+        if want.dtype != have_one.dtype:
+            told = columns if schema.inputs else ""
+            raise DataDoesNotFit(
+                f"{where}: the program takes examples of {what}, the data have {have_one}{told}; "
+                f"store them as {want.dtype}, or compile the program for {have_one.dtype}"
+            )
 
 
 def _check_tokens(schema: DataSchema, graphs: TrainingGraphs, where: str) -> None:
@@ -95,21 +122,22 @@ def _check_tokens(schema: DataSchema, graphs: TrainingGraphs, where: str) -> Non
             )
 
 
-def _check_classes(schema: DataSchema, wanted: Wanted, output: Wanted, where: str) -> None:
+def _check_classes(
+    schema: DataSchema, wanted: Wanted, classes: int | None, ignored: int | None, where: str
+) -> None:
     have, span = schema.labels, schema.label_range
     column = f" in {schema.label_name!r}" if schema.label_name else ""
-    classes = output.sizes[-1] if output.sizes else None
     if span is None or not wanted.takes_shape(have.shape):
         count = "" if classes is None else f" to {classes - 1}"
         raise DataDoesNotFit(
             f"{where}: the program takes labels of {wanted}, class numbers from 0{count}; the data "
             f"have {have}{column}; store the number of the class, or compile with loss='mse'"
         )
-    if span[0] < 0:
+    if span[0] < 0 and span[0] != ignored:
         raise DataDoesNotFit(
             f"{where}: the data have the label {span[0]}{column}; classes are numbered from 0"
         )
-    if classes is not None and span[1] >= classes:
+    if classes is not None and span[1] >= classes and span[1] != ignored:
         raise DataDoesNotFit(
             f"{where}: the program tells {classes} classes apart, 0 to {classes - 1}, and the data "
             f"have labels from {span[0]} to {span[1]}{column}; number the classes from 0, or "

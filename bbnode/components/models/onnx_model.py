@@ -7,6 +7,7 @@ that computes with it is an ONNX graph that the bound backend runs.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,6 +24,7 @@ from bbnode.components.autodiff.forward import read_forward
 from bbnode.components.autodiff.losses import LossSettings, find_loss
 from bbnode.components.autodiff.modes import RunningVariance, TrainingMode
 from bbnode.components.autodiff.optimizers import OptimizerSettings
+from bbnode.components.autodiff.parameters import ParameterChoice
 from bbnode.components.autodiff.training import Precision, TrainingOptions
 from bbnode.components.backends.graphs import scaled_sum_model
 from bbnode.components.contracts import (
@@ -46,6 +48,7 @@ from bbnode.components.errors import (
 )
 from bbnode.components.models.fit import check_fit
 from bbnode.components.models.labels import Labels
+from bbnode.components.models.lora import Lora, with_adapters, with_trained
 from bbnode.components.models.schedule import Schedule
 from bbnode.components.models.stepping import Accumulated, Progress, Stepper
 from bbnode.components.models.weights import (
@@ -57,8 +60,12 @@ from bbnode.components.models.weights import (
     unpack_state,
 )
 from bbnode.components.registry import register_component
+from bbnode.ir import intake
+from bbnode.ir.intake import ModelSource
 from bbnode.ir.values import Composite, Metadata, Value
 from bbnode.ir.weightless import without_values
+
+logger = logging.getLogger(__name__)
 
 Vector = npt.NDArray[np.float32]
 
@@ -92,19 +99,29 @@ class OnnxModelConfig:
         loss: of the first output: "softmax_cross_entropy" and "nll" (int64 class labels),
             "bce_with_logits" and "kl" (probabilities), "mse", "mae", "huber", "cosine".
         learning_rate: the first one, that `schedule` scales.
-        trainable: names of the initializers to train; empty means every float one.
+        trainable: names and patterns ("head.*", "!*.bias") of the initializers to train, in their
+            order; by default weights, and not masks, tables or constants.
+        lora: adapters that are trained in place of the weights: `targets` (names or patterns of
+            layers), `rank`, `alpha`, `seed`, `merge`; what `trainable` names is trained with them.
         optimizer: "sgd", "adam", "adamw", "adagrad", "rmsprop" or "lion".
-        momentum, nesterov: of sgd; rmsprop has a momentum too.
+        momentum: of sgd and rmsprop: the share of the last move that is made again.
+        nesterov: of sgd with a momentum: look ahead by it.
         weight_decay: None is 0.01 for adamw and 0 for the others.
         betas: of adam, adamw and lion; None is (0.9, 0.999), for lion (0.9, 0.99).
-        smoothing, centered: of rmsprop.
-        eps: None is 1e-8, for adagrad 1e-10.
-        clip_value, clip_norm: the greatest size of one number of a gradient, and the greatest norm
-            of all of it, in this order; 0 does not clip.
-        keep_optimizer_state: when parameters are loaded, as each round of a federation does.
+        smoothing: of rmsprop: the share of the old mean square.
+        centered: of rmsprop: by the variance instead of the mean square.
+        eps: beside the root in a denominator; None is 1e-8, for adagrad 1e-10.
+        clip_value: the greatest size of one number of a gradient; 0 does not clip.
+        clip_norm: the greatest norm of a whole gradient, after `clip_value`; 0 does not clip.
+        keep_optimizer_state: do not begin anew when parameters are loaded, as each round of a
+            federation does.
         schedule: "constant", "step", "exponential", "linear", "cosine", "warmup_linear" or
             "warmup_cosine"; by the number of steps made in all rounds.
-        warmup_steps, decay_steps, decay_factor, final_rate: numbers of the schedule.
+        warmup_steps: of "warmup_…": steps over which the rate rises.
+        decay_steps: "step" and "exponential": steps for one `decay_factor`; "linear" and "cosine":
+            steps until `final_rate`, the warm-up among them.
+        decay_factor: of "step" and "exponential".
+        final_rate: of "linear" and "cosine".
         accumulate: batches whose mean gradient makes one step of `train`.
         precision: "mixed" computes products in float16, with a scaled loss.
         mode: "train" puts BatchNormalization and Dropout into training mode while training;
@@ -114,15 +131,19 @@ class OnnxModelConfig:
         running_variance: "sample" makes the running variance of the unbiased one of a batch, as
             torch does, "population" of the biased one, as ONNX says; "auto" looks who exported.
         seed: of Dropout's masks.
-        label_smoothing, class_weights, ignore_index, class_axis: of losses of classes.
-        pos_weight: of "bce_with_logits".
-        huber_delta: of "huber".
+        label_smoothing: of "softmax_cross_entropy": the share of the target for all classes alike.
+        class_weights: of losses of classes: one for each class; empty weighs all alike.
+        pos_weight: of "bce_with_logits": of the positive labels, one for all or one for each.
+        ignore_index: of losses of classes: a label that counts for nothing.
+        class_axis: of losses of classes: the axis of the output with one number for each.
+        huber_delta: of "huber": where it turns from quadratic to linear.
     """
 
     model: bytes
     loss: str = "softmax_cross_entropy"
     learning_rate: float = 0.1
     trainable: tuple[str, ...] = ()
+    lora: Lora | None = None
     optimizer: str = "sgd"
     momentum: float = 0.0
     nesterov: bool = False
@@ -260,9 +281,11 @@ class OnnxModel(Model):
             DataDoesNotFit: the model can't be trained on them.
             ComponentError: the backend cannot run one of the graphs.
         """
+        graphs = self._graphs
+        chosen = ParameterChoice(graphs.parameter_names, graphs.left)
+        logger.info("parameters", extra={"size": self.size, "trained": chosen.told()})
         if self.has_dependency("data_source"):
             self._check_data()
-        graphs = self._graphs
         one = self.config.accumulate == 1
         trains = (graphs.train_step,) if one else (graphs.gradients, graphs.step)
         for model in (graphs.forward, graphs.loss, *trains):
@@ -339,18 +362,15 @@ class OnnxModel(Model):
         inputs = self._inputs(input)
         labels = self._target(target, inputs)
         stepper = self._stepper()
-        found = stepper.gradients(inputs, labels)
-        while not found.finite and stepper.progress.can_cut:
-            stepper.left_out()
-            found = stepper.gradients(inputs, labels)
+        loss, grads = stepper.gradients(inputs, labels)
         # The statistics are not among what gradients are of.
         rest = [np.zeros(np.shape(value), np.float32) for value in self._tail(stepper.statistics)]
-        joined = self._join([*found.values, *rest])
+        joined = self._join([*grads, *rest])
         if not np.isfinite(joined).all():
             raise ParameterMismatch(f"{self.TYPE_NAME}: the gradient would hold NaN or infinity")
         if self._graphs.statistics or self._graphs.draws or self._graphs.scales_loss:
-            self._take(stepper)
-        return joined, np.asarray(found.loss)
+            self._take(stepper, self._joined(stepper))
+        return joined, np.asarray(loss)
 
     def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
         """Take `rate`, float32 [], for all steps from now on, instead of the schedule's.
@@ -399,8 +419,8 @@ class OnnxModel(Model):
             raise ComponentError(f"{self.TYPE_NAME}: step without gradients; call backward first")
         stepper = self._stepper()
         stepper.step(self._split(chosen)[: len(self._trained)])
-        self._finite(self._joined(stepper), "step")
-        self._take(stepper)
+        params = self._finite(self._joined(stepper), "step")
+        self._take(stepper, params)
         self._kept_grads = None
 
     @offload(unless=_quick_vector)
@@ -421,7 +441,8 @@ class OnnxModel(Model):
         """Train over the bound DataSource: `epochs` passes in batches of `batch`.
 
         Returns `num_samples` (examples of one pass), `loss` (mean over the last epoch, weighted
-        by batch sizes), `steps`, and with mixed precision `skipped`, the steps left out.
+        by batch sizes), `steps`, and with mixed precision `rescaled`, the number of
+        times that gradients were beyond float16 and the scale of the loss was cut.
 
         Raises:
             TrainingFailed: epochs or batch below 1, or the loss stopped being finite (the
@@ -449,41 +470,32 @@ class OnnxModel(Model):
                 f"{self.TYPE_NAME}: parameters left the finite numbers; lower learning_rate "
                 f"({self.config.learning_rate})"
             )
-        self._take(stepper)
+        self._take(stepper, self._joined(stepper))
         steps = stepper.progress.steps - before.steps
         told = {"num_samples": source.num_samples, "loss": loss, "steps": steps}
         if self._graphs.scales_loss:
-            told["skipped"] = stepper.progress.skipped - before.skipped
+            told["rescaled"] = stepper.progress.rescaled - before.rescaled
         return Metadata(told)
 
     def _epoch(self, stepper: Stepper, source: DataSource, batch: int) -> float:
-        """Go through one epoch; return the mean loss of the batches that moved the parameters."""
+        """Go through one epoch; return its mean loss."""
         losses: list[float] = []
-        left_out = 0
         sums = Accumulated(self._run)
         for features, target in source.epoch_batches(batch):
             inputs = self._inputs(features)
             labels = self._target(target, inputs)
             rows = len(np.atleast_1d(inputs[0]))
             if self.config.accumulate == 1:
-                loss, finite = stepper.train(inputs, labels)
-            else:
-                found = stepper.gradients(inputs, labels)
-                loss, finite = float(found.loss), found.finite
-                if finite:
-                    sums.add(found.values, rows)
-                else:
-                    stepper.left_out()
-                if sums.batches == self.config.accumulate:
-                    stepper.step(sums.mean())
-            if finite:
-                losses.append(loss * rows)
-            else:
-                left_out += rows
+                losses.append(stepper.train(inputs, labels) * rows)
+                continue
+            loss, grads = stepper.gradients(inputs, labels)
+            losses.append(float(loss) * rows)
+            sums.add(grads, rows)
+            if sums.batches == self.config.accumulate:
+                stepper.step(sums.mean())
         if sums.batches:
             stepper.step(sums.mean())
-        counted = source.num_samples - left_out
-        return math.fsum(losses) / counted if counted > 0 else math.inf
+        return math.fsum(losses) / source.num_samples
 
     def serialize(self) -> bytes:
         """Return the parameters, the state of training, and what forward and backward keep."""
@@ -563,7 +575,7 @@ class OnnxModel(Model):
     def export(self) -> ModelProto:
         """Return the author's model with the present parameters in place of the initial ones.
 
-        Running statistics are among them.
+        Running statistics are among them, and adapters: in the weights, or beside these (`Lora`).
         """
         model = _parsed(self.config.model)
         values = named(self._params, self._layout) | named(self._local, self._local_layout)
@@ -571,6 +583,8 @@ class OnnxModel(Model):
             value = values.pop(tensor.name, None)
             if value is not None:
                 _set(tensor, value)
+        if self.config.lora is not None:
+            return with_trained(model, self.config.lora, values)
         if values:
             raise NotExportable(
                 f"{self.TYPE_NAME}: {_listed(values)} are no initializers of the author's model"
@@ -593,6 +607,17 @@ class OnnxModel(Model):
                 "of parameters; run the node once with this one"
             )
         return {**named(saved.params, saved.layout), **named(saved.local, saved.local_layout)}
+
+    @classmethod
+    def parameters_told(cls, config: OnnxModelConfig) -> str:
+        """Return one line that says which tensors are trained, and which are not and why.
+
+        Raises AutodiffError for a model that can't be trained.
+        """
+        model, wrt = _with_adapters(config)
+        forward = read_forward(model, wrt or None)
+        names = tuple(tensor.name for tensor in forward.parameters)
+        return ParameterChoice(names, forward.left).told()
 
     @classmethod
     def initialized(
@@ -664,9 +689,9 @@ class OnnxModel(Model):
         if schema is not None:
             slot = self.depends["data_source"]
             where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
-            is_class = find_loss(self.config.loss).class_labels
+            loss, settings = find_loss(self.config.loss), _loss_settings(self.config)
             try:
-                check_fit(schema, self._graphs, class_labels=is_class, where=where)
+                check_fit(schema, self._graphs, loss, settings, where=where)
             except DataDoesNotFit:
                 source.forget()  # others may stand there the next time
                 raise
@@ -744,10 +769,10 @@ class OnnxModel(Model):
     def _joined(self, stepper: Stepper) -> Vector:
         return self._join([*stepper.values, *self._tail(stepper.statistics)])
 
-    def _take(self, stepper: Stepper) -> None:
-        """Make what training ended with the model's own."""
+    def _take(self, stepper: Stepper, params: Vector) -> None:
+        """Make what training ended with the model's own; `params` are the joined ones."""
         count = len(self._trained)
-        self._params = self._joined(stepper)
+        self._params = params
         if self._local_layout:
             self._local = self._join(stepper.statistics)
         self._state = tuple(
@@ -830,6 +855,16 @@ class HeldModel(OnnxModel):
         """Check nothing: there are no data."""
 
 
+def read_model(source: ModelSource) -> bytes:
+    """Return what `OnnxModelConfig.model` takes: a file with the tensors beside it, as bytes.
+
+    For authors: files are those of the machine that the program is written on.
+
+    Raises ModelNotTaken.
+    """
+    return intake.read_model(source).SerializeToString(deterministic=True)
+
+
 def _parsed(content: bytes) -> ModelProto:
     try:
         return onnx.load_model_from_string(content)
@@ -889,6 +924,15 @@ def _loss_settings(config: OnnxModelConfig) -> LossSettings:
     return LossSettings(**{each.name: getattr(config, each.name) for each in fields(LossSettings)})
 
 
+def _with_adapters(config: OnnxModelConfig) -> tuple[ModelProto, tuple[str, ...]]:
+    """Return the model as it is trained, and the patterns of what is trained of it."""
+    model = _parsed(config.model)
+    if config.lora is None:
+        return model, config.trainable
+    model, adapters = with_adapters(model, config.lora)
+    return model, (*adapters, *config.trainable)
+
+
 def _derive(config: OnnxModelConfig) -> TrainingGraphs:
     of_optimizer = [each.name for each in fields(OptimizerSettings) if each.name != "name"]
     optimizer = {name: getattr(config, name) for name in of_optimizer}
@@ -900,8 +944,8 @@ def _derive(config: OnnxModelConfig) -> TrainingGraphs:
         seed=config.seed,
         precision=config.precision,
     )
-    wrt = config.trainable or None
-    graphs = training_graphs(_parsed(config.model), config.loss, wrt, options)
+    model, wrt = _with_adapters(config)
+    graphs = training_graphs(model, config.loss, wrt or None, options)
     if any(t.data_type != TensorProto.FLOAT for t in (*graphs.initial, *graphs.statistics)):
         raise InvalidForwardModel(
             what="its parameters are float64", remedy="convert them to float32"

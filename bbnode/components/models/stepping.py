@@ -23,7 +23,7 @@ from bbnode.ir.values import Value
 _FIRST_SCALE = 65536.0
 _GROWTH, _CUT, _GROWS_AFTER = 2.0, 0.5, 2000
 _MOST_COUNTED = 1 << 62
-_LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
+LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
 
 Run = Callable[[ModelProto, Sequence[Value]], list[Value]]
 
@@ -36,7 +36,7 @@ class Progress:
         steps: made in all; the schedule goes by it.
         age: steps since the optimizer's state was empty.
         draws: batches that were gone through in training mode; masks are drawn by it.
-        skipped: steps left out because a gradient was beyond float16.
+        rescaled: how often a gradient was beyond float16, and made again with a smaller scale.
         loss_scale: of mixed precision.
         good: steps since the scale was changed.
         rate: the learning rate that a program set; None goes by the schedule.
@@ -45,7 +45,7 @@ class Progress:
     steps: int = 0
     age: int = 0
     draws: int = 0
-    skipped: int = 0
+    rescaled: int = 0
     loss_scale: float = _FIRST_SCALE
     good: int = 0
     rate: float | None = None
@@ -76,27 +76,14 @@ class Progress:
             loss_scale=scale,
         )
 
-    def overflowed(self) -> Progress:
-        """Return the counters after a step that was left out."""
-        scale = max(self.loss_scale * _CUT, _LEAST_SCALE)
-        return replace(self, skipped=self.skipped + 1, good=0, loss_scale=scale)
+    def retried(self, loss: float) -> Progress | None:
+        """Return the counters for another try with a smaller scale, after one beyond float16.
 
-    @property
-    def can_cut(self) -> bool:
-        """True if a smaller scale may still help."""
-        return self.loss_scale > _LEAST_SCALE
-
-
-@dataclass(frozen=True, slots=True)
-class Gradients:
-    """The loss of a batch, [] float32, and its gradients, one per parameter.
-
-    `finite` is False where mixed precision left the range of float16; they are of no use then.
-    """
-
-    loss: Value
-    values: list[Value]
-    finite: bool
+        None where that can't help: the scale is the least, or the loss itself is not finite.
+        """
+        if not math.isfinite(loss) or self.loss_scale <= _LEAST_SCALE:
+            return None
+        return replace(self, rescaled=self.rescaled + 1, good=0, loss_scale=self.loss_scale * _CUT)
 
 
 class Stepper:
@@ -128,34 +115,49 @@ class Stepper:
         self.state = state
         self.progress = progress
 
-    def train(self, inputs: Sequence[Value], labels: Value) -> tuple[float, bool]:
-        """Make a step on a batch; return its loss, and False if the step was left out."""
+    def train(self, inputs: Sequence[Value], labels: Value) -> float:
+        """Make a step on a batch; return its loss, infinite where gradients stay beyond float16."""
         graphs, count = self._graphs, len(self.values)
-        feeds = [
-            *self.values, *self.statistics, *inputs, labels,
-            *self._step_inputs(), *self._batch_inputs(), *self.state,
-        ]  # fmt: skip
-        results = self._run(graphs.train_step, feeds)
-        del feeds
-        finite = bool(results.pop()) if graphs.scales_loss else True
-        kept = count + 1 + len(self.state)
-        self.values = results[:count]  # stay apart: flattening each step would copy all
-        self.state = results[count + 1 : kept]
-        self.statistics = results[kept:]
-        self._drawn()
-        self.progress = self.progress.stepped() if finite else self.progress.overflowed()
-        return float(results[count]), finite
+        while True:
+            feeds = [
+                *self.values, *self.statistics, *inputs, labels,
+                *self._step_inputs(), *self._batch_inputs(), *self.state,
+            ]  # fmt: skip
+            results = self._run(graphs.train_step, feeds)
+            del feeds  # the old parameters go with it
+            finite = bool(results.pop()) if graphs.scales_loss else True
+            kept = count + 1 + len(self.state)
+            self.values = results[:count]  # stay apart: flattening each step would copy all
+            self.state = results[count + 1 : kept]
+            self.statistics = results[kept:]
+            loss = float(results[count])
+            self._drawn()
+            if finite:
+                self.progress = self.progress.stepped()
+                return loss
+            retried = self.progress.retried(loss)
+            if retried is None:
+                return math.inf
+            self.progress = retried
 
-    def gradients(self, inputs: Sequence[Value], labels: Value) -> Gradients:
-        """Return loss and gradients of a batch in training mode; the statistics move."""
-        graphs = self._graphs
-        feeds = [*self.values, *self.statistics, *inputs, labels, *self._batch_inputs()]
-        loss, *rest = self._run(graphs.gradients, feeds)
-        finite = bool(rest.pop()) if graphs.scales_loss else True
-        count = len(self.values)
-        self.statistics = rest[count:]
-        self._drawn()
-        return Gradients(loss, rest[:count], finite)
+    def gradients(self, inputs: Sequence[Value], labels: Value) -> tuple[Value, list[Value]]:
+        """Return loss and gradients of a batch in training mode; the statistics move.
+
+        The loss is infinite where gradients stay beyond float16.
+        """
+        graphs, count = self._graphs, len(self.values)
+        while True:
+            feeds = [*self.values, *self.statistics, *inputs, labels, *self._batch_inputs()]
+            loss, *rest = self._run(graphs.gradients, feeds)
+            finite = bool(rest.pop()) if graphs.scales_loss else True
+            self.statistics = rest[count:]
+            self._drawn()
+            if finite:
+                return loss, rest[:count]
+            retried = self.progress.retried(float(loss))
+            if retried is None:
+                return np.asarray(math.inf, np.float32), rest[:count]
+            self.progress = retried
 
     def step(self, grads: Sequence[Value]) -> None:
         """Make a step of the optimizer with gradients that were computed elsewhere."""
@@ -164,10 +166,6 @@ class Stepper:
         results = self._run(self._graphs.step, feeds)
         self.values, self.state = results[:count], results[count:]
         self.progress = self.progress.stepped()
-
-    def left_out(self) -> None:
-        """Count a step that is not made, since its gradients are beyond float16."""
-        self.progress = self.progress.overflowed()
 
     def _drawn(self) -> None:
         self.progress = replace(self.progress, draws=self.progress.draws + 1)

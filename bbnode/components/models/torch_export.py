@@ -46,7 +46,7 @@ _LOUD: Final = (
     "torch.fx.experimental.symbolic_shapes",
 )
 
-# Where the exporter says of an initializer: PARAMETER, or BUFFER for what is not trained by default.
+# Where the exporter says of an initializer: PARAMETER, or BUFFER for what is not trained.
 _KIND: Final = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 _TRAINING: Final = "bbnode.training"  # a value that is there while constants are folded
@@ -122,7 +122,7 @@ def export(
         try:
             module.eval()
             _check_gradients_flow(torch, module, tensors)
-            wanted = _leaves(torch, _called(module, tensors))
+            wanted = leaves_of(torch, _called(module, tensors))
             if outputs is not None and len(outputs) != len(wanted):
                 raise ExportFailed(
                     f"{len(outputs)} output name(s) for {len(wanted)} output(s); give one of each"
@@ -165,7 +165,7 @@ def load_weights(
     if isinstance(weights, Mapping):
         given = weights
     else:
-        model = weights if isinstance(weights, ModelProto) else _read(weights)
+        model = weights if isinstance(weights, ModelProto) else read_model(weights)
         given = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     needed = [name for name, _ in module.named_parameters()]
@@ -196,7 +196,8 @@ def aliases(module: Module) -> dict[str, str]:
     return found
 
 
-def _read(weights: bytes | str | os.PathLike[str]) -> ModelProto:
+def read_model(weights: bytes | str | os.PathLike[str]) -> ModelProto:
+    """Return the model of bytes, or of the file at a path. Raises WeightsDoNotFit for no model."""
     try:
         if isinstance(weights, bytes):
             return onnx.load_model_from_string(weights)
@@ -349,7 +350,8 @@ def _exported(
     except Exception as error:
         raise ExportFailed(
             f"PyTorch can't export {type(module).__name__} with an open batch axis: "
-            f"{_reason(error)}; avoid branches on values and sizes that are taken from the example"
+            f"{first_line(error)}; avoid branches on values, and sizes that are taken from the "
+            "example"
         ) from error
     return _cleaned(model, module)
 
@@ -373,7 +375,7 @@ def _fold(model: Any) -> None:
     optimizer.fold_constants(model, onnx_shape_inference=True, should_fold=should_fold)
 
 
-def _reason(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of the error that the others were raised from."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -481,7 +483,7 @@ def _fault(torch: Any, model: ModelProto, module: Module, tensors: Sequence[Tens
     try:
         prepared = OrtBackend(OrtBackendConfig()).prepare(model)
         for batch in (tensors, [torch.cat([each, each[:1]]) for each in tensors]):
-            wanted = _leaves(torch, _called(module, batch))
+            wanted = leaves_of(torch, _called(module, batch))
             made = prepared.run([each.cpu().numpy() for each in batch])
             for port, have, want in zip(model.graph.output, made, wanted, strict=True):
                 told = _difference(np.asarray(have), want.detach().cpu().numpy())
@@ -541,12 +543,12 @@ def _called(module: Module, tensors: Sequence[Tensor]) -> Any:
         return module(*(each.clone() for each in tensors))
     except Exception as error:
         raise ExportFailed(
-            f"{type(module).__name__} does not take the example: {_reason(error)}; give the "
+            f"{type(module).__name__} does not take the example: {first_line(error)}; give the "
             "arguments of its forward, each with the batch on the first axis"
         ) from error
 
 
-def _leaves(torch: Any, outputs: Any) -> list[Tensor]:
+def leaves_of(torch: Any, outputs: Any) -> list[Tensor]:
     """Return the tensors of a module's outputs, which may be nested, in PyTorch's order."""
     leaves = importlib.import_module("torch.utils._pytree").tree_leaves(outputs)
     found = [each for each in leaves if isinstance(each, torch.Tensor)]

@@ -7,6 +7,7 @@ computation has them at a time, and puts them back.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from bbnode.components.autodiff.optimizers import OptimizerSettings
 from bbnode.components.errors import ComponentError, TrainingFailed
 from bbnode.components.models.labels import Labels
 from bbnode.components.models.schedule import Schedule
-from bbnode.components.models.stepping import Gradients, Progress
+from bbnode.components.models.stepping import Progress
 from bbnode.components.models.torch_export import first_line, leaves_of
 from bbnode.ir.values import Value
 
@@ -198,7 +199,7 @@ class TorchNet:
             elif scale != 1.0:
                 parameter.grad.div_(scale)
                 finite = finite and bool(self.torch.isfinite(parameter.grad).all())
-        return float(loss), finite
+        return float(loss.detach()), finite
 
     def check_buffers(self) -> None:
         """Refuse a module that trains a buffer which is not kept: TrainingFailed."""
@@ -254,32 +255,33 @@ class TorchStepper:
         if net.recipe.optimizer.name == "lion":
             return [_array(each) for each in self._lion]
         _, names = _OPTIMIZERS[net.recipe.optimizer.name]
-        zeros = {}
+        zeros: dict[Tensor, Tensor] = {}
         return [
             _array(self._optimizer.state[p].get(names[kind], zeros.setdefault(p, p * 0)))
             for kind in net.recipe.kinds
             for p in net.trained
         ]
 
-    def train(self, inputs: Sequence[Value], labels: Value) -> tuple[float, bool]:
-        """Make a step on a batch; return its loss, and False if the step was left out."""
+    def train(self, inputs: Sequence[Value], labels: Value) -> float:
+        """Make a step on a batch; return its loss, infinite where gradients stay beyond float16."""
         with self._net.computing(self.progress.draws):
-            loss, finite = self._differentiate(inputs, labels)
+            loss = self._differentiate(inputs, labels)
             self._net.check_buffers()
-            if finite:
+            if math.isfinite(loss):
                 self._step()
                 self.progress = self.progress.stepped()
-            else:
-                self.progress = self.progress.overflowed()
-        return loss, finite
+        return loss
 
-    def gradients(self, inputs: Sequence[Value], labels: Value) -> Gradients:
-        """Return loss and gradients of a batch in training mode; the statistics move."""
+    def gradients(self, inputs: Sequence[Value], labels: Value) -> tuple[Value, list[Value]]:
+        """Return loss and gradients of a batch in training mode; the statistics move.
+
+        The loss is infinite where gradients stay beyond float16.
+        """
         with self._net.computing(self.progress.draws):
-            loss, finite = self._differentiate(inputs, labels)
+            loss = self._differentiate(inputs, labels)
             self._net.check_buffers()
             values: list[Value] = [_array(each.grad) for each in self._net.trained]
-        return Gradients(np.asarray(loss, np.float32), values, finite)
+        return np.asarray(loss, np.float32), values
 
     def step(self, grads: Sequence[Value]) -> None:
         """Make a step of the optimizer with gradients that were computed elsewhere."""
@@ -290,16 +292,19 @@ class TorchStepper:
             self._step()
         self.progress = self.progress.stepped()
 
-    def left_out(self) -> None:
-        """Count a step that is not made, since its gradients are beyond float16."""
-        self.progress = self.progress.overflowed()
-
-    def _differentiate(self, inputs: Sequence[Value], labels: Value) -> tuple[float, bool]:
-        scale = self.progress.loss_scale if self._net.scales_loss else 1.0
+    def _differentiate(self, inputs: Sequence[Value], labels: Value) -> float:
+        """Leave the gradients of a batch in the parameters; return the loss."""
         self._shared = None
-        found = self._net.differentiate(inputs, labels, scale)
-        self.progress = replace(self.progress, draws=self.progress.draws + 1)
-        return found
+        while True:
+            scale = self.progress.loss_scale if self._net.scales_loss else 1.0
+            loss, finite = self._net.differentiate(inputs, labels, scale)
+            self.progress = replace(self.progress, draws=self.progress.draws + 1)
+            if finite:
+                return loss
+            retried = self.progress.retried(loss)
+            if retried is None:
+                return math.inf
+            self.progress = retried
 
     def _moved(self) -> tuple[list[Value], list[Value]]:
         if self._shared is None:

@@ -1,7 +1,7 @@
 """The content of a compiled artifact, as plain data.
 
-Rule: it reads only the artifact, whose components need not be installed. It shows what the compiler
-wrote on the nodes (docs/ir.md), never a guess.
+Rule: it reads only the artifact, whose components need not be installed; those that are say what of
+a model is trained. It shows what the compiler wrote on the nodes (docs/ir.md), never a guess.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from typing import Any
 
 import onnx
 
+from bbnode.components.contracts import Model
+from bbnode.components.registry import build_config, component_class, known_types
 from bbnode.daemon.artifacts.artifact import ArtifactRejected, as_graph, serialize
 from bbnode.ir import keys
 from bbnode.ir.address import site_suffix
 from bbnode.ir.crossing import port_of
+from bbnode.ir.errors import BbnodeError
 from bbnode.ir.graph import Function, OpNode, Program, is_wire
 from bbnode.ir.parts import part_names
 from bbnode.ir.slots import Binding
@@ -54,8 +57,26 @@ def describe(model: onnx.ModelProto) -> dict[str, Any]:
         ],
         "functions": [f.name for f in program.functions if f not in mains],
         "parts": part_names(program),
+        "models": dict(_models(program)),
         "wire_edges": list(_described(mains)),
     }
+
+
+def _models(program: Program) -> Iterator[tuple[str, str]]:
+    """Yield each slot with a model whose class is installed here, and what is trained of it."""
+    for function in program.functions:
+        for slot, stored in function.defaults.items():
+            role = function.metadata.get(keys.SLOT_ROLE_PREFIX + slot, "")
+            type_name = function.metadata.get(keys.CONCRETE_TYPE_SLOT_PREFIX + slot, "")
+            if role.split("|")[0] != Model.ROLE or type_name not in known_types():
+                continue
+            try:
+                cls = component_class(type_name)
+                if issubclass(cls, Model):
+                    told = cls.parameters_told(build_config(cls, slot, stored.value, {}))
+                    yield from [(slot, told)] if told else []
+            except BbnodeError as error:
+                yield slot, str(error)
 
 
 def mains_of(program: Program) -> list[Function]:

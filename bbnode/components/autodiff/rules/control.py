@@ -321,12 +321,13 @@ class _Back:
         needed.update((name, None) for name, _ in self.ends)
         again, tensors = prune(
             [node for node in body.nodes if varying.isdisjoint(node.output)],
-            body.tensors,
+            [*body.tensors, *inner.initializers],
             needed,
             inner.instead,
         )
         self.nodes = [*again, *remaining]
-        self.tensors = [*tensors, *constants, *shapes]
+        held = {tensor.name: tensor for tensor in (*tensors, *constants, *shapes)}
+        self.tensors = [*held.values()]
         for name in needed:
             if name in self.taken:
                 self.ways.append(self.taken[name])

@@ -35,13 +35,9 @@ def _top_k(ctx: VjpContext) -> Grads:
     """Return the gradients of the values at their indices, which come once each."""
     if ctx.grads[0] is None:
         return []
-    b, x = ctx.b, ctx.inputs[0]
-    settings = {a.name: helper.get_attribute_value(a) for a in ctx.node.attribute}
-    indices = ctx.node.output[1] if len(ctx.node.output) > 1 else ""
-    if not indices:
-        indices = b.emit("TopK", ctx.inputs, 2, **settings)[1]
+    x, indices = ctx.inputs[0], ctx.node.output[1]
     axis = ctx.axis(x, -1)
-    return [b.op("ScatterElements", zeros_like(ctx, x), indices, ctx.g, axis=axis)]
+    return [ctx.b.op("ScatterElements", zeros_like(ctx, x), indices, ctx.g, axis=axis)]
 
 
 @vjp("Trilu", constant_inputs={1})
@@ -181,7 +177,7 @@ class _Scatter:
 
 @vjp("TensorScatter", constant_inputs={2})
 def _tensor_scatter(ctx: VjpContext) -> Grads:
-    """Give each gradient to the element of the cache or of the update that it came from."""
+    """Return the gradients of the elements of the cache and of the update that are left."""
     b = ctx.b
     cache, update = ctx.inputs[:2]
     settings = {a.name: helper.get_attribute_value(a) for a in ctx.node.attribute}

@@ -68,8 +68,9 @@ def _lrn(ctx: VjpContext) -> Grads:
     def summed(value: Term, before: int, after: int) -> Term:
         # One plane per example, whose rows are the channels.
         b = ctx.b
-        shape = b.op("Concat", b.op("Shape", x.name, start=0, end=2), b.ints([-1]), axis=0)
-        rows = b.op("Unsqueeze", b.op("Reshape", value.name, shape), b.ints([1]))
+        space = b.op("ReduceProd", b.op("Shape", x.name, start=2), keepdims=1)
+        shape = b.op("Concat", b.op("Shape", x.name, start=0, end=2), space, axis=0)
+        rows = b.op("Unsqueeze", b.op("Reshape", value.name, shape, allowzero=1), b.ints([1]))
         dtype = helper.tensor_dtype_to_np_dtype(ctx.elem_type(x.name))
         ones = b.constant(np.ones((1, 1, size, 1), dtype), "ones")
         sums = b.op("Conv", rows, ones, pads=[before, 0, after, 0], kernel_shape=[size, 1])

@@ -1,10 +1,10 @@
 """Gradient rules of LSTM, GRU and RNN.
 
-Rule: the op itself stays the forward pass, and gives the state of every step. From these the gates
-of all steps are found again at once, in two matrix products; so are the derivatives, factors that
-a gradient is multiplied by. What is left to do step by step is little: a Scan that goes back
-through time, with one matrix product and a few multiplications per step. The gradients of the
-weights are again products over all steps at once.
+Rule: where the gradient is wanted, the op is written as a Scan that hands out, beside the states,
+the factors that a gradient is multiplied by on its way back through each step. The way back is a
+second Scan, with little more than one matrix product per step. All that does not depend on the
+step before is worked out for all steps at once: the share of the inputs in the gates in front of
+the loop, and the gradients of weights and inputs behind it.
 
 A step behind the end of a sequence (`sequence_lens`) hands its state on: its factors are zero.
 The formulas are the derivatives of the equations of ONNX's operator reference.
@@ -13,15 +13,17 @@ The formulas are the derivatives of the equations of ONNX's operator reference.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 from onnx import NodeProto
+from onnx.helper import make_node
 
-from bbnode.components.autodiff.builder import INT64, InferredType, first_output
-from bbnode.components.autodiff.nested import closed_graph
+from bbnode.components.autodiff.builder import INT64, GraphBuilder, InferredType, first_output
+from bbnode.components.autodiff.nested import closed_graph, reads
 from bbnode.components.autodiff.table import Term, VjpContext, vjp
 
 Grads = Sequence[str | None]
@@ -80,6 +82,14 @@ class _Activation:
             case _:
                 return x.op("ThresholdedRelu", alpha=self.alpha)
 
+    def by_slope(self, scale: Term, x: Term, y: Term) -> Term:
+        """Return `scale` times the slope; of tanh from the product scale * y, often there."""
+        if self.name == "tanh":
+            return scale - scale * y * y
+        if self.name == "sigmoid":
+            return scale * (y - y * y)
+        return scale * self.slope(x, y)
+
     def slope(self, x: Term, y: Term) -> Term:
         """Return the derivative at x, where the value is y."""
         match self.name:
@@ -112,23 +122,10 @@ class _Activation:
 
 # --- what the three ops share --------------------------------------------------------------------
 
-
-@dataclass(slots=True)
-class _AllOutputs:
-    """The forward node with all of its outputs named."""
-
-    node: NodeProto
-    outputs: list[str]
-    added: list[str] = field(default_factory=list)
-
-    def names(self) -> list[str]:
-        return self.added
-
-    def nodes(self) -> list[NodeProto]:
-        made = NodeProto()
-        made.CopyFrom(self.node)
-        made.output[:] = self.outputs
-        return [made]
+# The values of one step, or of all of them, by name.
+Values = Mapping[str, Term]
+# What is carried on and what is handed out, by name.
+Step = tuple[Values, Values]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,45 +133,42 @@ class _Direction:
     """One direction of a node. T steps, B sequences, I inputs, H hidden units, G gates.
 
     Attributes:
+        number: 0, or 1 for the second of two.
         backwards: True if it begins with the last step.
-        w, r: [G H, I] and [G H, H].
+        w, r: [G H, I] and [G H, H]; `turned` is r transposed.
         wb, rb: the biases, [G H], or None.
-        x, h: inputs, and states of the step before, [T, B, I] and [T, B, H].
-        initial_c: state of the cell before the first step, [B, H]; LSTM alone.
-        peepholes: [3 H], or None.
-        grad: of the states, [T, B, H], or None.
-        last, last_c: gradients of the last states, [B, H].
-        mask: 1 in a sequence, 0 behind its end, [T, B, 1]; None where all are equally long.
+        peepholes: those of i, o and f, [H] each, or None.
         activations: in the order of the op.
+        kept: what the forward loop handed out, [T, B, any].
     """
 
+    number: int
     backwards: bool
     w: Term
     r: Term
+    turned: Term
     wb: Term | None
     rb: Term | None
-    x: Term
-    h: Term
-    initial_c: Term | None
-    peepholes: Term | None
-    grad: Term | None
-    last: Term
-    last_c: Term | None
-    mask: Term | None
+    peepholes: list[Term] | None
     activations: tuple[_Activation, ...]
+    kept: dict[str, Term] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Found:
-    """Gradients of one direction, named as the inputs of the op."""
+class _Unrolled:
+    """The forward node written as a loop, for all sweeps over the graph."""
 
+    made: list[NodeProto]
     x: Term
-    w: Term
-    r: Term
-    b: Term
-    h: Term
-    c: Term | None = None
-    p: Term | None = None
+    mask: Term | None
+    directions: list[_Direction]
+
+    def names(self) -> list[str]:
+        """Return the values that the way back reads."""
+        return [name for node in self.made for name in node.output]
+
+    def nodes(self) -> list[NodeProto]:
+        return self.made
 
 
 class _Cell(ABC):
@@ -184,11 +178,11 @@ class _Cell(ABC):
     """
 
     GATES: ClassVar[int]
+    STATES: ClassVar[tuple[str, ...]] = ("h",)
     DEFAULTS: ClassVar[tuple[str, ...]]
 
     def __init__(self, ctx: VjpContext) -> None:
         self.ctx = ctx
-        self.b = ctx.b
         self.like = ctx.inputs[0]
         hidden = ctx.type_of(ctx.inputs[2]).dims
         inputs = ctx.type_of(ctx.inputs[1]).dims
@@ -209,10 +203,45 @@ class _Cell(ABC):
         self.activations = self._activations()
 
     @abstractmethod
-    def differentiate(self, d: _Direction) -> _Found:
-        """Emit the gradients of one direction."""
+    def bias(self, d: _Direction) -> Term | None:
+        """Return the bias that all steps have in common with the inputs' share, [G H]."""
+
+    @abstractmethod
+    def forth(self, d: _Direction, v: Values) -> Step:
+        """Emit a step: of `x`, the inputs' share in the gates, and of the states.
+
+        Hands out the factors for `back`.
+        """
+
+    @abstractmethod
+    def back(self, d: _Direction, v: Values) -> Step:
+        """Emit a step back: of `dh` (`dc`), gradients of the states after it.
+
+        Hands out `gates`: gradients of the arguments of the gates.
+        """
+
+    def shares(self, d: _Direction, found: Values) -> tuple[Term, Term]:
+        """Return the gradients of the inputs' and the states' share in the gates, [T, B, G H]."""
+        return found["gates"], found["gates"]
+
+    def state_weights(self, d: _Direction, of_h: Term) -> Term:
+        """Return the gradient of R, [G H, H]."""
+        return self.weights(of_h, d.kept["before"])
 
     # -- terms ----------------------------------------------------------------------------------
+
+    @property
+    def b(self) -> GraphBuilder:
+        return self.ctx.b
+
+    @contextmanager
+    def writing(self, b: GraphBuilder) -> Iterator[None]:
+        """Emit into another builder for a while."""
+        outer, self.ctx.b = self.ctx.b, b
+        try:
+            yield
+        finally:
+            self.ctx.b = outer
 
     def term(self, name: str) -> Term:
         return self.ctx.term(name, self.like)
@@ -229,183 +258,196 @@ class _Cell(ABC):
         ends = self.term(self.b.op("Shape", like.name, start=0, end=2))
         return value.op("Reshape", ends.op("Concat", self.ints(-1), axis=0))
 
-    def split(self, value: Term, parts: int, axis: int = -1) -> list[Term]:
-        names = self.b.emit("Split", [value.name], parts, axis=axis, num_outputs=parts)
-        return [self.term(name) for name in names]
+    def split(self, value: Term, *parts: int) -> list[Term]:
+        """Return parts of the last axis, so many times H wide."""
+        sizes = self.b.ints([part * self.hidden for part in parts])
+        return [
+            self.term(n) for n in self.b.emit("Split", [value.name, sizes], len(parts), axis=-1)
+        ]
 
-    def joined(self, values: Sequence[Term], axis: int = -1) -> Term:
+    def joined(self, *values: Term, axis: int = -1) -> Term:
         first, *others = values
         return first.op("Concat", *others, axis=axis)
 
-    def product(self, a: Term, c: Term, bias: Term | None = None) -> Term:
-        """Return a c^T + bias, of matrices."""
-        return a.op("Gemm", c, *([] if bias is None else [bias]), transB=1)
-
     def weights(self, gates: Term, values: Term) -> Term:
-        """Return the gradient of a matrix that `values` [T B, n] were multiplied by: [G H, n]."""
-        return gates.op("Gemm", values, transA=1)
+        """Return the gradient of a matrix that values [T, B, n] are multiplied by: [any, n]."""
+        n = self.size if values.name == self.unrolled.x.name else self.hidden
+        return self.flat(gates).op("Gemm", self.rows(values, n), transA=1)
 
-    def sum(self, rows: Term) -> Term:
-        return rows.op("ReduceSum", self.ints(0), keepdims=0)
+    def flat(self, gates: Term) -> Term:
+        """Return [T, B, n] as [T B, n]."""
+        return gates.op("Flatten", axis=2)
 
-    # -- steps ----------------------------------------------------------------------------------
+    def sum(self, value: Term) -> Term:
+        """Return the sum over all steps and sequences, [n]."""
+        return value.op("ReduceSum", self.ints(0, 1), keepdims=0)
 
-    def arguments(self, d: _Direction) -> Term:
-        """Return x W + h R + b of all gates and steps, [T, B, G H]."""
-        bias = None if d.wb is None or d.rb is None else d.wb + d.rb
-        of_x = self.product(self.rows(d.x, self.size), d.w, bias)
-        return self.steps(self.product(self.rows(d.h, self.hidden), d.r, of_x), d.x)
+    def through(self, h: Term, turned: Term, share: Term | None) -> Term:
+        """Return what a state contributes to the gates, and a share that is added."""
+        return h.op("Gemm", turned, *([] if share is None else [share]))
 
-    def before(self, d: _Direction, after: Term, first: Term) -> Term:
-        """Return the states before each step, [T, B, H], of those after it, and the first."""
-        begin = first.op("Unsqueeze", self.ints(0))
-        if d.backwards:
-            later = after.op("Slice", self.ints(1), self.ints(_END), self.ints(0))
-            return self.joined([later, begin], 0)
-        earlier = after.op("Slice", self.ints(0), self.ints(-1), self.ints(0))
-        return self.joined([begin, earlier], 0)
+    # -- steps behind the end of a sequence -----------------------------------------------------
 
-    def inside(self, d: _Direction, factor: Term) -> Term:
-        """Return a factor that is zero behind the end of a sequence."""
-        return factor if d.mask is None else factor * d.mask
+    def inside(self, factor: Term, v: Values) -> Term:
+        """Return a factor that is zero behind the end."""
+        return factor * v["mask"] if "mask" in v else factor
 
-    def kept(self, d: _Direction, factor: Term) -> Term:
-        """Return a factor that is one behind the end of a sequence."""
-        return factor if d.mask is None else factor * d.mask + (1.0 - d.mask)
+    def kept(self, factor: Term, v: Values) -> Term:
+        """Return a factor that is one behind the end."""
+        return factor * v["mask"] + (1.0 - v["mask"]) if "mask" in v else factor
 
-    def stay(self, d: _Direction) -> Term | None:
-        """Return how much of a state is handed on besides what the gates do."""
-        return None if d.mask is None else 1.0 - d.mask
+    def carried(self, after: Term, before: Term, v: Values) -> Term:
+        """Return the state after a step, which is the one before behind the end."""
+        return before + (after - before) * v["mask"] if "mask" in v else after
 
-    def handed_on(self, before: Term, dh: Term, v: Mapping[str, Term]) -> Term:
-        """Return the gradient of the state before a step."""
-        return before + dh * v["stay"] if "stay" in v else before
+    def handed_on(self, before: Term, dh: Term, v: Values) -> Term:
+        """Return the gradient of the state before a step, with what goes past the gates."""
+        return before + dh * (1.0 - v["mask"]) if "mask" in v else before
 
-    def found(self, d: _Direction, of_x: Term, of_h: Term, first: Term) -> _Found:
-        """Emit the gradients that follow from those of the gates' arguments, [T, B, G H].
-
-        `of_x` and `of_h`: as far as they come from the inputs and from the states.
-        """
-        width = self.GATES * self.hidden
-        x, h = self.rows(of_x, width), self.rows(of_h, width)
-        return _Found(
-            x=of_x.op("MatMul", d.w),
-            w=self.weights(x, self.rows(d.x, self.size)),
-            r=self.weights(h, self.rows(d.h, self.hidden)),
-            b=self.joined([self.sum(x), self.sum(h)], 0),
-            h=first,
-        )
+    def arriving(self, v: Values) -> Term:
+        """Return the gradient of a state: from the steps after it, and from Y."""
+        if "dy" not in v:
+            return v["dh"]
+        return v["dh"] + self.inside(v["dy"], v)
 
     # -- the node --------------------------------------------------------------------------------
 
     def grads(self) -> Grads:
         """Emit the gradients of all inputs."""
         ctx = self.ctx
-        found = [self.differentiate(d) for d in self._directions()]
+        key = first_output(ctx.node)
+        known = ctx.b.instead.get(key)
+        if not isinstance(known, _Unrolled):
+            known = ctx.b.instead[key] = self._unroll()
+        self.unrolled = known
+        found = [self._sweep(d) for d in known.directions]
         grads: list[str | None] = [None] * len(ctx.inputs)
         if ctx.wants(0):
-            total = found[0].x
+            total = found[0]["x"]
             for other in found[1:]:
-                total = total + other.x
+                total = total + other["x"]
             grads[0] = (total.op("Transpose", perm=[1, 0, 2]) if self.batch_first else total).name
-        for position, kind in ((1, "w"), (2, "r"), (3, "b"), (5, "h"), (6, "c"), (7, "p")):
-            parts: list[Term | None] = [getattr(each, kind) for each in found]
+        for position, kind in ((1, "w"), (2, "r"), (3, "b"), (5, "dh"), (6, "dc"), (7, "p")):
             if ctx.wants(position):
-                axis = 1 if self.batch_first and kind in "hc" else 0
-                both = [p.op("Unsqueeze", self.ints(axis)) for p in parts if p is not None]
-                grads[position] = self.joined(both, axis).name
+                axis = 1 if self.batch_first and kind in ("dh", "dc") else 0
+                parts = [each[kind].op("Unsqueeze", self.ints(axis)) for each in found]
+                grads[position] = self.joined(*parts, axis=axis).name
         return grads
 
-    def _directions(self) -> list[_Direction]:
-        ctx, count = self.ctx, len(self.ways)
-        x = self._time_first(ctx.inputs[0], [1, 0, 2])
-        states = self._time_first(self._states(), [1, 2, 0, 3])  # [T, D, B, H]
-        grads = [*ctx.grads, None, None, None][:3]
-        steps = None if grads[0] is None else self._time_first(grads[0], [1, 2, 0, 3])
-        mask, last_step = self._mask(x)
-        made = []
-        for number, backwards in enumerate(self.ways):
+    def _unroll(self) -> _Unrolled:
+        """Write the node as loops, which give its outputs, and what the way back reads."""
+        ctx, outer = self.ctx, self.ctx.b
+        forward = outer.nested()
+        with self.writing(forward):
+            x = self._time_first(ctx.inputs[0], [1, 0, 2])
+            directions = [self._direction(number) for number in range(len(self.ways))]
+            mask = self._mask(x)
+            outputs: list[list[Term]] = [[] for _ in range(3)]
+            for d in directions:
+                share = self.rows(x, self.size).op(
+                    "Gemm", d.w, *([] if (bias := self.bias(d)) is None else [bias]), transB=1
+                )
+                states = {
+                    name: self._state(d, 5 + at, None, x) for at, name in enumerate(self.STATES)
+                }
+                slices = {"x": self.steps(share, x)} | ({} if mask is None else {"mask": mask})
+                last, given = self._loop(d, states, slices, self.forth, back=False)
+                d.kept = {name: value for name, value in given.items() if name != "y"}
+                outputs[0].append(given["y"])
+                for at, state in enumerate(last.values()):
+                    outputs[1 + at].append(state)
+            for at, (name, parts) in enumerate(zip(ctx.node.output, outputs, strict=False)):
+                if name:
+                    axis = 1 if at == 0 else 0
+                    both = [part.op("Unsqueeze", self.ints(axis)) for part in parts]
+                    end = self.joined(*both, axis=axis)
+                    if self.batch_first:
+                        end = end.op("Transpose", perm=[2, 0, 1, 3] if at == 0 else [1, 0, 2])
+                    forward.nodes.append(make_node("Identity", [end.name], [name], name=name))
+        outer.initializers += forward.initializers
+        return _Unrolled(made=forward.nodes, x=x, mask=mask, directions=directions)
 
-            def of(value: Term, axis: int = 0, number: int = number) -> Term:
-                if count == 1:
-                    return value.op("Squeeze", self.ints(axis))
-                return value.op("Gather", self.term(self._index(number)), axis=axis)
+    def _direction(self, number: int) -> _Direction:
+        ctx = self.ctx
+        wb = rb = peepholes = None
+        if ctx.has(3):
+            wb, rb = self.split(self._of(self.term(ctx.inputs[3]), number), self.GATES, self.GATES)
+        if ctx.has(7):
+            peepholes = self.split(self._of(self.term(ctx.inputs[7]), number), 1, 1, 1)
+        r = self._of(self.term(ctx.inputs[2]), number)
+        return _Direction(
+            number=number,
+            backwards=self.ways[number],
+            w=self._of(self.term(ctx.inputs[1]), number),
+            r=r,
+            turned=r.op("Transpose", perm=[1, 0]),
+            wb=wb,
+            rb=rb,
+            peepholes=peepholes,
+            activations=self.activations[number],
+        )
 
-            def state(
-                position: int, given: str | None = None, of: Callable[..., Term] = of
-            ) -> Term:
-                """Return an initial state, or a gradient of its shape; zeros without."""
-                if given is None and ctx.has(position):
-                    given = ctx.inputs[position]
-                if given is None:
-                    return self._zeros(x)
-                return of(self._time_first(given, [1, 0, 2]))
-
-            bias = self.split(of(self.term(ctx.inputs[3])), 2) if ctx.has(3) else [None, None]
-            grad = None if steps is None else of(steps, 1)
-            if grad is not None and mask is not None:
-                grad = grad * mask
-            d = _Direction(
-                backwards=backwards,
-                w=of(self.term(ctx.inputs[1])),
-                r=of(self.term(ctx.inputs[2])),
-                wb=bias[0],
-                rb=bias[1],
-                x=x,
-                h=x,
-                initial_c=state(6),
-                peepholes=of(self.term(ctx.inputs[7])) if ctx.has(7) else None,
-                grad=grad,
-                last=self._zeros(x) if grads[1] is None else state(5, grads[1]),
-                last_c=self._zeros(x) if grads[2] is None else state(6, grads[2]),
-                mask=mask,
-                activations=self.activations[number],
-            )
-            d.h = self.before(d, of(states, 1), state(5))
-            if backwards and last_step is not None:  # a shorter sequence begins here
-                d.h = last_step.op("Where", state(5).op("Unsqueeze", self.ints(0)), d.h)
-            made.append(d)
+    def _sweep(self, d: _Direction) -> Values:
+        """Emit the way back through one direction; returns the gradients of the inputs."""
+        ctx, x, mask = self.ctx, self.unrolled.x, self.unrolled.mask
+        grads = [*ctx.grads, None, None, None]
+        flows = {
+            f"d{name}": self._state(d, None, grads[1 + at], x)
+            for at, name in enumerate(self.STATES)
+        }
+        slices = dict(d.kept)
+        if grads[0] is not None:
+            slices["dy"] = self._of(self._time_first(grads[0], [1, 2, 0, 3]), d.number, axis=1)
+        if mask is not None:
+            slices["mask"] = mask
+        first, found = self._loop(d, flows, slices, self.back, back=True)
+        of_x, of_h = self.shares(d, found)
+        made = {
+            **first,
+            "x": of_x.op("MatMul", d.w),
+            "w": self.weights(of_x, x),
+            "r": self.state_weights(d, of_h),
+            "b": self.joined(self.sum(of_x), self.sum(of_h), axis=0),
+        }
+        if d.peepholes is not None:
+            of_i, of_o, of_f, _ = self.split(of_h, 1, 1, 1, 1)
+            cells, before = d.kept["cells"], d.kept["cells_before"]
+            parts = [of_i * before, of_o * cells, of_f * before]
+            made["p"] = self.joined(*(self.sum(part) for part in parts), axis=0)
         return made
 
-    def _index(self, number: int) -> str:
-        return self.b.constant(np.asarray(number, np.int64), "direction")
+    def _of(self, value: Term, number: int, axis: int = 0) -> Term:
+        """Return what belongs to one direction."""
+        if len(self.ways) == 1:
+            return value.op("Squeeze", self.ints(axis))
+        index = self.term(self.b.constant(np.asarray(number, np.int64), "direction"))
+        return value.op("Gather", index, axis=axis)
+
+    def _state(self, d: _Direction, position: int | None, name: str | None, x: Term) -> Term:
+        """Return an input, or a value of its shape, of one direction, [B, H]; zeros without."""
+        if position is not None and self.ctx.has(position):
+            name = self.ctx.inputs[position]
+        if name is not None:
+            return self._of(self._time_first(name, [1, 0, 2]), d.number)
+        batch = self.term(self.b.op("Shape", x.name, start=1, end=2))
+        shape = batch.op("Concat", self.ints(self.hidden), axis=0)
+        return self.term(self.ctx.scalar(0.0, self.like)).op("Expand", shape)
 
     def _time_first(self, name: str, perm: list[int]) -> Term:
         """Return a value with the batch not in front; `perm` is for one that has it there."""
         value = self.term(name)
         return value.op("Transpose", perm=perm) if self.batch_first else value
 
-    def _zeros(self, x: Term) -> Term:
-        """Return zeros [B, H]."""
-        batch = self.term(self.b.op("Shape", x.name, start=1, end=2))
-        shape = batch.op("Concat", self.ints(self.hidden), axis=0)
-        return self.term(self.ctx.scalar(0.0, self.like)).op("Expand", shape)
-
-    def _states(self) -> str:
-        """Return the name of Y, which the forward node is made to give if it does not."""
-        node = self.ctx.node
-        if node.output[0]:
-            return node.output[0]
-        key = first_output(node)
-        known = self.b.instead.get(key)
-        if not isinstance(known, _AllOutputs):
-            name = self.b.fresh("Y")
-            known = _AllOutputs(node, [name, *node.output[1:]], [name])
-            self.b.instead[key] = known
-        return known.outputs[0]
-
-    def _mask(self, x: Term) -> tuple[Term | None, Term | None]:
-        """Return what steps are in their sequences, and what are the last, [T, B, 1]."""
+    def _mask(self, x: Term) -> Term | None:
+        """Return 1 where a step is in its sequence, 0 behind the end, [T, B, 1]."""
         if not self.ctx.has(4):
-            return None, None
+            return None
         steps = self.b.op("Squeeze", self.b.op("Shape", x.name, start=0, end=1))
         zero, one = (self.b.constant(np.asarray(n, np.int64), "number") for n in (0, 1))
         number = self.term(self.b.op("Range", zero, steps, one)).op("Unsqueeze", self.ints(1, 2))
         length = self.term(self.b.op("Cast", self.ctx.inputs[4], to=INT64))
-        length = length.op("Unsqueeze", self.ints(0, 2))
-        inside = number.op("Less", length).op("Cast", to=self.ctx.elem_type(self.like))
-        after = self.term(self.b.op("Add", number.name, one))
-        return inside, after.op("Equal", length)
+        inside = number.op("Less", length.op("Unsqueeze", self.ints(0, 2)))
+        return inside.op("Cast", to=self.ctx.elem_type(self.like))
 
     def _activations(self) -> list[tuple[_Activation, ...]]:
         ctx, each = self.ctx, len(self.DEFAULTS)
@@ -435,36 +477,38 @@ class _Cell(ABC):
             chosen.append(_Activation(name.lower(), *numbers))
         return [tuple(chosen[at : at + each]) for at in range(0, len(chosen), each)]
 
-    def through_time(
+    def _loop(
         self,
         d: _Direction,
-        carried: Mapping[str, Term],
-        slices: Mapping[str, Term | None],
-        write: Callable[[Mapping[str, Term]], tuple[list[Term], list[Term]]],
-        backward: bool = True,
-    ) -> list[Term]:
-        """Emit a Scan through the steps of a direction, from its end to its begin if `backward`.
+        carried: Values,
+        slices: Values,
+        write: Callable[[_Direction, Values], Step],
+        *,
+        back: bool,
+    ) -> Step:
+        """Emit a Scan through the steps of a direction, in its order or `back`.
 
-        `carried` [B, n] and `slices` [T, B, n] are given to `write` under their names; what is
-        None is left out. It returns what is carried on and what is handed out. Returns both: the
-        last of the carried, [B, n], and the handed out of all steps, [T, B, n].
+        `carried` [B, n] and `slices` [T, B, n] are given to `write` under their names. Returns the
+        last of what it carries on, [B, n], and all that it hands out, [T, B, n].
         """
-        inner = self.b.nested()
-        outer, self.b, self.ctx.b = self.b, inner, inner
-        try:
-            there = {name: value for name, value in slices.items() if value is not None}
-            matrix = InferredType(self.ctx.elem_type(self.like), (None, None))
-            names = {name: inner.fresh(name) for name in (*carried, *there)}
-            states, given = write({name: self.term(own) for name, own in names.items()})
-        finally:
-            self.b = self.ctx.b = outer
+        outer, inner = self.b, self.b.nested()
+        names = {name: inner.fresh(name) for name in (*carried, *slices)}
+        with self.writing(inner):
+            states, given = write(d, {name: self.term(own) for name, own in names.items()})
+        elem_type = self.ctx.elem_type(self.like)
+        matrix = InferredType(elem_type, (None, None))
+        # Only what is read: a slice that is not would be copied for nothing.
+        read = reads(inner.nodes) | dict.fromkeys(
+            v.name for v in (*states.values(), *given.values())
+        )
+        there = {name: value for name, value in slices.items() if names[name] in read}
         graph = closed_graph(
             "steps",
             inner,
-            [(name, matrix) for name in names.values()],
-            [(value.name, matrix) for value in (*states, *given)],
+            [(names[name], matrix) for name in (*carried, *there)],
+            [(value.name, matrix) for value in (*states.values(), *given.values())],
         )
-        way = [int(d.backwards != backward)]
+        way = [int(d.backwards != back)]
         made = outer.add(
             "Scan",
             [value.name for value in (*carried.values(), *there.values())],
@@ -472,16 +516,19 @@ class _Cell(ABC):
             body=graph,
             num_scan_inputs=len(there),
             scan_input_directions=way * len(there),
-            **({"scan_output_directions": way * len(given)} if given else {}),
+            scan_output_directions=way * len(given),
         )
-        return [self.term(name) for name in made]
+        ends, rows = made[: len(states)], made[len(states) :]
+        self.ctx.types |= dict.fromkeys(ends, matrix)
+        self.ctx.types |= dict.fromkeys(rows, InferredType(elem_type, (None, None, None)))
+        return (
+            {name: self.term(end) for name, end in zip(states, ends, strict=True)},
+            {name: self.term(row) for name, row in zip(given, rows, strict=True)},
+        )
 
 
-_END = int(np.iinfo(np.int64).max)
-
-
-def _plus(a: Term, c: Term | None) -> Term:
-    return a if c is None else a + c
+def _sum_of(a: Term | None, c: Term | None) -> Term | None:
+    return None if a is None or c is None else a + c
 
 
 # --- the three ops --------------------------------------------------------------------------------
@@ -493,114 +540,88 @@ class _Rnn(_Cell):
     GATES = 1
     DEFAULTS = ("Tanh",)
 
-    def differentiate(self, d: _Direction) -> _Found:
+    def bias(self, d: _Direction) -> Term | None:
+        return _sum_of(d.wb, d.rb)
+
+    def forth(self, d: _Direction, v: Values) -> Step:
         (f,) = d.activations
-        argument = self.arguments(d)
-        factor = f.slope(argument, f.value(argument))
-        slices = {"dy": d.grad, "factor": self.inside(d, factor), "stay": self.stay(d)}
+        argument = self.through(v["h"], d.turned, v["x"])
+        after = f.value(argument)
+        factor = f.slope(argument, after)
+        return {"h": self.carried(after, v["h"], v)}, {
+            "y": self.inside(after, v),
+            "before": v["h"],
+            "factor": self.inside(factor, v),
+        }
 
-        def back(v: Mapping[str, Term]) -> tuple[list[Term], list[Term]]:
-            dh = _plus(v["dh"], v.get("dy"))
-            gate = dh * v["factor"]
-            return [self.handed_on(gate.op("MatMul", d.r), dh, v)], [gate]
-
-        first, gates = self.through_time(d, {"dh": d.last}, slices, back)
-        return self.found(d, gates, gates, first)
+    def back(self, d: _Direction, v: Values) -> Step:
+        dh = self.arriving(v)
+        gate = dh * v["factor"]
+        return {"dh": self.handed_on(gate.op("MatMul", d.r), dh, v)}, {"gates": gate}
 
 
 class _Lstm(_Cell):
     """The gates i, o, f and the candidate g; c' = f c + i g, h' = o h(c')."""
 
     GATES = 4
+    STATES = ("h", "c")
     DEFAULTS = ("Sigmoid", "Tanh", "Tanh")
 
-    def differentiate(self, d: _Direction) -> _Found:
+    def bias(self, d: _Direction) -> Term | None:
+        return _sum_of(d.wb, d.rb)
+
+    def forth(self, d: _Direction, v: Values) -> Step:
         f, g, h = d.activations
+        before, peep = v["c"], d.peepholes
         coupled = bool(self.ctx.attribute("input_forget", 0))
-        to_i, to_o, to_f, to_g = self.split(self.arguments(d), 4)
-        peep = None if d.peepholes is None else self.split(d.peepholes, 3)  # i, o, f
-        candidate = g.value(to_g)
-        cells = self._cells(d, to_i, to_f, candidate, peep, coupled)
-        assert d.initial_c is not None
-        before = self.before(d, cells, d.initial_c)
+        all_gates = self.through(v["h"], d.turned, v["x"])
+        if peep is None:
+            to_gates, to_g = self.split(all_gates, 3, 1)
+            gates = f.value(to_gates)
+            i, o, keep = self.split(gates, 1, 1, 1)
+        else:
+            to_i, to_o, to_f, to_g = self.split(all_gates, 1, 1, 1, 1)
+            to_i, to_f = to_i + before * peep[0], to_f + before * peep[2]
+            i, keep = f.value(to_i), f.value(to_f)
+        if coupled:
+            keep = 1.0 - i
+        new = g.value(to_g)
+        cell = before * keep + i * new
         if peep is not None:
-            to_i, to_o, to_f = (
-                to_i + before * peep[0],
-                to_o + cells * peep[1],
-                to_f + before * peep[2],
-            )
-        i, o, bounded = f.value(to_i), f.value(to_o), h.value(cells)
-        keep = 1.0 - i if coupled else f.value(to_f)
+            to_o = to_o + cell * peep[1]
+            o = f.value(to_o)
+            to_gates, gates = self.joined(to_i, to_o, to_f), self.joined(i, o, keep)
+        bounded = h.value(cell)
         # What the gradients of c' and h' are multiplied by to get those of the gates' arguments.
-        by_i = ((candidate - before) if coupled else candidate) * f.slope(to_i, i)
-        by_o = bounded * f.slope(to_o, o)
-        by_f = before * 0.0 if coupled else before * f.slope(to_f, keep)
-        by_g = i * g.slope(to_g, candidate)
-        into_c = o * h.slope(cells, bounded)
+        of_i, of_f = (new - before, before * 0.0) if coupled else (new, before)
+        factors = f.by_slope(self.joined(of_i, bounded, of_f), to_gates, gates)
+        into_c = h.by_slope(o, cell, bounded)
+        by_g = g.by_slope(i, to_g, new)
+        given = {"y": self.inside(o * bounded, v), "before": v["h"]}
         if peep is not None:
+            by_i, by_o, by_f = self.split(factors, 1, 1, 1)
             into_c = into_c + by_o * peep[1]
             keep = keep + by_i * peep[0] + by_f * peep[2]
-        slices = {
-            "dy": d.grad,
-            "factors": self.inside(d, self.joined([by_i, by_o, by_f, by_g])),
-            "into_c": self.inside(d, into_c),
-            "keep": self.kept(d, keep),
-            "stay": self.stay(d),
+            given |= {"cells": cell, "cells_before": before}
+        after = {
+            "h": self.carried(o * bounded, v["h"], v),
+            "c": self.carried(cell, before, v),
+        }
+        return after, given | {
+            "factors": self.inside(self.joined(factors, by_g), v),
+            "into_c": self.inside(into_c, v),
+            "keep": self.kept(keep, v),
         }
 
-        def back(v: Mapping[str, Term]) -> tuple[list[Term], list[Term]]:
-            dh = _plus(v["dh"], v.get("dy"))
-            dc = v["dc"] + dh * v["into_c"]
-            gates = self.joined([dc, dh, dc, dc]) * v["factors"]
-            return [self.handed_on(gates.op("MatMul", d.r), dh, v), dc * v["keep"]], [gates]
-
-        assert d.last_c is not None
-        carried = {"dh": d.last, "dc": d.last_c}
-        first, first_c, gates = self.through_time(d, carried, slices, back)
-        found = self.found(d, gates, gates, first)
-        found.c = first_c
-        if peep is not None:
-            di, do, df, _ = self.split(gates, 4)
-            parts = [di * before, do * cells, df * before]
-            found.p = self.joined([self.sum(self.rows(part, self.hidden)) for part in parts], 0)
-        return found
-
-    def _cells(
-        self,
-        d: _Direction,
-        to_i: Term,
-        to_f: Term,
-        candidate: Term,
-        peep: list[Term] | None,
-        coupled: bool,
-    ) -> Term:
-        """Return the cell's state after each step, [T, B, H]."""
-        f = d.activations[0]
-        assert d.initial_c is not None
-        slices: dict[str, Term | None]
-        if peep is None:
-            i = f.value(to_i)
-            keep = 1.0 - i if coupled else f.value(to_f)
-            slices = {"keep": self.kept(d, keep), "new": self.inside(d, i * candidate)}
-
-            def forth(v: Mapping[str, Term]) -> tuple[list[Term], list[Term]]:
-                after = v["c"] * v["keep"] + v["new"]
-                return [after], [after]
-
-        else:
-            own = peep
-            slices = {"i": to_i, "f": None if coupled else to_f, "g": candidate, "m": d.mask}
-
-            def forth(v: Mapping[str, Term]) -> tuple[list[Term], list[Term]]:
-                i = f.value(v["i"] + v["c"] * own[0])
-                keep = f.value(v["f"] + v["c"] * own[2]) if "f" in v else 1.0 - i
-                after = v["c"] * keep + i * v["g"]
-                if "m" in v:
-                    after = v["c"] + (after - v["c"]) * v["m"]
-                return [after], [after]
-
-        _, cells = self.through_time(d, {"c": d.initial_c}, slices, forth, backward=False)
-        return cells
+    def back(self, d: _Direction, v: Values) -> Step:
+        dh = self.arriving(v)
+        dc = v["dc"] + dh * v["into_c"]
+        gates = self.joined(dc, dh, dc, dc) * v["factors"]
+        before = {
+            "dh": self.handed_on(gates.op("MatMul", d.r), dh, v),
+            "dc": dc * v["keep"],
+        }
+        return before, {"gates": gates}
 
 
 class _Gru(_Cell):
@@ -609,91 +630,73 @@ class _Gru(_Cell):
     GATES = 3
     DEFAULTS = ("Sigmoid", "Tanh")
 
-    def differentiate(self, d: _Direction) -> _Found:
-        from_x = self.steps(self.product(self.rows(d.x, self.size), d.w, d.wb), d.x)
-        if int(self.ctx.attribute("linear_before_reset", 0)):
-            return self._reset_after(d, from_x)
-        return self._reset_before(d, from_x)
+    def __init__(self, ctx: VjpContext) -> None:
+        super().__init__(ctx)
+        self.reset_after = bool(ctx.attribute("linear_before_reset", 0))
 
-    def _reset_after(self, d: _Direction, from_x: Term) -> _Found:
+    def bias(self, d: _Direction) -> Term | None:
+        return d.wb if self.reset_after else _sum_of(d.wb, d.rb)
+
+    def forth(self, d: _Direction, v: Values) -> Step:
         f, g = d.activations
-        states = self.rows(d.h, self.hidden)
-        xz, xr, xn = self.split(from_x, 3)
-        from_h = self.steps(self.product(states, d.r, d.rb), d.x)
-        hz, hr, hn = self.split(from_h, 3)
-        to_z, to_r = xz + hz, xr + hr
-        z, r = f.value(to_z), f.value(to_r)
-        to_n = xn + r * hn
+        x, h = v["x"], v["h"]
+        of_x, x_n = self.split(x, 2, 1)
+        if self.reset_after:
+            of_h, h_n = self.split(self.through(h, d.turned, d.rb), 2, 1)
+            to_gates = of_x + of_h
+        else:
+            for_gates, for_n = self.split(d.turned, 2, 1)
+            to_gates = self.through(h, for_gates, of_x)
+        gates = f.value(to_gates)
+        z, r = self.split(gates, 1, 1)
+        to_n = x_n + r * h_n if self.reset_after else self.through(r * h, for_n, x_n)
         n = g.value(to_n)
-        by_n = (1.0 - z) * g.slope(to_n, n)
-        by_r = by_n * hn * f.slope(to_r, r)
-        factors = self.joined([self._by_z(d, z, to_z, n), by_r, by_n * r])
+        after = n + z * (h - n)
+        by_n = g.by_slope(1.0 - z, to_n, n)
+        given = {"y": self.inside(after, v), "before": h, "keep": self.kept(z, v)}
+        if self.reset_after:
+            factors = self.joined(
+                f.by_slope(self.joined(h - n, by_n * h_n), to_gates, gates), by_n * r
+            )
+            given |= {"factors": self.inside(factors, v), "by_n": self.inside(by_n, v)}
+        else:
+            factors = f.by_slope(self.joined(h - n, h), to_gates, gates)
+            given |= {"factors": self.inside(factors, v), "by_n": self.inside(by_n, v), "r": r}
+            given["reset"] = r * h
+        return {"h": self.carried(after, h, v)}, given
 
-        def back(v: Mapping[str, Term]) -> tuple[list[Term], list[Term]]:
-            dh = _plus(v["dh"], v.get("dy"))
-            gates = self.joined([dh, dh, dh]) * v["factors"]
-            return [gates.op("MatMul", d.r) + dh * v["keep"]], [gates, dh]
+    def back(self, d: _Direction, v: Values) -> Step:
+        dh = self.arriving(v)
+        if self.reset_after:
+            gates = self.joined(dh, dh, dh) * v["factors"]
+            before = gates.op("MatMul", d.r) + dh * v["keep"]
+            return {"dh": before}, {"gates": gates, "of_n": dh * v["by_n"]}
+        for_gates, for_n = (self.term(name) for name in self._parts(d))
+        of_n = dh * v["by_n"]
+        into = of_n.op("MatMul", for_n)
+        gates = self.joined(dh, into) * v["factors"]
+        before = gates.op("MatMul", for_gates) + into * v["r"] + dh * v["keep"]
+        return {"dh": before}, {"gates": gates, "of_n": of_n}
 
-        slices = {
-            "dy": d.grad,
-            "factors": self.inside(d, factors),
-            "keep": self.kept(d, z),
-        }
-        first, gates, flow = self.through_time(d, {"dh": d.last}, slices, back)
-        dz, dr, _ = self.split(gates, 3)
-        of_x = self.joined([dz, dr, flow * self.inside(d, by_n)])
-        return self.found(d, of_x, gates, first)
+    def shares(self, d: _Direction, found: Values) -> tuple[Term, Term]:
+        if self.reset_after:
+            of_z, of_r, _ = self.split(found["gates"], 1, 1, 1)
+            return self.joined(of_z, of_r, found["of_n"]), found["gates"]
+        gates = self.joined(found["gates"], found["of_n"])
+        return gates, gates
 
-    def _reset_before(self, d: _Direction, from_x: Term) -> _Found:
-        f, g = d.activations
-        hidden = self.hidden
-        states = self.rows(d.h, hidden)
-        xz, xr, xn = self.split(from_x, 3)
-        gate_weights, r_n = self._parts(d.r)
-        gate_bias, bias_n = (None, None) if d.rb is None else self._parts(d.rb)
-        hz, hr = self.split(self.steps(self.product(states, gate_weights, gate_bias), d.x), 2)
-        to_z, to_r = xz + hz, xr + hr
-        z, r = f.value(to_z), f.value(to_r)
-        reset = r * d.h
-        to_n = xn + self.steps(self.product(self.rows(reset, hidden), r_n, bias_n), d.x)
-        n = g.value(to_n)
-        slices = {
-            "dy": d.grad,
-            "by_z": self.inside(d, self._by_z(d, z, to_z, n)),
-            "by_n": self.inside(d, (1.0 - z) * g.slope(to_n, n)),
-            "by_r": d.h * f.slope(to_r, r),
-            "r": r,
-            "keep": self.kept(d, z),
-        }
-
-        def back(v: Mapping[str, Term]) -> tuple[list[Term], list[Term]]:
-            dh = _plus(v["dh"], v.get("dy"))
-            dn = dh * v["by_n"]
-            into = dn.op("MatMul", r_n)
-            gates = self.joined([dh * v["by_z"], into * v["by_r"]])
-            before = gates.op("MatMul", gate_weights) + into * v["r"] + dh * v["keep"]
-            return [before], [gates, dn]
-
-        first, two, third = self.through_time(d, {"dh": d.last}, slices, back)
-        gates = self.joined([two, third])
-        found = self.found(d, gates, gates, first)
-        rows = self.rows(third, hidden)
-        found.r = self.joined(
-            [
-                self.weights(self.rows(two, 2 * hidden), states),
-                self.weights(rows, self.rows(reset, hidden)),
-            ],
-            0,
+    def state_weights(self, d: _Direction, of_h: Term) -> Term:
+        if self.reset_after:
+            return super().state_weights(d, of_h)
+        gates, of_n = self.split(of_h, 2, 1)
+        return self.joined(
+            self.weights(gates, d.kept["before"]), self.weights(of_n, d.kept["reset"]), axis=0
         )
-        return found
 
-    def _by_z(self, d: _Direction, z: Term, to_z: Term, n: Term) -> Term:
-        return (d.h - n) * d.activations[0].slope(to_z, z)
-
-    def _parts(self, value: Term) -> list[Term]:
-        """Return what belongs to z and r, and what belongs to n, along the first axis."""
+    def _parts(self, d: _Direction) -> list[str]:
+        """Return what of R belongs to z and r, [2 H, H], and to n, [H, H]."""
         sizes = self.b.ints([2 * self.hidden, self.hidden])
-        return [self.term(name) for name in self.b.emit("Split", [value.name, sizes], 2, axis=0)]
+        return self.b.emit("Split", [d.r.name, sizes], 2, axis=0)
 
 
 @vjp("LSTM", constant_inputs={4})

@@ -46,8 +46,7 @@ def _grid_sample(ctx: VjpContext) -> Grads:
         if numbers is None or weights is None:
             numbers, weights = number, weight
         else:
-            size = ctx.term(b.op("Shape", x, start=axis + 2, end=axis + 3))
-            numbers = numbers.op("Mul", size).op("Add", number)
+            numbers = numbers.op("Mul", ctx.term(_length(ctx, axis))).op("Add", number)
             weights = weights * weight
     assert numbers is not None
     assert weights is not None  # there is a spatial axis
@@ -114,8 +113,10 @@ def _taps(ctx: VjpContext, at: Term, axis: int) -> tuple[Term, Term]:
         places = kept
     elif padding == "reflection":
         places = _reflected(places, low, high).op("Round")
-    places = inside(places)
-    return places.op("Cast", to=INT64), weights
+    # Once more as whole numbers: what a point that is NaN becomes is no element.
+    numbers = b.op("Cast", inside(places).name, to=INT64)
+    final = b.op("Sub", b.op("Squeeze", _length(ctx, axis), b.ints([0])), b.scalar(1, INT64))
+    return ctx.term(b.op("Min", b.op("Max", numbers, b.scalar(0, INT64)), final), at.name), weights
 
 
 def _cubic(distance: Term) -> Term:
@@ -135,9 +136,14 @@ def _reflected(value: Term, low: Term, high: Term) -> Term:
 
 def _size(ctx: VjpContext, axis: int) -> Term:
     """Return the size of a spatial axis as a float, 0-D."""
-    b, (x, grid) = ctx.b, ctx.inputs
-    size = b.op("Squeeze", b.op("Shape", x, start=axis + 2, end=axis + 3), b.ints([0]))
+    b, grid = ctx.b, ctx.inputs[1]
+    size = b.op("Squeeze", _length(ctx, axis), b.ints([0]))
     return ctx.term(b.op("Cast", size, to=ctx.elem_type(grid)), grid)
+
+
+def _length(ctx: VjpContext, axis: int) -> str:
+    """Return the size of a spatial axis, [1] int64."""
+    return ctx.b.op("Shape", ctx.inputs[0], start=axis + 2, end=axis + 3)
 
 
 @vjp("AffineGrid", constant_inputs={1})
