@@ -293,6 +293,16 @@ class OnnxModel(Model):
             self._prepare(model)
 
     @property
+    def _params(self) -> Vector:
+        """The flat vector; its views are made once, as each forward needs them."""
+        return self._flat
+
+    @_params.setter
+    def _params(self, vector: Vector) -> None:
+        self._flat = vector
+        self._views: list[Value] | None = None
+
+    @property
     def size(self) -> int:
         """The length P of the parameter vector."""
         return int(self._params.size)
@@ -793,7 +803,11 @@ class OnnxModel(Model):
 
     def _split(self, flat: Vector) -> list[Value]:
         """Return views of a flat vector in the shapes of the parameters."""
-        return [*named(flat, self._layout).values()]
+        if flat is not self._params:
+            return [*named(flat, self._layout).values()]
+        if self._views is None:
+            self._views = [*named(flat, self._layout).values()]
+        return self._views
 
     def _join(self, parts: Sequence[Value]) -> Vector:
         if not parts:
