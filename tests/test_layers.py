@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "templates": ("bbnode.__version__", "bbnode.ir.errors"),
     "torch": ("bbnode.components.models.torch_export",),
     "sklearn": ("bbnode.components.models.sklearn_export",),
-    "programs": ("bbnode.ir.errors", "bbnode.dsl", "bbnode.components"),
+    "programs": ("bbnode.ir.errors", "bbnode.ir.intake", "bbnode.dsl", "bbnode.components"),
 }
 
 # Layer -> third-party packages that it may import. A layer without a row may import any.

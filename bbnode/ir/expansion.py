@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, inliner
+from onnx import GraphProto, ModelProto, NodeProto, helper, inliner
 
 from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.onnx_file import function_of, onnx_schema
@@ -43,6 +43,13 @@ def without_op(model: ModelProto, op_type: str) -> ModelProto:
             node.attribute.extend(a for name, a in defaults.items() if name not in given)
     # A body may follow from the types of what it reads.
     typed = onnx.shape_inference.infer_shapes(made)
+    # The inliner looks for a type among the values alone.
+    told = {info.name for info in (*typed.graph.value_info, *typed.graph.input)}
+    typed.graph.value_info.extend(
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in typed.graph.initializer
+        if tensor.name not in told
+    )
     return inliner.inline_selected_functions(typed, [("", op_type)], inline_schema_functions=True)
 
 

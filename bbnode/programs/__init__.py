@@ -13,17 +13,21 @@ is a `BadArgument` that names it.
 from __future__ import annotations
 
 from bbnode.programs.arguments import ReadyProgram
-from bbnode.programs.federated import FederatedTraining
+from bbnode.programs.federated import FederatedSGD, FederatedTraining
 from bbnode.programs.gossip import GossipTraining
+from bbnode.programs.metrics import Metric, metric
 from bbnode.programs.pipeline import Pipeline
 from bbnode.programs.statistics import FederatedStatistics
 from bbnode.programs.training import TrainingProgram
 
 __all__ = [
+    "FederatedSGD",
     "FederatedStatistics",
     "FederatedTraining",
     "GossipTraining",
+    "Metric",
     "Pipeline",
     "ReadyProgram",
     "TrainingProgram",
+    "metric",
 ]

@@ -20,8 +20,8 @@ class GossipTraining(TrainingProgram):
     numbers of examples, and sends what it trained to `neighbours` peers, drawn at random. Nobody
     waits for anybody: who is away is missed only.
 
-    Outputs, on each peer: "loss" and, beside it, "accuracy" (softmax_cross_entropy) or "mae" (mse)
-    of the mean, on examples that the peer does not train on (its slots "data" and "held_out" are
+    Outputs, on each peer: "loss" and the `metrics` (see `FederatedTraining`) of the mean, on
+    examples that the peer does not train on (its slots "data" and "held_out" are
     the parts "train" and "test" of one data set), float32 [], unless `evaluate` is false;
     "stats" (Metadata of the mean: num_samples, contributors, …); "model" (the mean, [P] float32).
     """
@@ -53,8 +53,8 @@ class GossipTraining(TrainingProgram):
         mean, stats = average.aggregate(g, after=own)
         loaded = model.load_parameters(g, mean)
         if self.evaluate:
-            _, *found = self.evaluation(g, model, self.held_out(), loaded)
-            for name, value in zip(self.metrics, found, strict=True):
+            _, loss, *means = self.evaluation(g, model, self.held_out(), loaded)
+            for name, value in self.found(g, loss, means).items():
                 g.output(name, value)
         g.output("stats", stats)
         g.output("model", mean)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import onnx
-from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import ModelProto, TensorProto
+from pydantic import TypeAdapter, ValidationError
 
 from bbnode.components import (
     ArrayDataSource,
@@ -28,9 +26,11 @@ from bbnode.components import (
     concrete,
     mlp_forward,
 )
+from bbnode.components.autodiff.losses import LOSSES, find_loss
 from bbnode.components.registry import component_class
 from bbnode.dsl import (
     BackendSlot,
+    BadArgument,
     ConcreteSpec,
     DataSourceSlot,
     Graph,
@@ -39,14 +39,40 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.intake import ModelNotTaken, read_model
 from bbnode.programs.arguments import ReadyProgram
+from bbnode.programs.metrics import Metric, metric
 
 # What a program is trained from: an ONNX file, its bytes, a model, or the layer sizes of an MLP.
 Forward: TypeAlias = str | os.PathLike[str] | bytes | ModelProto | Sequence[int]
 Source: TypeAlias = str | type[DataSource]
 
-# Of each loss: the metric beside it.
-METRICS: Mapping[str, str] = {"softmax_cross_entropy": "accuracy", "mse": "mae"}
+# Of a loss by its kind of labels: the metric beside it, where a program names none.
+METRICS: Mapping[str, str] = {
+    "classes": "accuracy",
+    "probabilities": "binary_accuracy",
+    "values": "mae",
+}
+PERPLEXITY = "perplexity"  # of the loss itself
+
+# Fields of `OnnxModelConfig` that a program gives by arguments of its own.
+_GIVEN = frozenset({"model", "loss", "learning_rate", "seed"})
+_PASSED = tuple(f for f in dataclasses.fields(OnnxModelConfig) if f.name not in _GIVEN)
+
+if TYPE_CHECKING:
+    ModelSettings = ReadyProgram
+else:
+    # The settings of a model are arguments of all training programs, each with its default.
+    ModelSettings = dataclasses.make_dataclass(
+        "ModelSettings",
+        [
+            (each.name, each.type, dataclasses.field(default=each.default, kw_only=True))
+            for each in _PASSED
+        ],
+        bases=(ReadyProgram,),
+        namespace={"__module__": __name__, "__doc__": "Settings of `OnnxModel` as arguments."},
+        eq=False,
+    )
 
 # The types that inputs of a model may have, by ONNX's numbers.
 _INPUT_TYPES: Mapping[int, types.TypeNode] = {
@@ -54,17 +80,18 @@ _INPUT_TYPES: Mapping[int, types.TypeNode] = {
     TensorProto.INT64: types.TENSOR_INT64,
 }
 
-# As `artifact.path`: a larger protobuf can't be written.
-_MAX_MODEL_BYTES = (1 << 31) - (1 << 26)
-
 TRAIN_SLOT = "data"  # as `OnnxModel.depends` has it
 TEST_SLOT = "test"  # a file of held-out examples
 HELD_OUT_SLOT = "held_out"  # the part "test" of the file that a peer trains on the part "train" of
 
 
 @dataclass(kw_only=True, eq=False)
-class TrainingProgram(ReadyProgram):
+class TrainingProgram(ModelSettings):
     """Base of training programs: the model, its data, and the settings of the training.
+
+    Every other setting of `OnnxModel` is an argument too, by its name: `optimizer`, `momentum`,
+    `schedule`, `clip_norm`, `trainable`, `lora` and so on (`bbnode components show
+    bbnode.OnnxModel` lists them).
 
     The slot "data" has the examples that a peer trains on. Where peers that train evaluate too,
     their slot "held_out" has the part of the same data set that they do not train on. Settings
@@ -75,9 +102,10 @@ class TrainingProgram(ReadyProgram):
     epochs: int = 1  # this and the next three: of the training on each peer
     batch: int = 32
     learning_rate: float = 0.1
-    loss: str = "softmax_cross_entropy"  # or "mse"
+    loss: str = "softmax_cross_entropy"  # one of `bbnode.components.LOSSES`
+    metrics: tuple[str, ...] = ()  # see `bbnode.programs.metric`; empty: the loss's own
     data: Source = ArrayDataSource  # a DataSource, or its TYPE_NAME
-    seed: int = 0  # of the weights of an MLP
+    seed: int = 0  # of the weights of an MLP, and of Dropout in training mode
 
     @cached_property
     def forward(self) -> ModelProto:
@@ -90,10 +118,8 @@ class TrainingProgram(ReadyProgram):
             )
         if isinstance(given, ModelProto):
             found = given
-        elif isinstance(given, bytes):
-            found = self._parsed(given)
-        elif isinstance(given, str | os.PathLike):
-            found = self._read(Path(given))
+        elif isinstance(given, bytes | str | os.PathLike):
+            found = self._read(given)
         else:
             found = self._mlp(given)
         self._check_inputs(found)
@@ -104,6 +130,8 @@ class TrainingProgram(ReadyProgram):
         """The number of parameters that are trained, P."""
         try:
             return OnnxModel(self._config).size
+        except BadArgument:
+            raise
         except BbnodeError as error:
             raise self.bad(f"model can't be trained: {error}") from error
 
@@ -113,9 +141,25 @@ class TrainingProgram(ReadyProgram):
         return False
 
     @property
-    def metrics(self) -> tuple[str, str]:
+    def measured(self) -> tuple[str, ...]:
         """The names of what an evaluation gives."""
-        return "loss", METRICS[self.loss]
+        return "loss", *(self.metrics or (METRICS[find_loss(self.loss).labels],))
+
+    @cached_property
+    def measures(self) -> tuple[Metric, ...]:
+        """The metrics that means are taken for. Raises BadArgument for one that does not fit."""
+        kind = find_loss(self.loss).labels
+        made = []
+        for name in self.measured[1:]:
+            if name == PERPLEXITY:
+                if kind != "classes":
+                    raise self.bad(f"metrics: {name!r} is of classes, and {self.loss} of {kind}")
+                continue
+            one = metric(name, classes=self._classes)
+            if (one.labels == "classes") != (kind == "classes"):
+                raise self.bad(f"metrics: {name!r} is of {one.labels}, and {self.loss} of {kind}")
+            made.append(one)
+        return tuple(made)
 
     def bindings(self) -> Mapping[str, Any]:
         """Return the classes of the slots that every training program has."""
@@ -131,8 +175,12 @@ class TrainingProgram(ReadyProgram):
         """Check the arguments. Raises BadArgument."""
         self.require_counts(epochs=1, batch=1, seed=0)
         self.require_numbers("learning_rate")
-        self.require_one_of("loss", METRICS)
-        _ = self.source, self.forward, self.size
+        self.require_one_of("loss", LOSSES)
+        listed: Any = self.metrics
+        names = isinstance(listed, list | tuple) and all(isinstance(each, str) for each in listed)
+        once = names and len({*listed}) == len(listed)
+        self.require("metrics", once, 'names of metrics, each once, such as ("accuracy", "top5")')
+        _ = self.source, self.forward, self.measures, self.size
 
     def trained_model(self, slot: str) -> ModelSlot:
         """Return a slot for the model where it is trained."""
@@ -141,6 +189,12 @@ class TrainingProgram(ReadyProgram):
     def held_model(self, slot: str) -> ModelSlot:
         """Return a slot for the model where it is not trained; it needs no data."""
         return ModelSlot(slot, concrete=concrete(HeldModel, self._config))
+
+    def batches(self) -> DataSourceSlot:
+        """Return the slot "data", which hands out `batch` examples at a time."""
+        if "batch_size" not in self._source_settings:
+            return DataSourceSlot(TRAIN_SLOT)
+        return DataSourceSlot(TRAIN_SLOT, concrete=self._told(batch_size=self.batch))
 
     def train_part(self, g: Graph, after: Output) -> Output:
         """Keep the part "test" of a peer's own data out of the training; a Trigger."""
@@ -153,7 +207,7 @@ class TrainingProgram(ReadyProgram):
 
     def test_data(self) -> DataSourceSlot:
         """Return the slot "test", whose examples nobody trains on."""
-        if self.loss == "mse" and "label_dtype" in self._source_settings:
+        if not self._of_classes and "label_dtype" in self._source_settings:
             return DataSourceSlot(TEST_SLOT, concrete=self._told())
         return DataSourceSlot(TEST_SLOT)
 
@@ -162,31 +216,61 @@ class TrainingProgram(ReadyProgram):
     ) -> tuple[Output, ...]:
         """Evaluate the model on all examples of a data source.
 
-        Returns their number, the loss and the metric beside it, each float32 [].
+        Returns their number and the loss, float32 [], and the means of each of `measures`.
         """
+        compute = BackendSlot("compute")
+        number, examples, labels = self.examples(g, data, after)
+        made = model.forward(g, examples)
+        loss = model.compute_loss(g, examples, labels)
+        means = (each.means(g, compute, made, labels) for each in self.measures)
+        return number, loss, *means
+
+    def found(self, g: Graph, loss: Output, means: Iterable[Output]) -> dict[str, Output]:
+        """Return what is `measured`, by name, of means over all examples; each float32 []."""
+        compute = BackendSlot("compute")
+        values = {
+            one.name: one.value(g, compute, each)
+            for one, each in zip(self.measures, means, strict=True)
+        }
+        values["loss"] = loss
+        if PERPLEXITY in self.measured:
+            values[PERPLEXITY] = compute.exp(g, loss)
+        return {name: values[name] for name in self.measured}
+
+    def examples(
+        self, g: Graph, data: DataSourceSlot, after: Output
+    ) -> tuple[Output, Output, Output]:
+        """Take the next batch: the number of examples, float32 [], these, and their labels."""
         compute = BackendSlot("compute")
         examples, labels = data.next_batch(g, after=after)
         examples = g.expect(examples, _INPUT_TYPES[_elem_type(self.forward)])
-        is_class = self.loss == "softmax_cross_entropy"
-        labels = g.expect(labels, types.TENSOR_INT64 if is_class else types.TENSOR_FLOAT)
-        made = model.forward(g, examples)
-        loss = model.compute_loss(g, examples, labels)
-        if is_class:
-            # Classes are on the last axis.
-            right = compute.equal(g, compute.arg_max(g, made, axis=-1, keepdims=False), labels)
-            measured = compute.cast(g, right, to=types.TENSOR_FLOAT)
-        else:
-            flat = g.constant([-1])
-            off = compute.sub(g, compute.reshape(g, made, flat), compute.reshape(g, labels, flat))
-            measured = compute.abs(g, off)
+        kind = types.TENSOR_INT64 if self._of_classes else types.TENSOR_FLOAT
+        labels = g.expect(labels, kind)
         number = compute.gather(g, compute.shape(g, labels), g.constant(0), axis=0)
-        number = compute.cast(g, number, to=types.TENSOR_FLOAT)
-        return number, loss, compute.reduce_mean(g, measured, keepdims=False)
+        return compute.cast(g, number, to=types.TENSOR_FLOAT), examples, labels
+
+    @property
+    def _of_classes(self) -> bool:
+        return find_loss(self.loss).labels == "classes"
+
+    @property
+    def _classes(self) -> int:
+        """The size of the last axis of the model's first output; 0 where it does not say."""
+        dims = self.forward.graph.output[0].type.tensor_type.shape.dim
+        return int(dims[-1].dim_value) if dims else 0
 
     @property
     def _config(self) -> OnnxModelConfig:
         content = self.forward.SerializeToString(deterministic=True)
-        return OnnxModelConfig(model=content, loss=self.loss, learning_rate=self.learning_rate)
+        given = {each.name: getattr(self, each.name) for each in _PASSED}
+        given |= {"loss": self.loss, "learning_rate": self.learning_rate, "seed": self.seed}
+        try:
+            checked = TypeAdapter(OnnxModelConfig).validate_python({**given, "model": content})
+        except ValidationError as error:
+            (fault, *_) = error.errors()
+            where = ".".join(str(part) for part in fault["loc"])
+            raise self.bad(f"{where}={fault['input']!r:.60}: {fault['msg']}") from error
+        return checked
 
     def _part(self, split: str) -> ConcreteSpec:
         if "split" not in self._source_settings:
@@ -196,9 +280,9 @@ class TrainingProgram(ReadyProgram):
             )
         return self._told(split=split)
 
-    def _told(self, **settings: str) -> ConcreteSpec:
+    def _told(self, **settings: Any) -> ConcreteSpec:
         """Return the data source with what the program knows; a node may say otherwise."""
-        if self.loss == "mse" and "label_dtype" in self._source_settings:
+        if not self._of_classes and "label_dtype" in self._source_settings:
             settings["label_dtype"] = "float32"
         return concrete(self.source, **settings)
 
@@ -206,29 +290,11 @@ class TrainingProgram(ReadyProgram):
     def _source_settings(self) -> frozenset[str]:
         return frozenset(field.name for field in dataclasses.fields(self.source.Config))
 
-    def _read(self, path: Path) -> ModelProto:
+    def _read(self, source: str | os.PathLike[str] | bytes) -> ModelProto:
         try:
-            size = path.stat().st_size
-            if not path.is_file():  # a device has no size, and may have no end
-                raise self.bad(f"model={str(path)!r} is not a file; give an ONNX file")
-            if size > _MAX_MODEL_BYTES:
-                raise self.bad(f"model={str(path)!r} has {size} bytes; give a smaller model")
-            return onnx.load(path)
-        except (OSError, ValueError, onnx.checker.ValidationError, ProtobufDecodeError) as error:
-            why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-            raise self.bad(
-                f"model={str(path)!r} can't be read: {why}; give an ONNX file (relative paths "
-                f"start at the working directory, {str(Path.cwd())!r})"
-            ) from error
-
-    def _parsed(self, content: bytes) -> ModelProto:
-        try:
-            return onnx.load_model_from_string(content)
-        except ProtobufDecodeError as error:
-            raise self.bad(
-                f"model: its {len(content)} bytes are no ONNX model; give those of "
-                "model.SerializeToString()"
-            ) from error
+            return read_model(source)
+        except ModelNotTaken as error:
+            raise self.bad(f"model: {error}") from error
 
     def _mlp(self, sizes: Sequence[int]) -> ModelProto:
         good = isinstance(sizes, list | tuple) and all(type(size) is int for size in sizes)

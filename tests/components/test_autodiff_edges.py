@@ -9,13 +9,13 @@ from onnx.helper import make_node as node
 
 from bbnode.components.autodiff import GradientRuleError, training_graphs
 from bbnode.components.backends.reference import ReferenceBackend, ReferenceBackendConfig
-from tests.components.graphs import model_of, run_ort, run_reference
-from tests.components.test_autodiff_node_tests import (
+from tests.components.gradient_checks import (
     NodeCase,
     check_node_case,
     gradient_of,
     model_in,
 )
+from tests.components.graphs import model_of, run_ort, run_reference
 
 I64 = np.int64
 
@@ -146,6 +146,7 @@ HALVES = [
     (node("ReduceProd", ["a", "i"], ["y"]), {"i": np.array([1])}),
     (node("ScatterND", ["a", "i", "u"], ["y"], reduction="none"),
      {"i": np.array([[2]]), "u": np.ones((1, 4), np.float32)}),
+    (node("Max", ["a", "u"], ["y"]), {"u": np.full((3, 4), 0.8, np.float32)}),
     (node("Softmax", ["a"], ["y"]), {}),
     (node("LayerNormalization", ["a", "s"], ["y"]), {"s": np.ones(4, np.float32)}),
     (node("Mish", ["a"], ["y"]), {}),
@@ -198,6 +199,39 @@ def test_the_reference_backend_picks_among_many_classes() -> None:
     found, expected = backend.execute(graphs.gradients, feeds), run_ort(graphs.gradients, feeds)
     for name in ("loss", *graphs.gradient_names):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_types_go_on_behind_ops_that_onnx_does_not_infer() -> None:
+    """A Conv's gradient wants sizes, which ONNX does not infer behind GroupNormalization."""
+    rng = np.random.default_rng(0)
+    params = {
+        "k": rng.normal(size=(4, 2, 3, 3)), "s": np.ones(4), "b": np.zeros(4),
+        "k2": rng.normal(size=(2, 4, 2, 2)), "w": rng.normal(size=(8, 3)),
+    }  # fmt: skip
+    nodes = [
+        node("Conv", ["x", "k"], ["h1"]),
+        node("GroupNormalization", ["h1", "s", "b"], ["h2"], num_groups=2),
+        node("MeanVarianceNormalization", ["h2"], ["h3"]),
+        node("Conv", ["h3", "k2"], ["h4"], strides=[2, 2]),
+        node("Flatten", ["h4"], ["h5"]),
+        node("MatMul", ["h5", "w"], ["y"]),
+    ]
+    x = rng.normal(size=(5, 2, 6, 6))
+    forward = model_of(nodes, params, inputs={"x": x}, dtype=np.float32, dims=["batch", 3])
+    forward.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    graphs = training_graphs(forward, "mse")
+    labels = rng.normal(size=(5, 3))
+    feeds = {n: a.astype(np.float32) for n, a in {**params, "x": x, "labels": labels}.items()}
+    found = run_ort(graphs.gradients, feeds)
+    for name, grad in zip(graphs.parameter_names, graphs.gradient_names, strict=True):
+        along = rng.normal(size=params[name].shape).astype(np.float32)
+        step = np.float32(1e-3 / np.sqrt(along.size))
+        up, down = (
+            run_ort(graphs.loss, {**feeds, name: feeds[name] + sign * step * along})["loss"]
+            for sign in (np.float32(1), np.float32(-1))
+        )
+        expected = (np.float64(up) - np.float64(down)) / (2 * step)
+        assert np.sum(found[grad] * along) == pytest.approx(expected, rel=3e-2, abs=3e-2)
 
 
 def node_case(made: NodeProto, inputs: dict[str, np.ndarray], **outputs: np.ndarray) -> NodeCase:

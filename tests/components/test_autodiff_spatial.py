@@ -9,15 +9,20 @@ default, the sweep over attributes is slow.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.helper import make_node as node
 
 from bbnode.components.autodiff import GradientRuleError, TrainingGraphs, training_graphs
+from bbnode.ir.onnx_file import subgraph_of
+from bbnode.ir.versions import means_the_same
 from tests.components.graphs import check, numeric_gradient, ort_runner, run_ort, run_reference
 from tests.components.test_autodiff_rules import Case, arrays
 
@@ -28,6 +33,9 @@ OPSET, IR_VERSION = 25, 13
 # ONNX's reference evaluator computes these in float32, or not as their operator pages say; and it
 # can't run ConvTranspose for several groups of several channels, or with output_shape.
 NO_REFERENCE = {"AffineGrid", "GridSample", "LRN", "MaxUnpool"}
+
+# Inputs that are not differentiated, by op.
+SETTINGS = {"Resize": (1, 2, 3), "Attention": (3, 6), "RotaryEmbedding": (3,)}
 
 CASES: list[tuple[str, Case, bool]] = []  # name, case, whether it is quick
 
@@ -393,8 +401,10 @@ def case_params() -> list[object]:
 
 @pytest.mark.parametrize("case", case_params())
 def test_rule_agrees_with_differences(case: Case) -> None:
-    params = arrays(case.params, case.positive, 0)
-    inputs = arrays(case.inputs, case.positive, 1)
+    agree(case, arrays(case.params, case.positive, 0), arrays(case.inputs, case.positive, 1))
+
+
+def agree(case: Case, params: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]) -> None:
     graphs = {
         dtype: training_graphs(forward_model(case, params, inputs, dtype), "mse", wrt=list(params))
         for dtype in (np.float64, F32)
@@ -410,6 +420,139 @@ def test_rule_agrees_with_differences(case: Case) -> None:
         expected, tolerance = differences(case, graphs, feeds, y, cotangent, name)
         assert found[gradient].shape == params[name].shape
         np.testing.assert_allclose(found[gradient], expected, rtol=tolerance, atol=tolerance)
+
+
+def nodes_of_onnx() -> Iterable[tuple[str, Case, dict[str, np.ndarray]]]:
+    """ONNX's node tests of the ops here, by name, with the values of what is differentiated."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collected = {case.name: case for case in collect_testcases(None)}
+    for name, found in collected.items():
+        graph = found.model.graph
+        made = graph.node[0]
+        if len(graph.node) > 1 or made.op_type not in OPS or "output_shape" in name:
+            continue
+        copied = NodeProto()
+        copied.CopyFrom(made)
+        # Some have a "y" among their inputs, which is the output here.
+        copied.input[:] = [key and f"in_{key}" for key in made.input]
+        copied.output[0] = "y"
+        values = {
+            f"in_{port.name}": value
+            for port, value in zip(graph.input, found.data_sets[0][0], strict=True)
+        }
+        wanted = [
+            key for position, key in enumerate(copied.input)
+            if position not in SETTINGS.get(made.op_type, ()) and key
+            and values[key].dtype == F32 and values[key].size < 200
+        ]  # fmt: skip
+        if not wanted or found.data_sets[0][1][0].dtype != F32:
+            continue
+        view = next(iter(subgraph_of(graph).all_nodes()))
+        if not means_the_same(view, found.model.opset_import[0].version, OPSET):
+            continue
+        # Constants of float64 take the type of the data; the settings of Resize have their own.
+        kind = F32 if made.op_type == "Resize" else np.float64
+        held = {
+            key: value.astype(kind) if value.dtype == F32 else value
+            for key, value in values.items() if key not in wanted
+        }  # fmt: skip
+        shapes = {key: values[key].shape for key in wanted}
+        case = Case(made.op_type, [copied], shapes, held)
+        # Off the round numbers, where kinks and equal elements are.
+        rng = np.random.default_rng(0)
+        yield (
+            name,
+            case,
+            {key: values[key] + rng.uniform(0.01, 0.04, values[key].shape) for key in wanted},
+        )
+
+
+@pytest.mark.slow
+def test_nodes_of_onnx() -> None:
+    count = 0
+    for name, case, params in nodes_of_onnx():
+        print(name)  # shown where it fails
+        try:
+            agree(case, params, {})
+        except GradientRuleError as error:
+            if "qk_matmul_output_mode" not in str(error):
+                raise
+        count += 1
+    assert count > 100
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_transposed_convolutions_of_any_geometry(data: st.DataObject) -> None:
+    axes = data.draw(st.integers(1, 2))
+
+    def each(low: int, high: int) -> list[int]:
+        return data.draw(st.lists(st.integers(low, high), min_size=axes, max_size=axes))
+
+    strides, dilations, kernel, sizes = each(1, 3), each(1, 2), each(1, 3), each(1, 3)
+    groups = data.draw(st.integers(1, 2))
+    extra = [data.draw(st.integers(0, stride - 1)) for stride in strides]
+    whole = [
+        s * (n - 1) + d * (k - 1) + 1
+        for s, n, d, k in zip(strides, sizes, dilations, kernel, strict=True)
+    ]
+    pads = [data.draw(st.integers(0, min(2, (w - 1) // 2))) for w in whole * 2]
+    made = node("ConvTranspose", ["a", "k", "c"], ["y"], strides=strides, dilations=dilations,
+                pads=pads, output_padding=extra, group=groups)  # fmt: skip
+    params = {"a": (2, 2 * groups, *sizes), "k": (2 * groups, 2, *kernel), "c": (2 * groups,)}
+    agree(Case("ConvTranspose", [made], params), arrays(params, False, 0), {})
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.data())
+def test_einsum_of_any_equation(data: st.DataObject) -> None:
+    sizes = {"a": 2, "b": 3, "c": 1, "D": 2}
+    terms = data.draw(st.lists(st.text("abcD", max_size=3), min_size=1, max_size=3))
+    wide = [data.draw(st.booleans()) for _ in terms]
+    letters = sorted(set("".join(terms)))
+    output = data.draw(st.permutations(letters))[: data.draw(st.integers(0, len(letters)))]
+    equation = ",".join(("..." if w else "") + term for w, term in zip(wide, terms, strict=True))
+    equation += "->" + ("..." if any(wide) else "") + "".join(output)
+    shapes = {}
+    for index, (w, term) in enumerate(zip(wide, terms, strict=True)):
+        ahead = data.draw(st.sampled_from([(), (2,), (1,), (3, 2), (3, 1)])) if w else ()
+        shapes[f"p{index}"] = (*ahead, *(sizes[label] for label in term))
+    made = node("Einsum", list(shapes), ["y"], equation=equation)
+    agree(Case("Einsum", [made], shapes), arrays(shapes, False, 0), {})
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.data())
+def test_resizes_of_any_kind(data: st.DataObject) -> None:
+    shape = (1, data.draw(st.integers(1, 2)), *(data.draw(st.integers(1, 5)) for _ in range(2)))
+    mode = data.draw(st.sampled_from(["nearest", "linear", "cubic"]))
+    made = {
+        "mode": mode,
+        "coordinate_transformation_mode": data.draw(st.sampled_from(PLACES)),
+        "nearest_mode": data.draw(
+            st.sampled_from(["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+        ),
+    }
+    new = [data.draw(st.integers(1, 8)) for _ in range(2)]
+    if mode != "nearest" and data.draw(st.booleans()):
+        made["antialias"] = 1
+    constants = {}
+    if data.draw(st.booleans()):
+        constants["s"] = ints(*shape[:2], *new)
+        inputs = ["a", "", "", "s"]
+    else:
+        # Whole sixteenths: runtimes differ in how they round sizes of others.
+        scales = [1, 1, *(n / 16 for n in (data.draw(st.integers(16, 48)) for _ in range(2)))]
+        constants["s"] = np.array(scales, F32)
+        inputs = ["a", "", "s"]
+    case = Case("Resize", [node("Resize", inputs, ["y"], **made)], {"a": shape}, constants)
+    agree(case, arrays(case.params, False, 0), {})
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])

@@ -402,12 +402,13 @@ def test_accumulated_batches_make_the_step_of_one_large_batch(source) -> None:
 
 
 def test_a_round_sets_the_learning_rate(source) -> None:
-    model = onnx_model(config_of(mlp_forward((4, 3), seed=1), schedule="step", decay_steps=2))
+    config = config_of(mlp_forward((4, 3), seed=1), schedule="step", decay_steps=2)
+    model = onnx_model(config)
     before = model.params(CTX)
     model.set_learning_rate(CTX, np.float32(0.25))
     model.step(CTX, np.ones(15, np.float32))
     np.testing.assert_allclose(before - model.params(CTX), 0.25, rtol=1e-5)
-    again = onnx_model(model.config)
+    again = onnx_model(config)
     again.restore(model.serialize())
     again.step(CTX, np.ones(15, np.float32))
     np.testing.assert_allclose(model.params(CTX) - again.params(CTX), 0.25, rtol=1e-5)

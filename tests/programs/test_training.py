@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,23 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from sklearn import metrics as known
 
 from bbnode.components import (
     ArrayDataSource,
     ArrayDataSourceConfig,
     FedAvg,
+    Lora,
     MemoryDataSource,
+    OnnxModelConfig,
     SklearnDataSource,
     register_component,
     values,
 )
 from bbnode.dsl import BadArgument
-from bbnode.programs import FederatedTraining, GossipTraining, TrainingProgram
+from bbnode.programs import FederatedSGD, FederatedTraining, GossipTraining, TrainingProgram
 from bbnode.sim import Network, SimNode
+from tests.components.fakes import CTX, onnx_model
 from tests.programs.files import CLASSES, FEATURES, compiled, examples, linear
 
 
@@ -195,16 +199,82 @@ def test_a_neighbour_with_weights_of_another_size_is_refused(tmp_path: Path) -> 
     assert honest.outputs(execution)["stats"]["contributors"] == 1
 
 
+def test_gradients_of_clients_are_steps_on_all_their_examples(tmp_path: Path) -> None:
+    """Each client's batch is all that it has, so that a step is one on the examples pooled."""
+
+    class Steps(FederatedSGD):
+        model = (FEATURES, 8, CLASSES)
+        clients = 3
+        batch = 100
+        optimizer = "adam"
+        learning_rate = 0.05
+        schedule = "cosine"
+        decay_steps = 10
+        clip_norm = 0.5
+        metrics = ("accuracy", "f1_macro")
+
+    program = Steps()
+    artifact = compiled(program)
+    net = Network(1)
+    test = {"test": {"path": examples(tmp_path, "test", 40, seed=9)}}
+    server = net.add("server", artifact, ["server"], config=test)
+    for i in range(3):
+        data = {"data": {"path": examples(tmp_path, f"c{i}", 20 + 10 * i, seed=i)}}
+        net.add(f"client-{i}", artifact, ["client"], config=data)
+    found = rounds(net, server, 5)
+    assert set(found[0]) == {
+        "loss", "model", "stats", "test_loss", "test_accuracy", "test_f1_macro",
+    }  # fmt: skip
+    files = [np.load(tmp_path / f"c{i}.npz") for i in range(3)]
+    x, y = (np.concatenate([file[name] for file in files]) for name in "xy")
+    alone = onnx_model(program._config)
+    for each in found:
+        grads, loss = alone.gradient(CTX, x, y)
+        assert float(each["loss"]) == pytest.approx(float(loss), rel=1e-4)
+        alone.step(CTX, grads)
+        np.testing.assert_allclose(each["model"], alone.params(CTX), rtol=1e-3, atol=1e-4)
+    assert found[-1]["test_loss"] < found[0]["test_loss"]
+
+
+def test_metrics_of_clients_are_those_of_their_examples_pooled(tmp_path: Path) -> None:
+    program = Training(evaluate="clients", metrics=("top2", "f1_macro", "accuracy", "perplexity"))
+    net, server = network(program, tmp_path)
+    (found,) = rounds(net, server, 1)
+    held_out = []
+    for i in range(3):
+        config = ArrayDataSourceConfig(path=str(tmp_path / f"c{i}.npz"), split="test")
+        held_out += ArrayDataSource(config).epoch_batches(1000)
+    features, labels = (np.concatenate([part[n] for part in held_out]) for n in (0, 1))
+    logits = server.component("global").forward(None, features)
+    best = logits.argmax(axis=1)
+    assert float(found["accuracy"]) == pytest.approx((best == labels).mean(), rel=1e-5)
+    wanted = known.f1_score(labels, best, average="macro")
+    assert float(found["f1_macro"]) == pytest.approx(wanted, rel=1e-5)
+    wanted = known.top_k_accuracy_score(labels, logits, k=2, labels=range(CLASSES))
+    assert float(found["top2"]) == pytest.approx(wanted, rel=1e-5)
+    assert float(found["perplexity"]) == pytest.approx(np.exp(found["loss"]), rel=1e-5)
+
+
 # --- arguments ------------------------------------------------------------------------------
+
+
+def test_every_setting_of_the_model_is_an_argument() -> None:
+    lora = Lora(targets=("layer*",), rank=2)
+    given = {"optimizer": "adamw", "momentum": 0.5, "betas": [0.8, 0.9], "lora": lora, "seed": 3}
+    config = Training(**given)._config
+    assert (config.optimizer, config.momentum, config.betas) == ("adamw", 0.5, (0.8, 0.9))
+    assert (config.lora, config.seed) == (lora, 3)
+    names = {field.name for field in fields(OnnxModelConfig)}
+    assert names <= {field.name for field in fields(FederatedTraining)}
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"model": None}, "model is missing"),
-        ({"model": "no-such.onnx"}, "'no-such.onnx' can't be read: No such file"),
-        ({"model": "."}, "'.' is not a file"),
-        ({"model": b"not a model"}, "are no ONNX model"),
+        ({"model": "no-such.onnx"}, "cannot read 'no-such.onnx': No such file"),
+        ({"model": "."}, "'' is not a file"),
+        ({"model": b"not a model"}, "is not an ONNX model"),
         ({"model": (4,)}, "do not make an MLP"),
         ({"model": (4, 0)}, "do not make an MLP"),
         ({"model": (4, "3")}, "layer sizes"),
@@ -223,7 +293,15 @@ def test_a_neighbour_with_weights_of_another_size_is_refused(tmp_path: Path) -> 
         ({"epochs": 0}, "epochs=0"),
         ({"batch": 1.5}, "batch=1.5"),
         ({"seed": -1}, "seed=-1"),
-        ({"loss": "hinge"}, "softmax_cross_entropy, mse"),
+        ({"optimizer": "adma"}, "can't be trained: .*adma"),
+        ({"optimizer": 3}, "optimizer=3: Input should be a valid string"),
+        ({"momentum": "much"}, "momentum='much': Input should be a valid number"),
+        ({"trainable": ("layer7*",)}, "can't be trained: .*no initializer fits.*layer7"),
+        ({"lora": {"targets": ["x"], "rnk": 3}}, "can't be trained|rnk"),
+        ({"metrics": ("accurracy",)}, "no metric 'accurracy'"),
+        ({"metrics": "accuracy"}, "metrics='accuracy' has to be names"),
+        ({"metrics": ("mae",)}, "metrics: 'mae' is of values"),
+        ({"loss": "hinge"}, "softmax_cross_entropy, nll"),
         ({"evaluate": "client"}, "server, clients, both, none"),
         ({"data": "bbnode.ArrayDataSourc"}, "did you mean 'bbnode.ArrayDataSource'"),
         ({"data": FedAvg}, "has to be a DataSource"),
@@ -288,7 +366,7 @@ def test_weights_in_a_file_beside_the_model_are_read_in(tmp_path: Path) -> None:
     for each in tmp_path.iterdir():
         if each.name != "alone.onnx":
             each.unlink()
-    with pytest.raises(BadArgument, match="can't be read"):
+    with pytest.raises(BadArgument, match="model: "):
         Training(model=tmp_path / "alone.onnx").build()
 
 

@@ -15,7 +15,7 @@ from bbnode.components.autodiff.errors import (
     UnsupportedGradient,
 )
 from bbnode.components.autodiff.losses import LOSSES
-from bbnode.components.autodiff.table import VjpContext, supported_ops, vjp
+from bbnode.components.autodiff.table import VjpContext, supported_by_family, supported_ops, vjp
 from bbnode.components.autodiff.training import (
     TrainingGraphs,
     gradient_graph,
@@ -33,6 +33,7 @@ __all__ = [
     "VjpContext",
     "gradient_graph",
     "rules",
+    "supported_by_family",
     "supported_ops",
     "training_graphs",
     "vjp",

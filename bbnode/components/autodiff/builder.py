@@ -322,7 +322,7 @@ def inferred_types(model: ModelProto) -> dict[str, InferredType]:
     Values inside of nested graphs are not among them. `model_types` knows more of what comes out of
     such graphs.
     """
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    inferred = onnx.shape_inference.infer_shapes(_inferrable(model), data_prop=True).graph
     types: dict[str, InferredType] = {}
     for tensor in inferred.initializer:
         types[tensor.name] = InferredType(int(tensor.data_type), tuple(tensor.dims))
@@ -330,3 +330,20 @@ def inferred_types(model: ModelProto) -> dict[str, InferredType]:
         if info.type.HasField("tensor_type"):
             types[info.name] = InferredType.of(info.type.tensor_type)
     return types
+
+
+# ONNX infers no output of these; it has the type of the first input.
+_NOT_INFERRED = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+
+
+def _inferrable(model: ModelProto) -> ModelProto:
+    """Return the model with an Identity for each node that ONNX's inference does not follow."""
+    if not any(node.op_type in _NOT_INFERRED for node in model.graph.node):
+        return model
+    made = ModelProto()
+    made.CopyFrom(model)
+    for node in made.graph.node:
+        if node.op_type in _NOT_INFERRED and node.domain in ("", "ai.onnx"):
+            same = helper.make_node("Identity", [node.input[0]], list(node.output))
+            node.CopyFrom(same)
+    return made

@@ -18,6 +18,7 @@ from onnx import (
 )
 
 from bbnode.components.autodiff.errors import InvalidForwardModel
+from bbnode.components.autodiff.functions import expand_functions
 from bbnode.components.autodiff.parameters import choose_parameters, exporters_hints
 from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
 from bbnode.ir.intake import ModelNotTaken, brought_up, first_line
@@ -98,6 +99,13 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
     if not graph.output:
         raise InvalidForwardModel(what="it has no output", remedy="give the graph an output")
     trained = frozenset(chosen.trained)
+    try:
+        graph = expand_functions(model, trained).graph
+    except (RuntimeError, ValueError) as error:  # whatever ONNX's C++ parts refuse
+        raise InvalidForwardModel(
+            what=f"ONNX can't expand one of its function ops: {first_line(error)}",
+            remedy="export it with the ops that the function stands for",
+        ) from error
     return ForwardGraph(
         name=graph.name or "model",
         opset=ONNX_OPSET_VERSION,

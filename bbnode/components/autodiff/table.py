@@ -307,3 +307,15 @@ def is_piecewise_constant(domain: str, op_type: str) -> bool:
 def supported_ops() -> tuple[str, ...]:
     """Return the sorted names of the `ai.onnx` ops that have a rule."""
     return tuple(sorted(op for domain, op in _TABLE if domain == ""))
+
+
+def supported_by_family() -> dict[str, tuple[str, ...]]:
+    """Return the ops that have a rule, by the family of rules that each is in.
+
+    An op of another domain than `ai.onnx` has its domain before its name.
+    """
+    families: dict[str, list[str]] = {}
+    for (domain, op), entry in _TABLE.items():
+        family = entry.rule.__module__.rsplit(".", 1)[-1]
+        families.setdefault(family, []).append(f"{domain}.{op}" if domain else op)
+    return {family: tuple(sorted(ops)) for family, ops in sorted(families.items())}

@@ -15,7 +15,7 @@ from numpy.lib import format as npy
 from bbnode.components.data import numbers
 from bbnode.components.data.base import FEATURE_TYPES, Array, ByRow
 from bbnode.components.data.data_file import UNREADABLE, DataFile, memory_limit, told
-from bbnode.components.data.numbers import Apart, FileArray, Joined
+from bbnode.components.data.numbers import ApartArrays, FileArray, Joined
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
@@ -117,7 +117,7 @@ class ArrayDataSource(StandardizedDataSource):
                 f"{', '.join(str(len(part)) for part in features)} rows; they have to have one each"
             )
         if self.config.inputs:
-            return Apart(dict(zip(self.config.inputs, features, strict=True))), labels
+            return ApartArrays(dict(zip(self.config.inputs, features, strict=True))), labels
         kinds = {part.dtype for part in features}
         return Joined(features, kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)), labels
 

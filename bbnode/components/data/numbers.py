@@ -123,7 +123,7 @@ class Joined:
         return made
 
 
-class Apart:
+class ApartArrays:
     """Several arrays of the same examples, each a tensor of its own: gathered as a Composite."""
 
     def __init__(self, parts: Mapping[str, ByRow]) -> None:

@@ -60,6 +60,8 @@ from bbnode.components.models.weights import (
     unpack_state,
 )
 from bbnode.components.registry import register_component
+from bbnode.ir import intake
+from bbnode.ir.intake import ModelSource
 from bbnode.ir.values import Composite, Metadata, Value
 from bbnode.ir.weightless import without_values
 
@@ -99,8 +101,8 @@ class OnnxModelConfig:
         learning_rate: the first one, that `schedule` scales.
         trainable: names and patterns ("head.*", "!*.bias") of the initializers to train, in their
             order; by default weights, and not masks, tables or constants.
-        lora: adapters that are trained in place of the weights; what `trainable` names is trained
-            with them.
+        lora: adapters that are trained in place of the weights: `targets` (names or patterns of
+            layers), `rank`, `alpha`, `seed`, `merge`; what `trainable` names is trained with them.
         optimizer: "sgd", "adam", "adamw", "adagrad", "rmsprop" or "lion".
         momentum: of sgd and rmsprop: the share of the last move that is made again.
         nesterov: of sgd with a momentum: look ahead by it.
@@ -851,6 +853,16 @@ class HeldModel(OnnxModel):
 
     def _check_data(self) -> None:
         """Check nothing: there are no data."""
+
+
+def read_model(source: ModelSource) -> bytes:
+    """Return what `OnnxModelConfig.model` takes: a file with the tensors beside it, as bytes.
+
+    For authors: files are those of the machine that the program is written on.
+
+    Raises ModelNotTaken.
+    """
+    return intake.read_model(source).SerializeToString(deterministic=True)
 
 
 def _parsed(content: bytes) -> ModelProto:

@@ -23,7 +23,7 @@ from bbnode.ir.values import Value
 _FIRST_SCALE = 65536.0
 _GROWTH, _CUT, _GROWS_AFTER = 2.0, 0.5, 2000
 _MOST_COUNTED = 1 << 62
-LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
+_LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
 
 Run = Callable[[ModelProto, Sequence[Value]], list[Value]]
 
@@ -76,8 +76,13 @@ class Progress:
             loss_scale=scale,
         )
 
-    def overflowed(self) -> Progress:
-        """Return the counters after a step that has to be made with a smaller scale."""
+    def retried(self, loss: float) -> Progress | None:
+        """Return the counters for another try with a smaller scale, after one beyond float16.
+
+        None where that can't help: the scale is the least, or the loss itself is not finite.
+        """
+        if not math.isfinite(loss) or self.loss_scale <= _LEAST_SCALE:
+            return None
         return replace(self, rescaled=self.rescaled + 1, good=0, loss_scale=self.loss_scale * _CUT)
 
 
@@ -130,8 +135,10 @@ class Stepper:
             if finite:
                 self.progress = self.progress.stepped()
                 return loss
-            if not self._rescaled(loss):
+            retried = self.progress.retried(loss)
+            if retried is None:
                 return math.inf
+            self.progress = retried
 
     def gradients(self, inputs: Sequence[Value], labels: Value) -> tuple[Value, list[Value]]:
         """Return loss and gradients of a batch in training mode; the statistics move.
@@ -147,8 +154,10 @@ class Stepper:
             self._drawn()
             if finite:
                 return loss, rest[:count]
-            if not self._rescaled(float(loss)):
+            retried = self.progress.retried(float(loss))
+            if retried is None:
                 return np.asarray(math.inf, np.float32), rest[:count]
+            self.progress = retried
 
     def step(self, grads: Sequence[Value]) -> None:
         """Make a step of the optimizer with gradients that were computed elsewhere."""
@@ -157,13 +166,6 @@ class Stepper:
         results = self._run(self._graphs.step, feeds)
         self.values, self.state = results[:count], results[count:]
         self.progress = self.progress.stepped()
-
-    def _rescaled(self, loss: float) -> bool:
-        """Cut the scale of the loss; False where that can't help."""
-        if not math.isfinite(loss) or self.progress.loss_scale <= LEAST_SCALE:
-            return False
-        self.progress = self.progress.overflowed()
-        return True
 
     def _drawn(self) -> None:
         self.progress = replace(self.progress, draws=self.progress.draws + 1)

@@ -20,7 +20,7 @@ from bbnode.components.autodiff.optimizers import OptimizerSettings
 from bbnode.components.errors import ComponentError, TrainingFailed
 from bbnode.components.models.labels import Labels
 from bbnode.components.models.schedule import Schedule
-from bbnode.components.models.stepping import LEAST_SCALE, Progress
+from bbnode.components.models.stepping import Progress
 from bbnode.components.models.torch_export import first_line, leaves_of
 from bbnode.ir.values import Value
 
@@ -264,12 +264,12 @@ class TorchStepper:
 
     def train(self, inputs: Sequence[Value], labels: Value) -> float:
         """Make a step on a batch; return its loss, infinite where gradients stay beyond float16."""
-        loss, finite = self._differentiated(inputs, labels)
-        if not finite:
-            return math.inf
-        with self._net.computing(None):
-            self._step()
-        self.progress = self.progress.stepped()
+        with self._net.computing(self.progress.draws):
+            loss = self._differentiate(inputs, labels)
+            self._net.check_buffers()
+            if math.isfinite(loss):
+                self._step()
+                self.progress = self.progress.stepped()
         return loss
 
     def gradients(self, inputs: Sequence[Value], labels: Value) -> tuple[Value, list[Value]]:
@@ -277,9 +277,11 @@ class TorchStepper:
 
         The loss is infinite where gradients stay beyond float16.
         """
-        loss, finite = self._differentiated(inputs, labels)
-        told = np.asarray(loss if finite else math.inf, np.float32)
-        return told, [_array(each.grad) for each in self._net.trained]
+        with self._net.computing(self.progress.draws):
+            loss = self._differentiate(inputs, labels)
+            self._net.check_buffers()
+            values: list[Value] = [_array(each.grad) for each in self._net.trained]
+        return np.asarray(loss, np.float32), values
 
     def step(self, grads: Sequence[Value]) -> None:
         """Make a step of the optimizer with gradients that were computed elsewhere."""
@@ -290,21 +292,19 @@ class TorchStepper:
             self._step()
         self.progress = self.progress.stepped()
 
-    def _differentiated(self, inputs: Sequence[Value], labels: Value) -> tuple[float, bool]:
-        """Leave gradients in the parameters, with a smaller scale of the loss where they must be.
-
-        Returns the loss, and False where no scale makes them finite.
-        """
+    def _differentiate(self, inputs: Sequence[Value], labels: Value) -> float:
+        """Leave the gradients of a batch in the parameters; return the loss."""
         self._shared = None
         while True:
             scale = self.progress.loss_scale if self._net.scales_loss else 1.0
-            with self._net.computing(self.progress.draws):
-                loss, finite = self._net.differentiate(inputs, labels, scale)
-                self._net.check_buffers()
+            loss, finite = self._net.differentiate(inputs, labels, scale)
             self.progress = replace(self.progress, draws=self.progress.draws + 1)
-            if finite or not math.isfinite(loss) or scale <= LEAST_SCALE:
-                return loss, finite
-            self.progress = self.progress.overflowed()
+            if finite:
+                return loss
+            retried = self.progress.retried(loss)
+            if retried is None:
+                return math.inf
+            self.progress = retried
 
     def _moved(self) -> tuple[list[Value], list[Value]]:
         if self._shared is None:

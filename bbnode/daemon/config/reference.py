@@ -107,7 +107,22 @@ def components_markdown() -> str:
         lines += ["", *_table(("Setting", "Type", "Default", "Meaning"), rows)] if rows else []
         if not rows:
             lines += ["", "It has no settings."]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_gradient_ops()]) + "\n"
+
+
+def _gradient_ops() -> list[str]:
+    from bbnode.components.autodiff import supported_by_family
+
+    rows = [(family, ", ".join(ops)) for family, ops in supported_by_family().items()]
+    return [
+        "",
+        "## Ops with a gradient",
+        "",
+        "The ops of ONNX that a model may have between its parameters and its loss, by family of",
+        "rules (`bbnode/components/autodiff/rules`).",
+        "",
+        *_table(("Family", "Ops"), rows),
+    ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

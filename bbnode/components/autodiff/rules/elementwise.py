@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from bbnode.components.autodiff.builder import FLOAT, HALVES
 from bbnode.components.autodiff.table import Rule, Term, VjpContext, vjp
 
 Grads = Sequence[str | None]
@@ -42,6 +43,8 @@ def _rule(partials: Sequence[Partial | None]) -> Rule:
             grads.append(grad if len(partials) == 1 else ctx.sum_to(grad, ctx.inputs[index]))
         return grads
 
+    # The family of a rule is the module that wrote its partial derivatives.
+    rule.__module__ = next(each.__module__ for each in partials if each is not None)
     return rule
 
 
@@ -143,12 +146,16 @@ def _mean(ctx: VjpContext) -> Grads:
 @vjp("Min")
 def _extreme(ctx: VjpContext) -> Grads:
     """Share the gradient evenly among all inputs that equal the result."""
-    b = ctx.b
-    elem_type = ctx.elem_type(ctx.y)
-    equal = [b.op("Cast", b.op("Equal", name, ctx.y), to=elem_type) for name in ctx.inputs]
-    share = b.op("Div", ctx.g, equal[0] if len(equal) == 1 else b.op("Sum", *equal))
+    kind = ctx.elem_type(ctx.y)
+    values, out = [ctx.term(name) for name in ctx.inputs], ctx.out
+    if kind in HALVES:
+        # A runtime may keep one of them in float32 and round another: none would be equal then.
+        values = [value.cast(FLOAT) for value in values]
+        out = values[0].op(ctx.node.op_type, *values[1:])
+    equal = [value.op("Equal", out).where(1.0, 0.0).cast(kind) for value in values]
+    share = ctx.dy / (equal[0] if len(equal) == 1 else equal[0].op("Sum", *equal[1:]))
     return [
-        ctx.sum_to(b.op("Mul", share, mask), name) if ctx.wants(index) else None
+        ctx.sum_to((share * mask).name, name) if ctx.wants(index) else None
         for index, (name, mask) in enumerate(zip(ctx.inputs, equal, strict=True))
     ]
 

@@ -177,7 +177,7 @@ class _Scatter:
 
 @vjp("TensorScatter", constant_inputs={2})
 def _tensor_scatter(ctx: VjpContext) -> Grads:
-    """Give each gradient to the element of the cache or of the update that it came from."""
+    """Return the gradients of the elements of the cache and of the update that are left."""
     b = ctx.b
     cache, update = ctx.inputs[:2]
     settings = {a.name: helper.get_attribute_value(a) for a in ctx.node.attribute}

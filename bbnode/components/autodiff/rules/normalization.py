@@ -242,36 +242,6 @@ def _mean_variance_normalization(ctx: VjpContext) -> Grads:
     return [_narrow(ctx, grad, 0)]
 
 
-@vjp("LRN")
-def _lrn(ctx: VjpContext) -> Grads:
-    """y = x s^-beta with s = bias + alpha/size (x^2 summed over nearby channels).
-
-    Krizhevsky et al., 2012, section 3.3. A channel's square is in the sums of its neighbours, which
-    lie the other way round:  dx = g s^-beta - 2 beta alpha/size x (sum of g y / s over those).
-    """
-    b, name = ctx.b, ctx.inputs[0]
-    dy = _dy(ctx)
-    x, y = _input(ctx, 0), ctx.out.cast(_wide(ctx))
-    size = int(ctx.attribute("size", 1))
-    alpha, beta = float(ctx.attribute("alpha", 1e-4)), float(ctx.attribute("beta", 0.75))
-    before, after = (size - 1) // 2, size // 2
-    # The channels become rows of a plane, over which a window slides: (N, 1, C, the rest).
-    batch, planes = b.op("Shape", name, start=0, end=1), b.op("Shape", name, start=1, end=2)
-    behind = b.op("ReduceProd", b.op("Shape", name, start=2), keepdims=1)
-    plane = ctx.term(b.op("Concat", batch, b.ints([1]), planes, behind, axis=0))
-
-    def window(value: Term, pads: list[int]) -> Term:
-        laid = value.op("Reshape", plane, allowzero=1)
-        mean = laid.op("AveragePool", kernel_shape=[size, 1], pads=pads, count_include_pad=1)
-        return ctx.term(b.reshape_like(mean.name, name), _wide(ctx))
-
-    # The means of size numbers, zeros among them: 1/size is in them already.
-    s = window(x * x, [before, 0, after, 0]) * alpha + float(ctx.attribute("bias", 1.0))
-    nearby = window(dy * y / s, [after, 0, before, 0])
-    power = s.op("Pow", -beta)
-    return [_narrow(ctx, dy * power - x * nearby * (2.0 * alpha * beta), 0)]
-
-
 @vjp("Dropout", constant_inputs={1, 2})
 def _dropout(ctx: VjpContext) -> Grads:
     """In training mode what the mask kept, over the share that is kept; else the identity."""

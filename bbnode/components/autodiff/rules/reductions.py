@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bbnode.components.autodiff.builder import FLOAT, HALVES
 from bbnode.components.autodiff.table import Term, VjpContext, vjp
 
 Grads = Sequence[str | None]
@@ -112,7 +113,12 @@ def _reduce_prod(ctx: VjpContext) -> Grads:
 def _reduce_extreme(ctx: VjpContext) -> Grads:
     """Share the gradient evenly among all elements that equal the result."""
     r = _Reduction(ctx)
-    equal = r.x.op("Equal", r.out).where(1.0, 0.0)
+    x, out = r.x, r.out
+    if ctx.elem_type(x.name) in HALVES:
+        # A runtime may keep one of them in float32 and round the other: none would be equal then.
+        x = x.cast(FLOAT)
+        out = r.again(ctx.node.op_type, x)
+    equal = x.op("Equal", out).where(1.0, 0.0).cast(ctx.elem_type(r.x.name))
     return [(equal * (r.dy / r.again("ReduceSum", equal))).name]
 
 
@@ -124,7 +130,10 @@ def _global_average_pool(ctx: VjpContext) -> Grads:
 
 @vjp("GlobalMaxPool")
 def _global_max_pool(ctx: VjpContext) -> Grads:
-    x = ctx.input(0)
+    x, out = ctx.input(0), ctx.out
     axes = ctx.term(ctx.b.ints(range(2, ctx.rank(x.name))))
-    equal = x.op("Equal", ctx.out).where(1.0, 0.0)
+    if ctx.elem_type(x.name) in HALVES:
+        x = x.cast(FLOAT)
+        out = x.op("ReduceMax", axes, keepdims=1)
+    equal = x.op("Equal", out).where(1.0, 0.0).cast(ctx.elem_type(ctx.y))
     return [(equal * (ctx.dy / equal.op("ReduceSum", axes, keepdims=1))).name]

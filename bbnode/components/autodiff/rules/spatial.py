@@ -131,6 +131,12 @@ def _resize(ctx: VjpContext) -> Grads:
     rank = ctx.rank(x)
     axes = [axis % rank for axis in ctx.attribute("axes", list(range(rank)))]
     scales = ctx.held(2)
+    dims = ctx.type_of(x).dims
+    if scales is not None and any(scales != 1) and dims == ctx.type_of(ctx.y).dims and dims:
+        raise ctx.error(
+            f"its scales {scales.tolist()} leave all sizes as they are, and runtimes then differ",
+            "leave it out, or give it scales that change a size",
+        )
     blocks = _repeats(ctx, axes)
     if blocks is not None:
         return [_sum_blocks(ctx, blocks)]
@@ -181,9 +187,9 @@ def _interpolation(ctx: VjpContext, axes: Sequence[int], position: int) -> str:
     if ctx.has(3) and policy != "stretch":
         # One scale for all axes: they have to be there, and every other one is constant.
         rank = len(axes)
-        others = [_length(ctx, x, each) for each in axes]
+        every = [_length(ctx, x, each) for each in axes]
         unit = b.op("Unsqueeze", unit, b.ints([1 + i for i in range(rank) if i != position]))
-        unit = b.op("Expand", unit, b.op("Concat", size, *others, axis=0))
+        unit = b.op("Expand", unit, b.op("Concat", size, *every, axis=0))
         settings["axes"] = list(range(1, rank + 1))
         roi = ctx.inputs[1] if ctx.has(1) else ""
         whole = b.emit("Resize", [unit, roi, "", ctx.inputs[3]], 1, **settings)[0]
@@ -196,19 +202,25 @@ def _interpolation(ctx: VjpContext, axes: Sequence[int], position: int) -> str:
     def of_axis(name: str, at: int) -> str:
         return b.op("Slice", name, b.ints([at]), b.ints([at + 1]), b.ints([0]))
 
+    # An axis of one element between, which is doubled: ONNX Runtime leaves a tensor as it is where
+    # its sizes stay, whatever the scales say.
+    unit = b.op("Unsqueeze", unit, b.ints([1, 2]))
+    one = b.ints([1])
     roi = ""
     if ctx.has(1) and settings.get("coordinate_transformation_mode") == b"tf_crop_and_resize":
-        kind = ctx.elem_type(ctx.inputs[1])
-        start = b.op("Reshape", b.scalar(0.0, kind), b.ints([1]))
-        end = b.op("Reshape", b.scalar(1.0, kind), b.ints([1]))
+        dtype = _dtype(ctx, ctx.inputs[1])
+        starts, ends = (b.constant(np.full(3, n, dtype), "region") for n in (0, 1))
         first, last = (of_axis(ctx.inputs[1], at) for at in (position, position + len(axes)))
-        roi = b.op("Concat", start, first, end, last, axis=0)
+        roi = b.op("Concat", starts, first, ends, last, axis=0)
     if ctx.has(3):
-        sizes = b.op("Concat", size, of_axis(ctx.inputs[3], position), axis=0)
-        return b.emit("Resize", [unit, roi, "", sizes], 1, **settings)[0]
-    one = b.constant(np.ones(1, np.float32), "one")
-    scales = b.op("Concat", one, of_axis(ctx.inputs[2], position), axis=0)
-    return b.emit("Resize", [unit, roi, scales], 1, **settings)[0]
+        sizes = b.op("Concat", size, one, b.ints([2]), of_axis(ctx.inputs[3], position), axis=0)
+        made = b.emit("Resize", [unit, roi, "", sizes], 1, **settings)[0]
+    else:
+        others = b.constant(np.array([1, 1, 2], np.float32), "scales")
+        scales = b.op("Concat", others, of_axis(ctx.inputs[2], position), axis=0)
+        made = b.emit("Resize", [unit, roi, scales], 1, **settings)[0]
+    half = b.op("Slice", made, b.ints([0]), one, b.ints([2]))
+    return b.op("Squeeze", half, b.ints([1, 2]))
 
 
 def _repeats(ctx: VjpContext, axes: Sequence[int]) -> list[int] | None:

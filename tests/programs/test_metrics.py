@@ -1,0 +1,105 @@
+"""Metrics of programs are scikit-learn's, on one node and from the means of several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import metrics as known
+
+from bbnode.compiler import Compiler
+from bbnode.components import OrtBackend
+from bbnode.dsl import BackendSlot, BadArgument, Graph, Module, types
+from bbnode.programs.metrics import metric
+from bbnode.sim import Network
+
+RNG = np.random.default_rng(0)
+N, C = 400, 5
+LOGITS = RNG.normal(size=(N, C)).astype(np.float32)
+LABELS = np.where(RNG.random(N) < 0.4, LOGITS.argmax(1), RNG.integers(0, C - 1, N))
+PAIRS = RNG.normal(size=(N, 2)).astype(np.float32)
+SIDES = (PAIRS[:, 1] - PAIRS[:, 0] + RNG.normal(size=N) > 0).astype(np.int64)
+MADE = RNG.normal(size=(N, 1)).astype(np.float32)
+TRUE = (MADE + RNG.normal(size=(N, 1)) * 0.5).astype(np.float32)
+BEST = LOGITS.argmax(1)
+ONE = (PAIRS[:, 1:] - PAIRS[:, :1]).astype(np.float32)
+
+CASES: dict[str, tuple[str, int, Any, Any, float]] = {
+    "accuracy": ("accuracy", C, LOGITS, LABELS, known.accuracy_score(LABELS, BEST)),
+    "top2": ("top2", C, LOGITS, LABELS,
+             known.top_k_accuracy_score(LABELS, LOGITS, k=2, labels=range(C))),
+    "f1_macro": ("f1_macro", C, LOGITS, LABELS, known.f1_score(LABELS, BEST, average="macro")),
+    "f1_micro": ("f1_micro", C, LOGITS, LABELS, known.f1_score(LABELS, BEST, average="micro")),
+    "f1 of an absent class": ("f1_macro", C, np.where(np.arange(C) == 2, -9, LOGITS),
+        np.where(LABELS == 2, 0, LABELS), known.f1_score(
+            np.where(LABELS == 2, 0, LABELS),
+            np.where(np.arange(C) == 2, -9, LOGITS).argmax(1), average="macro")),
+    "auc": ("auc", 2, PAIRS, SIDES, known.roc_auc_score(SIDES, PAIRS[:, 1] - PAIRS[:, 0])),
+    "auc of one logit": ("auc", 1, ONE, SIDES[:, None].astype(np.float32),
+                         known.roc_auc_score(SIDES, ONE[:, 0])),
+    "mae": ("mae", 1, MADE, TRUE, known.mean_absolute_error(TRUE, MADE)),
+    "mse": ("mse", 1, MADE, TRUE, known.mean_squared_error(TRUE, MADE)),
+    "r2": ("r2", 1, MADE, TRUE, known.r2_score(TRUE, MADE)),
+    "binary_accuracy": ("binary_accuracy", 1, ONE, SIDES[:, None].astype(np.float32),
+                        known.accuracy_score(SIDES, ONE[:, 0] > 0)),
+}  # fmt: skip
+
+
+class Measuring(Module):
+    home = "peer"
+
+    def __init__(self, name: str, classes: int) -> None:
+        super().__init__()
+        self.metric = metric(name, classes=classes)
+
+    def body(self, g: Graph) -> None:
+        compute = BackendSlot("compute")
+        of_classes = self.metric.labels == "classes"
+        outputs = g.input("outputs", types.TENSOR_FLOAT)
+        labels = g.input("labels", types.TENSOR_INT64 if of_classes else types.TENSOR_FLOAT)
+        means = self.metric.means(g, compute, outputs, labels)
+        g.output("means", means)
+        given = g.input("given", types.TENSOR_FLOAT)
+        g.output("value", self.metric.value(g, compute, given))
+        g.output("own", self.metric.value(g, compute, means))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pooled_and_averaged_metrics_are_those_of_scikit_learn(case: str) -> None:
+    name, classes, outputs, labels, wanted = CASES[case]
+    program = Measuring(name, classes)
+    artifact = Compiler().bind_backend("compute", OrtBackend).compile(program.build())
+    net = Network(1)
+    node = net.add("node", artifact, ["peer"])
+
+    def measured(part: slice, given: Any) -> dict[str, Any]:
+        made = np.ascontiguousarray(outputs[part], np.float32)
+        fed = {"outputs": made, "labels": np.ascontiguousarray(labels[part]), "given": given}
+        execution = node.invoke("peer", fed)
+        net.run_until_idle()
+        return node.outputs(execution)
+
+    nothing = np.ones(program.metric.size, np.float32)
+    whole = measured(slice(None), nothing)
+    tolerance = 2e-3 if name == "auc" else 1e-5
+    assert whole["means"].shape == (program.metric.size,)
+    assert float(whole["own"]) == pytest.approx(wanted, abs=tolerance)
+    parts = [slice(0, 37), slice(37, 250), slice(250, N)]
+    means = [measured(part, nothing)["means"] for part in parts]
+    pooled = np.average(means, axis=0, weights=[37, 213, N - 250]).astype(np.float32)
+    assert float(measured(parts[0], pooled)["value"]) == pytest.approx(wanted, abs=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "problem"),
+    [
+        ("accurracy", 3, "no metric 'accurracy'; choose among accuracy"),
+        ("top4", 3, "'top4' of 3 classes; take at most as many"),
+        ("f1_macro", 1, "'f1_macro' of 1 classes; it wants two or more"),
+        ("auc", 3, "'auc' of 3 classes; it wants two, or one logit"),
+    ],
+)
+def test_a_metric_that_there_is_not_is_refused(name: str, classes: int, problem: str) -> None:
+    with pytest.raises(BadArgument, match=problem):
+        metric(name, classes=classes)
