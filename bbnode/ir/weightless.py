@@ -7,6 +7,7 @@ graph that outlives them is a copy that never held them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable
 from typing import Any
 
@@ -20,10 +21,11 @@ def without_weights(model: ModelProto) -> tuple[ModelProto, dict[str, TensorProt
     """Return a copy whose large initializers are inputs, and these tensors of the model by name."""
     large: dict[str, TensorProto] = {}
     small = []
+    times = Counter(tensor.name for tensor in model.graph.initializer)
     for tensor in model.graph.initializer:
         outside = tensor.data_location == TensorProto.EXTERNAL
         # A name that stands there twice is for ONNX's checker to refuse.
-        if tensor.ByteSize() < _LARGE_BYTES or outside or tensor.name in large:
+        if tensor.ByteSize() < _LARGE_BYTES or outside or times[tensor.name] > 1:
             small.append(tensor)
         else:
             large[tensor.name] = tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 from onnx.helper import make_node as node
 
 from bbnode.components import errors
@@ -237,3 +238,22 @@ def test_a_scan_runs_though_the_program_leaves_ranks_open(ranks) -> None:
     sums = 1 + np.cumsum(x, 0)
     np.testing.assert_array_equal(last, sums[-1])
     np.testing.assert_array_equal(steps, sums * x)
+
+
+def test_sums_at_indices_lose_nothing_on_several_threads() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("ScatterND", ["zeros", "at", "rows"], ["y"], reduction="add")], "sums",
+        [
+            helper.make_tensor_value_info("zeros", 1, ["v", 64]),
+            helper.make_tensor_value_info("at", 7, ["n", 1]),
+            helper.make_tensor_value_info("rows", 1, ["n", 64]),
+        ],
+        [helper.make_tensor_value_info("y", 1, ["v", 64])],
+    )  # fmt: skip
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
+    prepared = OrtBackend(OrtBackendConfig(intra_op_threads=4)).prepare(model)
+    rows = 50_000
+    at, ones = np.zeros((rows, 1), np.int64), np.ones((rows, 64), np.float32)
+    for _ in range(5):
+        (found,) = prepared.run([np.zeros((2, 64), np.float32), at, ones])
+        np.testing.assert_array_equal(found, [[rows] * 64, [0] * 64])

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from bbnode.components.backends.caching import CachingBackend
@@ -218,7 +218,9 @@ class OrtBackend(CachingBackend):
 
     def _build(self, model: ModelProto) -> PreparedGraph:
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self.config.intra_op_threads
+        # Its ScatterND sums rows of one index on several threads at once, and loses some of them.
+        races = _sums_at_indices(model)
+        options.intra_op_num_threads = 1 if races else self.config.intra_op_threads
         options.inter_op_num_threads = self.config.inter_op_threads
         if self.config.inter_op_threads > 1:
             options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
@@ -243,6 +245,7 @@ class OrtBackend(CachingBackend):
                 f"{label}: execution provider(s) {', '.join(lost)} could not be started; this "
                 f"session has {', '.join(session.get_providers())}"
             )
+        _forget_model(session)
         return _OrtGraph(session, label)
 
     def _session(self, model: ModelProto, options: Any) -> Any:
@@ -265,6 +268,26 @@ class OrtBackend(CachingBackend):
 
 def _has_scan(model: ModelProto) -> bool:
     return any(node.op_type == "Scan" for node in subgraph_of(model.graph).all_nodes())
+
+
+def _sums_at_indices(model: ModelProto) -> bool:
+    """Return True if a ScatterND with a reduction is anywhere in the model."""
+    bodies: list[GraphProto | FunctionProto] = [model.graph, *model.functions]
+    while bodies:
+        for node in bodies.pop().node:
+            for attribute in node.attribute:
+                if node.op_type == "ScatterND" and attribute.name == "reduction":
+                    return True
+                bodies += attribute.graphs
+                if attribute.type == AttributeProto.GRAPH:
+                    bodies.append(attribute.g)
+    return False
+
+
+def _forget_model(session: Any) -> None:
+    """Drop the bytes that a session keeps for starting anew without a provider that failed."""
+    if session.get_providers() == ["CPUExecutionProvider"] and hasattr(session, "_model_bytes"):
+        session._model_bytes = None
 
 
 def _quickest(session: Any) -> Any:
