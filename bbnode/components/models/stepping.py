@@ -23,7 +23,7 @@ from bbnode.ir.values import Value
 _FIRST_SCALE = 65536.0
 _GROWTH, _CUT, _GROWS_AFTER = 2.0, 0.5, 2000
 _MOST_COUNTED = 1 << 62
-LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
+_LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
 
 Run = Callable[[ModelProto, Sequence[Value]], list[Value]]
 
