@@ -290,7 +290,7 @@ def _unsupported(program: ProgramPlan, cells: Mapping[str, ComponentCell]) -> li
         for node in spec.graph.all_nodes():
             domain = "" if is_onnx_domain(node.domain) else node.domain
             version = spec.opsets.get(domain, 0)
-            if domain not in ("", keys.ONNX_ML_DOMAIN):
+            if domain not in ("", keys.ONNX_ML_DOMAIN, keys.RUNTIME_DOMAIN):
                 where = spec.told(spec.place.at(node.name))
                 found.append(f"{where}: {domain}::{node.op_type} inside of a graph")
             elif not backend.supports(node.op_type, version, domain):

@@ -7,7 +7,7 @@ children, depth, dimensions and lengths, and all values of one payload together.
 scalars, without ext types. Whatever a decoder raises is a DecodeError to its caller.
 
 Layouts (integers little-endian):
-  tensor     u8 element type (onnx), u8 ndim, 6 zero bytes, ndim x u64 dims, raw bytes
+  tensor     u8 element type (onnx), u8 ndim, 6 zero bytes, ndim x u64 dims, raw bytes (`packing`)
   texts      the head of a tensor, a u32 length for each text, all texts in UTF-8
   sequence   u32 count, count x u64 length, tensors
   optional   u8: 0 for nothing, or 1 and the value
@@ -43,6 +43,7 @@ from bbnode.ir.caps import (
 )
 from bbnode.ir.decoding import Budget, refused, shown
 from bbnode.ir.errors import DecodeError
+from bbnode.ir.packing import packed, unpacked
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import MAX_REFUSAL_BYTES, WireRefusal, refusal_of
 from bbnode.ir.types import TypeKind, TypeNode
@@ -208,6 +209,9 @@ def _encode_tensor(array: np.ndarray[Any, Any], node: TypeNode) -> list[Buffer]:
     shape = array.shape
     ndim = len(shape)
     header = _TENSOR_HEADER.pack(node.elem_type, ndim) + _DIMENSIONS[ndim].pack(*shape)
+    bits = types.BITS_OF_ELEM.get(node.elem_type)
+    if bits is not None:
+        return [header, packed(array, bits).data]
     if array.nbytes <= SMALL_BYTES and _HOST_IS_LITTLE and array.dtype.isnative:
         return [header + array.tobytes()]
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -227,6 +231,9 @@ def _decode_tensor(node: TypeNode, view: memoryview) -> np.ndarray[Any, Any]:
         raise DecodeError(f"tensor header announces {ndim} dimensions")
     shape = _DIMENSIONS[ndim].unpack_from(view, _TENSOR_HEADER.size)
     dtype = values.dtype_of(node)
+    bits = types.BITS_OF_ELEM.get(elem)
+    if bits is not None:
+        return _decode_packed(view[start:], shape, bits, dtype)
     if math.prod(shape) * dtype.itemsize != size - start:
         raise DecodeError(f"tensor shape {list(shape)} does not fit its {size - start} bytes")
     little = dtype if _HOST_IS_LITTLE else dtype.newbyteorder("<")
@@ -240,6 +247,20 @@ def _decode_tensor(node: TypeNode, view: memoryview) -> np.ndarray[Any, Any]:
         array = array.astype(dtype)
     if not view.readonly:
         array.flags.writeable = False
+    return array
+
+
+def _decode_packed(
+    view: memoryview, shape: Sequence[int], bits: int, dtype: np.dtype[Any]
+) -> np.ndarray[Any, Any]:
+    count = math.prod(shape)
+    if -(-count * bits // 8) != len(view):
+        raise DecodeError(f"tensor shape {list(shape)} does not fit its {len(view)} bytes")
+    try:
+        array = unpacked(np.frombuffer(view, np.uint8), count, bits, dtype).reshape(shape)
+    except (ValueError, OverflowError) as error:
+        raise DecodeError(f"tensor of shape {list(shape)} and {bits} bits: {error}") from error
+    array.flags.writeable = False
     return array
 
 

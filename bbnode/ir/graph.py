@@ -1061,11 +1061,11 @@ def is_onnx_domain(domain: str) -> bool:
 
 
 def is_onnx_op(node: OpNode) -> bool:
-    """Return True if a node is an op of upstream ONNX, of `ai.onnx.ml` as well."""
+    """Return True if an op is of what backends run: ONNX, `ai.onnx.ml`, or ONNX Runtime's own."""
     return node.domain in _ONNX_DOMAINS
 
 
-_ONNX_DOMAINS = frozenset({"", keys.ONNX_DOMAIN, keys.ONNX_ML_DOMAIN})
+_ONNX_DOMAINS = frozenset({"", keys.ONNX_DOMAIN, keys.ONNX_ML_DOMAIN, keys.RUNTIME_DOMAIN})
 
 
 def call_key(node: OpNode) -> FunctionKey:

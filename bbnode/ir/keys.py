@@ -9,6 +9,7 @@ PREFIX = "ai.bytesandbrains."
 
 # --- opset domains (all version 1) -------------------------------------------------
 ONNX_ML_DOMAIN = "ai.onnx.ml"  # classical models: what scikit-learn's exporters write
+RUNTIME_DOMAIN = "com.microsoft"  # ONNX Runtime's own ops, in models that it optimized
 ONNX_DOMAIN = "ai.onnx"  # upstream writes "" or "ai.onnx" for the same opset
 SYSCALL_DOMAIN = PREFIX + "syscall"
 WIRE_DOMAIN = PREFIX + "wire"
@@ -25,6 +26,7 @@ BACKEND_SUBGRAPH_DOMAIN = PREFIX + "backend_subgraph"
 HOIST_PREFIX = "Hoist_"  # + Module name + "_" + body hash: a body that several calls share
 
 BB_OPSET_VERSION = 1
+RUNTIME_OPSET_VERSION = 1  # the only one that ONNX Runtime's domain has had
 ONNX_OPSET_VERSION = 25  # what the DSL records; ONNX Runtime 1.26 and later run it
 FRAMEWORK_IR_VERSION = 13  # ONNX IR version that goes with opset 25
 OLDEST_IR_VERSION = 10  # of programs that are still taken: those recorded at opset 21

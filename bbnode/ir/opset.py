@@ -108,9 +108,8 @@ def ops_of(domain: str) -> tuple[OpSpec, ...]:
 
 def is_custom(domain: str) -> bool:
     """Return True if the ops of a domain are functions of other packages."""
-    return domain not in ("", keys.ONNX_DOMAIN, keys.ONNX_ML_DOMAIN) and not domain.startswith(
-        keys.PREFIX
-    )
+    known = ("", keys.ONNX_DOMAIN, keys.ONNX_ML_DOMAIN, keys.RUNTIME_DOMAIN)
+    return domain not in known and not domain.startswith(keys.PREFIX)
 
 
 def _load(domain: str) -> bool:

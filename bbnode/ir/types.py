@@ -135,10 +135,13 @@ U64 = _opaque("U64", ANY)
 SEARCH_RESULTS = _opaque("SearchResults", ANY)  # Index.Search: (id, distance) pairs
 PEER_ID_VEC = register_type("PeerIdVec", parent=ANY, kind=TypeKind.SEQUENCE, element=PEER_ID)
 
-# Element types that travel: those with one fixed-size little-endian representation, and texts.
+# Element types that travel: those with one fixed-size little-endian representation, and texts; of
+# less than a byte each, several lie in one (`codec`).
 _TENSOR_ELEMENTS = (
     "FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "INT8", "INT16", "INT32", "INT64",
     "UINT8", "UINT16", "UINT32", "UINT64", "BOOL", "STRING",
+    "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ",
+    "FLOAT4E2M1", "UINT4", "INT4", "UINT2", "INT2",
 )  # fmt: skip
 TENSOR_BY_ELEM: dict[int, TypeNode] = {
     onnx.TensorProto.DataType.Value(element): register_type(
@@ -149,6 +152,11 @@ TENSOR_BY_ELEM: dict[int, TypeNode] = {
     )
     for element in _TENSOR_ELEMENTS
 }
+# Of the element types that are smaller than a byte: how many bits one has.
+BITS_OF_ELEM: dict[int, int] = {
+    onnx.TensorProto.FLOAT4E2M1: 4, onnx.TensorProto.UINT4: 4, onnx.TensorProto.INT4: 4,
+    onnx.TensorProto.UINT2: 2, onnx.TensorProto.INT2: 2,
+}  # fmt: skip
 TENSOR_FLOAT = TENSOR_BY_ELEM[onnx.TensorProto.FLOAT]
 TENSOR_DOUBLE = TENSOR_BY_ELEM[onnx.TensorProto.DOUBLE]
 TENSOR_INT64 = TENSOR_BY_ELEM[onnx.TensorProto.INT64]

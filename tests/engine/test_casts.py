@@ -27,6 +27,8 @@ def cast(value, to: str):
 
 
 def by_onnx(value, source, wanted):
+    if source.elem_type in types.BITS_OF_ELEM:  # the evaluator casts none of them to another
+        value, source = value.astype(np.float32), types.TENSOR_FLOAT
     node = helper.make_node("Cast", ["x"], ["y"], to=wanted.elem_type)
     graph = helper.make_graph(
         [node],

@@ -71,6 +71,14 @@ def signature_of(
         )
     if is_onnx_op(node):
         domain = canonical(node.domain)
+        if domain == keys.RUNTIME_DOMAIN:  # it has no schemas here; its backend knows them
+            return Signature(
+                required_inputs=(),
+                max_inputs=UNBOUNDED,
+                max_outputs=UNBOUNDED,
+                domain=domain,
+                version=versions.get(domain, keys.RUNTIME_OPSET_VERSION),
+            )
         return _of_schema(domain, node.op_type, versions.get(domain, 0))
     if opset.lookup_op(node.domain, node.op_type) is None:
         return None  # not remembered: a package may bring it later

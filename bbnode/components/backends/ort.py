@@ -10,14 +10,17 @@ nor an IOBinding stand between: made anew for each call, they cost more than a s
 
 from __future__ import annotations
 
+import ctypes
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import onnx
 import onnxruntime
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, TensorProto
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from bbnode.components.backends.caching import CachingBackend
@@ -26,9 +29,11 @@ from bbnode.components.backends.lowering import lowered
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError, BackendUnavailable
 from bbnode.components.registry import register_component
+from bbnode.ir import keys, types
 from bbnode.ir.onnx_file import subgraph_of
+from bbnode.ir.packing import packed, unpacked
 from bbnode.ir.types import TypeNode
-from bbnode.ir.values import OptionalValue, TensorSequence, Value
+from bbnode.ir.values import OptionalValue, TensorSequence, Value, dtype_of, type_of
 
 # ONNX Runtime's exceptions share no base of their own, and differ between releases.
 _ORT_FAILURES: tuple[type[Exception], ...] = tuple(
@@ -45,8 +50,13 @@ _AUTO = ("CUDAExecutionProvider", "CPUExecutionProvider")
 # 7 % for results of 1 KiB. A copy of so little costs half a microsecond.
 _SMALL_BYTES = 16 << 10
 # In errors of a run, and of a graph that can't be prepared.
-_NODE_NAME = re.compile(r" node\. Name:'([^']*)'|\bNode \(([^)]*)\)")
+_NODE_NAME = re.compile(r" node\. Name:'([^']*)'|\bNode \(([^)]*)\)| node with name '([^']*)'")
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node")
+# Element types of which its binding makes no numpy arrays, though numpy has dtypes for them.
+_AS_BYTES = frozenset(
+    {TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ,
+     TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ, *types.BITS_OF_ELEM}
+)  # fmt: skip
 _MAX_RANKS = 16  # combinations of ranks that one graph is kept prepared for
 _MAX_FORMS = 8  # of one graph that are tried, each without a kernel that was missing before
 _LOG_ERRORS_ONLY = 3  # 0 verbose .. 4 fatal; its warnings tell of dropped initializers and such
@@ -165,6 +175,65 @@ class _GraphByRanks:
         return made
 
 
+class _SmallElements:
+    """A session with ports of element types that its binding for numpy does not know.
+
+    They go in and out as the bytes that ONNX Runtime has of them.
+    """
+
+    __slots__ = ("_inputs", "_label", "_outputs", "_session")
+
+    def __init__(self, session: Any, label: str) -> None:
+        self._session = session
+        self._label = label
+        self._inputs = [port.name for port in session.get_inputs()]
+        self._outputs = [port.name for port in session.get_outputs()]
+
+    def run(self, inputs: Sequence[Value]) -> list[Value]:
+        """Return the outputs in graph order for inputs in graph order."""
+        check_count(self._label, self._inputs, inputs)
+        kept: list[Any] = []  # ONNX Runtime reads these arrays, and holds none of them
+        try:
+            feeds = {n: _ort_value(v, kept) for n, v in zip(self._inputs, inputs, strict=True)}
+            made = self._session.run_with_ort_values(self._outputs, feeds)
+            return [_of_ort_value(value) for value in made]
+        except _FAILURES as error:
+            shapes = ", ".join(map(_shown, inputs))
+            text = _first_line(error)
+            raise BackendError(
+                f"{self._label}: {text}; inputs were {shapes}", node=_node_in(text)
+            ) from error
+
+
+def _ort_value(value: Value, kept: list[Any]) -> Any:
+    array = _dense(np.asarray(value))
+    kind = type_of(array)
+    bits = types.BITS_OF_ELEM.get(kind.elem_type)
+    if bits is not None:
+        # The shape is that of the array given; the elements are those in its first bytes.
+        data = np.zeros(array.size, np.uint8)
+        tight = packed(array, bits)
+        data[: tight.size] = tight
+        array = data.reshape(array.shape)
+    elif kind.elem_type not in _AS_BYTES:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    kept.append(array)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, kind.elem_type)
+
+
+def _of_ort_value(value: Any) -> Value:
+    kind = type_of_text(value.data_type())
+    if kind is None or kind.elem_type not in _AS_BYTES:
+        return value.numpy()
+    shape, dtype = value.shape(), dtype_of(kind)
+    count = math.prod(shape)
+    bits = types.BITS_OF_ELEM.get(kind.elem_type)
+    size = count * dtype.itemsize if bits is None else -(-count * bits // 8)
+    data = np.frombuffer(ctypes.string_at(value.data_ptr(), size) if size else b"", np.uint8)
+    flat = data.view(dtype) if bits is None else unpacked(data, count, bits, dtype)
+    return flat.reshape(shape)
+
+
 @register_component
 class OrtBackend(CachingBackend):
     """Runs graphs in ONNX Runtime; the default backend."""
@@ -194,6 +263,12 @@ class OrtBackend(CachingBackend):
                 f"not available; this onnxruntime has {', '.join(available)}"
             )
         return list(wanted)
+
+    def supports(self, op_type: str, opset_version: int, domain: str = "") -> bool:
+        """Return True if an op of ONNX can run here; of ONNX Runtime's own, preparing tells it."""
+        if domain == keys.RUNTIME_DOMAIN:
+            return True
+        return super().supports(op_type, opset_version, domain)
 
     def materialize_from_wire(self, node: TypeNode, payload: memoryview) -> Value:
         """Return a received tensor: a view of its payload, copied only where it is not aligned.
@@ -228,11 +303,14 @@ class OrtBackend(CachingBackend):
         options.log_severity_level = _LOG_ERRORS_ONLY
         # Spinning waits burn the cores that the other daemons of this machine want.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Products by int4 weights otherwise round their other factor to int8.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         label = f"{self.TYPE_NAME}: graph {model.graph.name!r}"
         try:
             session = self._session(model, options)
         except _FAILURES as error:
             text = _first_line(error)
+            text += _types_told(model, text)
             raise BackendError(
                 f"{label} cannot be prepared: {text}; check it with onnx.checker.check_model, and "
                 "that its opset is one this onnxruntime runs",
@@ -246,6 +324,10 @@ class OrtBackend(CachingBackend):
                 f"session has {', '.join(session.get_providers())}"
             )
         _forget_model(session)
+        ports = (*session.get_inputs(), *session.get_outputs())
+        kinds = [type_of_text(port.type) for port in ports]
+        if any(kind is not None and kind.elem_type in _AS_BYTES for kind in kinds):
+            return _SmallElements(session, label)
         return _OrtGraph(session, label)
 
     def _session(self, model: ModelProto, options: Any) -> Any:
@@ -264,6 +346,28 @@ class OrtBackend(CachingBackend):
                     break
                 model = other
         raise first if first is not None else AssertionError("no form was tried")
+
+
+def _types_told(model: ModelProto, text: str) -> str:
+    """Return the element types of the op that an error says to have no kernel, in brackets."""
+    lacking = _NO_KERNEL.search(text)
+    if lacking is None:
+        return ""
+    try:
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except (RuntimeError, ValueError):  # what ONNX's C++ part refuses
+        return ""
+    infos = (*graph.input, *graph.value_info, *graph.output)
+    known = {info.name: info.type.tensor_type.elem_type for info in infos}
+    known.update((tensor.name, tensor.data_type) for tensor in graph.initializer)
+    name = _node_in(text)
+    for node in graph.node:
+        if node.op_type == lacking[1] and node.name == name:
+            kinds = [
+                TensorProto.DataType.Name(known.get(v, 0)) for v in (*node.input, *node.output)
+            ]
+            return f" (of {', '.join(kinds)})"
+    return ""
 
 
 def _has_scan(model: ModelProto) -> bool:
@@ -312,7 +416,7 @@ def _shown(value: Any) -> str:
 def _node_in(text: str) -> str:
     """Return the name of the node that an error of ONNX Runtime is about, or ""."""
     found = _NODE_NAME.search(text)
-    return found[1] or found[2] if found else ""
+    return found[1] or found[2] or found[3] if found else ""
 
 
 def _first_line(error: Exception) -> str:

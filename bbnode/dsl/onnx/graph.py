@@ -16,6 +16,8 @@ from onnx import TensorProto
 from bbnode.dsl.core.names import hint
 from bbnode.dsl.errors import UnknownValue, UnsupportedPort
 from bbnode.dsl.onnx.copying import bare_tensor
+from bbnode.dsl.onnx.runtime_ops import completed_kinds
+from bbnode.ir import types
 from bbnode.ir.graph import Annotations, OpNode, Program, Subgraph, Tensor, ValueType
 from bbnode.ir.onnx_file import annotations_of
 from bbnode.ir.types import TypeNode, is_onnx
@@ -170,15 +172,22 @@ def index_model(program: Program, outputs: Sequence[str] | None, module: str) ->
     for port, names in (("input", inputs), ("output", kept)):
         for name in names:
             _check_port(port, name, graph.types.get(name), module)
+    told = {n: kind for n, t in graph.types.items() if (kind := _travelling(t)) is not None}
+    held = {
+        n: types.TENSOR_BY_ELEM[tensor.elem_type]
+        for n, tensor in graph.initializers.items()
+        if tensor.elem_type in types.TENSOR_BY_ELEM
+    }
+    opsets = dict(program.opset_imports)
     return OnnxGraph(
         nodes=nodes,
         weights={n: bare_tensor(tensor) for n, tensor in graph.initializers.items()},
         inputs=inputs,
         outputs=kept,
-        kinds={n: kind for n, t in graph.types.items() if (kind := _travelling(t)) is not None},
+        kinds=completed_kinds(told, held, nodes, opsets),
         maker=maker,
         fixed=_fixed(nodes, maker, graph.initializers),
-        opsets=dict(program.opset_imports),
+        opsets=opsets,
         annotations=annotations_of(graph),
         extras=program.extras,
     )

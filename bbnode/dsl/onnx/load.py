@@ -25,9 +25,9 @@ from bbnode.dsl.errors import (
     UnconvertibleModel,
     UnsupportedDomain,
 )
-from bbnode.ir import intake, keys
+from bbnode.ir import intake
 from bbnode.ir.bounds import OutOfBounds
-from bbnode.ir.graph import Body, Function, FunctionKey, Program, call_key, is_onnx_domain
+from bbnode.ir.graph import Body, Function, FunctionKey, Program, call_key, is_onnx_op
 from bbnode.ir.intake import MAX_MODEL_BYTES, ModelSource
 from bbnode.ir.onnx_file import function_of, program_of, subgraph_of
 
@@ -98,13 +98,11 @@ def _check_nodes(
     """Refuse ops that nobody defines and, outside of functions, references to parameters."""
     for body in bodies:
         for node in body.all_nodes():
-            is_onnx = is_onnx_domain(node.domain) or node.domain == keys.ONNX_ML_DOMAIN
-            if not is_onnx and call_key(node) not in functions:
+            if not is_onnx_op(node) and call_key(node) not in functions:
                 raise UnsupportedDomain(
                     f"op {node.name or '(without a name)'!r} is {node.domain}::{node.op_type}, and "
                     f"neither ONNX nor the model defines {node.domain!r}; export the model with "
-                    "plain ONNX ops (for ONNX Runtime's own ops: before it was optimized), or with "
-                    "its functions",
+                    "plain ONNX ops, or with its functions",
                     module,
                 )
             for name, attribute in node.attributes.items():

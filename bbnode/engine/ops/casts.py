@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
+from onnx.numpy_helper import saturate_cast
 
 from bbnode.engine.errors import CastRefused
 from bbnode.engine.frame import Frame
@@ -17,6 +19,12 @@ from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.ir import keys, types
 from bbnode.ir.types import TypeKind
 from bbnode.ir.values import dtype_of, type_of
+
+# ONNX's Cast to these ends at their largest number, where numpy's gives NaN.
+_SATURATE = frozenset(
+    {TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2,
+     TensorProto.FLOAT8E5M2FNUZ}
+)  # fmt: skip
 
 
 @binds(keys.TYPES_DOMAIN, "Cast")
@@ -44,7 +52,12 @@ def _cast(build: OpBuild) -> Fire:
             )
         # Out of range is whatever the machine makes of it, as in ONNX; it is no failure.
         with np.errstate(invalid="ignore", over="ignore"):
-            made = np.asarray(value).astype(dtype)
+            given = np.asarray(value)
+            if actual.elem_type in types.BITS_OF_ELEM:  # numpy casts none to another
+                given = given.astype(np.float32)
+            made = (
+                saturate_cast(given, dtype) if node.elem_type in _SATURATE else given.astype(dtype)
+            )
         made.flags.writeable = False
         return made
 

@@ -24,7 +24,7 @@ from bbnode.daemon.artifacts.listing import cut, short, show
 from bbnode.daemon.artifacts.picture import text
 from bbnode.ir import keys
 from bbnode.ir.errors import DeploymentError
-from bbnode.ir.graph import AttributeKind, Function, OpNode, Program, is_onnx_domain, is_role
+from bbnode.ir.graph import AttributeKind, Function, OpNode, Program, is_onnx_op, is_role
 from bbnode.ir.reopen import home_of
 from bbnode.ir.slots import Binding
 
@@ -401,7 +401,7 @@ class _Reader:
             return "output", node.outputs[0], [self._kind(node.outputs[0])]
         if is_role(node):
             return "role", node.op_type, [self._slot_line(node), arguments]
-        if is_onnx_domain(node.domain) or node.domain == keys.ONNX_ML_DOMAIN:
+        if is_onnx_op(node):
             return "backend", node.op_type, [self._slot_line(node), arguments]
         return "syscall", node.op_type, [arguments]
 

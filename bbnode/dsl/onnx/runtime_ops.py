@@ -1,0 +1,71 @@
+"""Types of values in models with ONNX Runtime's own ops, which ONNX's inference stops at.
+
+Rule: an op is typed only if it is known to make what it first reads; the values of others stay
+untyped, and the compiler refuses them where a type is needed.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+
+from bbnode.ir import keys, types
+from bbnode.ir.graph import OpNode, is_onnx_domain
+from bbnode.ir.onnx_file import onnx_schema
+from bbnode.ir.types import TypeNode
+
+# Ops of `com.microsoft` whose outputs have the element type of the first input.
+_AS_READ = frozenset(
+    {"Attention", "BiasAdd", "BiasGelu", "BiasSplitGelu", "FastGelu", "FusedConv", "FusedGemm",
+     "FusedMatMul", "Gelu", "GemmFastGelu", "GroupNorm", "GroupQueryAttention", "MatMulBnb4",
+     "MatMulFpQ4", "MatMulNBits", "MultiHeadAttention", "NhwcFusedConv", "NhwcMaxPool",
+     "PackedMultiHeadAttention", "QuickGelu", "RotaryEmbedding", "SkipGroupNorm",
+     "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "Trilu"}
+)  # fmt: skip
+
+
+def completed_kinds(
+    kinds: Mapping[str, TypeNode],
+    weights: Mapping[str, TypeNode],
+    nodes: Sequence[OpNode],
+    opsets: Mapping[str, int],
+) -> dict[str, TypeNode]:
+    """Return the types of values, with those that follow from the ops that ONNX does not know.
+
+    Args:
+        kinds: those that ONNX inferred.
+        weights: of the initializers.
+        nodes: in topological order.
+        opsets: version by domain.
+    """
+    found = dict(kinds)
+    if all(node.domain != keys.RUNTIME_DOMAIN for node in nodes):
+        return found
+    for node in nodes:
+        for index, name in enumerate(node.outputs):
+            known = ChainMap(found, weights)  # type: ignore[arg-type]  # the second is only read
+            kind = None if name in found else _made(node, index, known, opsets)
+            if kind is not None:
+                found[name] = kind
+    return found
+
+
+def _made(
+    node: OpNode, index: int, known: Mapping[str, TypeNode], opsets: Mapping[str, int]
+) -> TypeNode | None:
+    if node.domain == keys.RUNTIME_DOMAIN:
+        return known.get(node.inputs[0]) if node.op_type in _AS_READ and node.inputs else None
+    to = node.attr("to")
+    if isinstance(to, int):
+        return types.TENSOR_BY_ELEM.get(to)
+    domain = "" if is_onnx_domain(node.domain) else node.domain
+    schema = onnx_schema(node.op_type, opsets.get(domain, 0), domain)
+    if schema is None or not schema.outputs:
+        return None
+    made = schema.outputs[min(index, len(schema.outputs) - 1)].type_str
+    for at, name in enumerate(node.inputs):
+        formal = schema.inputs[min(at, len(schema.inputs) - 1)]
+        if formal.type_str == made and name in known:
+            return known[name]
+    elem = made.removeprefix("tensor(").removesuffix(")").upper()
+    return types.type_by_id(f"{types.TENSOR.id}.{elem}")
