@@ -82,7 +82,7 @@ class Progress:
 
         None where that can't help: the scale is the least, or the loss itself is not finite.
         """
-        if not math.isfinite(loss) or self.loss_scale <= LEAST_SCALE:
+        if not math.isfinite(loss) or self.loss_scale <= _LEAST_SCALE:
             return None
         return replace(self, rescaled=self.rescaled + 1, good=0, loss_scale=self.loss_scale * _CUT)
 
