@@ -56,7 +56,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "compiler": ONNX_AND_NUMPY | {"opentelemetry"},
     "engine": ONNX_AND_NUMPY | {"msgpack", "multiaddr"},
     "examples": ONNX_AND_NUMPY,
-    "programs": ONNX_AND_NUMPY | {"google"},
+    "programs": ONNX_AND_NUMPY | {"google", "pydantic"},
     "templates": frozenset(),
 }
 

@@ -320,6 +320,14 @@ class Component(ABC):
         self.restore(data)
         return CarriedOver()
 
+    def twin(self) -> Component:
+        """Return another instance of the same settings, to which nothing is bound.
+
+        For a component whose `config` is not what it was made from: a large part that it keeps
+        elsewhere, say.
+        """
+        return type(self)(self.config)
+
     def require(self, condition: bool, problem: str) -> None:
         """Raise InvalidComponentConfig with the component's name, unless the condition holds."""
         if not condition:

@@ -124,10 +124,9 @@ class Node:
         """
         cell = self._cell(slot)
         state = cell.state(IngressTable(self._rt.ingress).done)
-        cls: type[Component] = type(cell.component)
 
         def make() -> Component:
-            component = cls(cell.component.config)
+            component: Component = cell.component.twin()
             component.restore(state)
             return component
 

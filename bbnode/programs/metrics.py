@@ -1,4 +1,4 @@
-"""What an evaluation measures, as graphs of the backend.
+"""Metrics of an evaluation, as graphs of the backend.
 
 Rule: a metric is a function of means over examples. Each peer measures the means of its own; their
 mean by numbers of examples is that of all examples, and the metric of it is that of all examples

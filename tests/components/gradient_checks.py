@@ -81,7 +81,7 @@ def arrays_by_name(names: Sequence[str], values: Sequence[object]) -> dict[str, 
 
 
 def is_float(array: object) -> bool:
-    return isinstance(array, np.ndarray) and array.dtype.kind == "f"
+    return isinstance(array, np.ndarray | np.generic) and array.dtype.kind == "f"
 
 
 def model_in(case: NodeCase, dtype: type, symbolic: bool) -> ModelProto:

@@ -15,6 +15,7 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.helper import make_node as node
 
+from bbnode.components.backends.reference import ReferenceBackend, ReferenceBackendConfig
 from bbnode.components.data.base import MemoryDataSource
 from bbnode.components.models.onnx_model import OnnxModelConfig
 from bbnode.components.models.weights import named
@@ -363,3 +364,17 @@ def test_a_network_learns_as_torch_does(name: str) -> None:
                 weight -= RATE * grad
     for key, weight in weights.items():
         np.testing.assert_allclose(found[key], weight.detach().numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["unet-transposed", "vit", "bert", "gpt"])
+def test_both_backends_agree(name: str) -> None:
+    network = NETWORKS[name]()
+    config = OnnxModelConfig(
+        model=network.model().SerializeToString(), trainable=tuple(network.weights)
+    )
+    found = []
+    for backend in (None, ReferenceBackend(ReferenceBackendConfig())):
+        model = onnx_model(config, backend=backend)
+        found.append(model.gradient(CTX, network.x, network.labels))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import NodeProto, helper
 from onnx.helper import make_node as node
 
@@ -282,3 +284,63 @@ def test_an_empty_batch_gives_zeros(op: str) -> None:
     assert got[names[0]].shape == (0, 4, 3)
     for name in names[1:]:
         np.testing.assert_array_equal(got[name], np.zeros(4))
+
+
+REDUCTIONS = ("L1", "L2", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.data())
+def test_reductions_of_any_shape_and_axes(data) -> None:
+    shape = data.draw(st.lists(st.integers(1, 3), max_size=4).map(tuple))
+    axes = data.draw(st.none() | st.sets(st.integers(0, len(shape) - 1) if shape else st.nothing()))
+    settings_ = {
+        "keepdims": data.draw(st.integers(0, 1)),
+        "noop_with_empty_axes": data.draw(st.integers(0, 1)),
+    }
+    inputs = {"a": np.random.default_rng(0).normal(size=shape)}
+    if axes is not None:
+        from_end = data.draw(st.booleans())
+        inputs["x"] = np.array([a - len(shape) * from_end for a in sorted(axes)], I64)
+    made = node(f"Reduce{data.draw(st.sampled_from(REDUCTIONS))}", [*inputs], ["y"], **settings_)
+    case = node_case(made, inputs, y=np.ones(1))
+    y = run_ort(model_in(case, np.float32, False), case.inputs)["y"]
+    case.outputs["y"] = y
+    assert "float32" in check_node_case(case, symbolic=data.draw(st.booleans()))
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    reduction=st.sampled_from(["none", "add", "mul", "min", "max"]), batch=st.integers(0, 2),
+    rows=st.integers(1, 4), width=st.integers(1, 3), depth=st.integers(1, 2),
+    symbolic=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_scatters_of_any_shape(reduction, batch, rows, width, depth, symbolic, seed) -> None:
+    rng = np.random.default_rng(seed)
+    shape = (rows, width, 2)
+    which = rng.integers(-shape[0], shape[0], (batch, 3, 1))
+    if depth == 2:
+        which = np.concatenate([which, rng.integers(0, width, (batch, 3, 1))], axis=2)
+    updates = rng.normal(size=(batch, 3, *shape[depth:]))
+    made = node("ScatterND", ["a", "i", "u"], ["y"], reduction=reduction)
+    inputs = {"a": rng.normal(size=shape), "i": which, "u": updates}
+    check_node_case(node_case(made, inputs, y=inputs["a"]), symbolic)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    op=st.sampled_from(["InstanceNormalization", "BatchNormalization", "LpNormalization"]),
+    shape=st.tuples(st.integers(2, 3), st.integers(1, 3), st.integers(2, 4), st.integers(1, 2)),
+    symbolic=st.booleans(), training=st.booleans(),
+)  # fmt: skip
+def test_normalizations_of_any_shape(op, shape, symbolic, training) -> None:
+    rng = np.random.default_rng(0)
+    names = {"I": "sb", "B": "sbmv", "L": ""}[op[0]]
+    inputs = {"a": rng.normal(size=shape), **{n: rng.uniform(0.5, 2, shape[1]) for n in names}}
+    outputs = {"y": inputs["a"]}
+    more = {}
+    if op == "BatchNormalization" and training:
+        outputs |= {"m1": inputs["m"], "v1": inputs["v"]}
+        more["training_mode"] = 1
+    case = node_case(node(op, [*inputs], [*outputs], **more), inputs, **outputs)
+    assert "float64" in check_node_case(case, symbolic)

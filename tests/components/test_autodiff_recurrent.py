@@ -10,7 +10,9 @@ import itertools
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 from onnx.helper import make_node as node
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -262,6 +264,87 @@ def test_what_is_optional_may_be_left_out(kind: str) -> None:
 def test_every_activation(names: list[str], alpha: list[float], beta: list[float]) -> None:
     numbers = {"activation_alpha": alpha} | ({"activation_beta": beta} if beta else {})
     check_cell("LSTM", activations=names, optional="bhc", fast=False, **numbers)
+
+
+def weights() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    shapes = {"w": (1, 4 * H, I), "r": (1, 4 * H, H), "b": (1, 8 * H)}
+    return {name: rng.uniform(-0.9, 0.9, shape) for name, shape in shapes.items()}
+
+
+def lstm_graph(output: str, state: str = "") -> onnx.GraphProto:
+    """An LSTM over `x`, as the graph of a branch or of a loop over states."""
+    nodes = [node("LSTM", ["x", "w", "r", "b", "", state], ["", output], hidden_size=H)]
+    ports = [helper.make_tensor_value_info(output, TensorProto.DOUBLE, [1, B, H])]
+    if not state:
+        return helper.make_graph(nodes, "branch", [], ports)
+    given = [
+        helper.make_tensor_value_info(state, TensorProto.DOUBLE, [1, B, H]),
+        helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["t", B, I]),
+    ]
+    return helper.make_graph(nodes, "body", given, ports)
+
+
+@pytest.mark.parametrize("where", ["If", "Scan"])
+def test_an_lstm_in_a_nested_graph(where: str) -> None:
+    rng = np.random.default_rng(0)
+    params = weights()
+    if where == "If":
+        inputs = {"x": rng.normal(size=(T, B, I))}
+        made = node("If", ["c"], ["h"], then_branch=lstm_graph("a"), else_branch=lstm_graph("o"))
+    else:
+        inputs = {"xs": rng.normal(size=(2, T, B, I)), "h0": np.zeros((1, B, H))}
+        body = lstm_graph("a", "s")
+        made = node("Scan", ["h0", "xs"], ["h"], body=body, num_scan_inputs=1)
+    forward = model_of(
+        [made, node("Squeeze", ["h", "z"], ["y"])], params, inputs=inputs, dims=[B, H],
+        constants={"c": np.array(True), "z": np.array([0])},
+    )  # fmt: skip
+    graphs = training_graphs(forward, "mse", wrt=list(params))
+    check(graphs.train_step)
+    cotangent = rng.normal(size=(B, H))
+    found = exact(graphs.pullback, {**params, **inputs, graphs.output_gradient_name: cotangent})
+    run = ReferenceEvaluator(graphs.forward, new_ops=OPS).run
+    for name, gradient in zip(graphs.parameter_names, graphs.gradient_names, strict=True):
+        way = rng.normal(size=params[name].shape)
+        ahead, behind = (
+            np.sum(run(["y"], params | inputs | {name: params[name] + h * way})[0] * cotangent)
+            for h in (_H, -_H)
+        )
+        slope = np.sum(found[gradient] * way)
+        np.testing.assert_allclose(slope, (ahead - behind) / (2 * _H), rtol=1e-5, atol=1e-6)
+
+
+def test_any_number_of_steps_and_sequences() -> None:
+    params = weights()
+    nodes = [node("LSTM", ["x", "w", "r", "b"], ["", "h"], hidden_size=H),
+             node("Squeeze", ["h", "z"], ["y"])]  # fmt: skip
+    forward = model_of(
+        nodes, params, inputs={"x": np.ones((T, B, I))}, dtype=np.float32, symbolic=True,
+        dims=["n", H], constants={"z": np.array([0])},
+    )  # fmt: skip
+    graphs = training_graphs(forward, "mse", wrt=list(params))
+    feeds = {name: value.astype(np.float32) for name, value in params.items()}
+    for steps, batch in ((1, 1), (7, 2)):
+        x = np.ones((steps, batch, I), np.float32)
+        labels = np.zeros((batch, H), np.float32)
+        made = run_ort(graphs.gradients, {**feeds, "x": x, graphs.labels_name: labels})
+        assert all(np.isfinite(made[name]).all() for name in graphs.gradient_names)
+        plain = run_ort(graphs.loss, {**feeds, "x": x, graphs.labels_name: labels})
+        np.testing.assert_allclose(made[graphs.loss_name], plain[graphs.loss_name], rtol=1e-5)
+
+
+def test_the_forward_graph_keeps_the_op() -> None:
+    nodes = [node("LSTM", ["x", "w", "r", "b"], ["", "h"], hidden_size=H),
+             node("Squeeze", ["h", "z"], ["y"])]  # fmt: skip
+    forward = model_of(nodes, weights(), inputs={"x": np.ones((T, B, I))},
+                       constants={"z": np.array([0])})  # fmt: skip
+    graphs = training_graphs(forward, "mse", wrt=["w", "r", "b"])
+    for model, ops in ((graphs.forward, {"LSTM", "Squeeze"}), (graphs.pullback, {"Scan"})):
+        assert ops <= {made.op_type for made in model.graph.node}
+    assert "LSTM" not in {made.op_type for made in graphs.pullback.graph.node}
+    again = training_graphs(forward, "mse", wrt=["w", "r", "b"])
+    assert again.train_step.SerializeToString() == graphs.train_step.SerializeToString()
 
 
 def test_what_is_refused_says_why() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.helper import make_node as node
@@ -165,6 +167,17 @@ def test_int4_weights_stay_as_they_are_beside_adapters() -> None:
     held = {t.name: t.data_type for t in exported.graph.initializer}
     assert held["q"] == TensorProto.INT4
     np.testing.assert_allclose(run(exported, x), model.forward(CTX, x), rtol=1e-4, atol=1e-4)
+
+
+def test_onnxruntime_fuses_an_int4_weight_that_has_an_adapter(tmp_path: Path) -> None:
+    lora = Lora(targets=("layer",), rank=2)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3
+    content = with_adapters(quantized(), lora)[0].SerializeToString()
+    onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    optimized = onnx.load(tmp_path / "optimized.onnx")
+    assert "MatMulNBits" in {each.op_type for each in optimized.graph.node}
 
 
 def test_the_settings_survive_the_artifact() -> None:

@@ -5,6 +5,7 @@ Both see the same batches. Torch has its own modules, losses and optimizers; our
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,7 +39,7 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Any]] = {
         lambda parameters: torch.optim.Adam(parameters, lr=0.001, eps=1e-4),
     ),
 }
-QUICK = {("mlp", "sgd"), ("resnet", "adam")}
+QUICK = {("mlp", "adam"), ("lstm", "sgd")}
 
 
 class Batches(MemoryDataSource):
@@ -64,10 +65,30 @@ def torch_loss(case: Case, output: torch.Tensor, target: torch.Tensor) -> torch.
     return functional.cross_entropy(output.flatten(0, -2), target.flatten())
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def torch_trained(case: Case, net: Any, theirs: Any, drawn: list[Any]) -> tuple[Any, list[float]]:
+    """Return the state and the losses of a copy of the net, after all steps, in its precision."""
+    kind = next(net.parameters()).dtype
+    net = copy.deepcopy(net).train()
+    trained = theirs([each for each in net.parameters() if each.requires_grad])
+    losses = []
+    for batch, labels in drawn:
+        inputs = [each.to(kind) if each.is_floating_point() else each for each in batch]
+        target = labels.to(kind) if labels.is_floating_point() else labels
+        trained.zero_grad()
+        loss = torch_loss(case, net(*inputs), target)
+        loss.backward()
+        trained.step()
+        losses.append(loss.item())
+    return net.state_dict(), losses
+
+
 @pytest.mark.parametrize(
-    "name",
-    CASES,
+    ("name", "optimizer"),
+    [
+        pytest.param(name, optimizer, marks=[] if (name, optimizer) in QUICK else pytest.mark.slow)
+        for name in CASES
+        for optimizer in OPTIMIZERS
+    ],
 )
 def test_twenty_steps_equal_torch(name: str, optimizer: str) -> None:
     case = CASES[name]
@@ -76,16 +97,11 @@ def test_twenty_steps_equal_torch(name: str, optimizer: str) -> None:
     net = case.build()
     drawn = [(case.inputs(), case.targets()) for _ in range(STEPS)]
     exported = export(net, drawn[0][0])
-
-    net.train()
-    trained = theirs([each for each in net.parameters() if each.requires_grad])
-    losses = []
-    for inputs, target in drawn:
-        trained.zero_grad()
-        loss = torch_loss(case, net(*inputs), target)
-        loss.backward()
-        trained.step()
-        losses.append(loss.item())
+    state, losses = torch_trained(case, net, theirs, drawn)
+    exact, _ = torch_trained(case, copy.deepcopy(net).double(), theirs, drawn)
+    # Where a rounding error turns a ReLU, torch itself is farther from its float64 than 1e-4.
+    noise = max(float((state[key].double() - exact[key].double()).abs().max()) for key in state)
+    tolerance = max(1e-4, 3 * noise)
 
     batches = [
         (arrays[0] if len(arrays) == 1 else Composite(arrays), target.numpy())
@@ -97,10 +113,9 @@ def test_twenty_steps_equal_torch(name: str, optimizer: str) -> None:
     model = onnx_model(config, Batches(batches))
     told = model.train(CTX, epochs=1, batch=6)
     assert told["steps"] == STEPS
-    assert told["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
-    state = net.state_dict()
+    assert told["loss"] == pytest.approx(np.mean(losses), rel=tolerance)
     for tensor in model.export().graph.initializer:
         np.testing.assert_allclose(
-            numpy_helper.to_array(tensor), state[tensor.name].numpy(), rtol=1e-4, atol=1e-4,
+            numpy_helper.to_array(tensor), state[tensor.name].numpy(), rtol=1e-4, atol=tolerance,
             err_msg=tensor.name,
         )  # fmt: skip

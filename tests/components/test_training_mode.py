@@ -19,6 +19,7 @@ from bbnode.components.contracts import ComponentError
 from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
 from bbnode.components.models.mlp import mlp_forward
 from bbnode.components.models.onnx_model import OnnxModel, OnnxModelConfig
+from bbnode.components.models.weights import pack_state, unpack_state
 from tests.components.fakes import CTX, onnx_model
 from tests.components.graphs import check, model_of, numeric_gradient, run_ort, run_reference
 
@@ -417,6 +418,44 @@ def test_a_round_sets_the_learning_rate(source) -> None:
             model.set_learning_rate(CTX, np.float32(rate))
 
 
+@pytest.mark.parametrize(
+    "counters",
+    [{"steps": -1}, {"draws": 1.5}, {"age": 1 << 63}, {"loss_scale": 1e300}, {"rate": -1.0},
+     {"loss_scale": None}, {"rate": float("nan")}, {"good": True}],
+)  # fmt: skip
+def test_saved_counters_that_can_not_be_are_refused(counters: dict[str, Any]) -> None:
+    model = onnx_model(config_of(mlp_forward((4, 3))))
+    good = unpack_state(model.serialize())
+    state = pack_state(replace(good, progress={**good.progress, **counters}))
+    before = model.serialize()
+    with pytest.raises(ComponentError):
+        model.restore(state)
+    assert model.serialize() == before
+
+
+def test_a_saved_state_of_an_optimizer_that_lies_is_refused() -> None:
+    model = onnx_model(config_of(mlp_forward((4, 3)), momentum=0.9))
+    model.step(CTX, np.ones(15, np.float32))
+    good = unpack_state(model.serialize())
+    for state in (np.full(15, np.nan, np.float32), np.zeros(15)):
+        with pytest.raises(ComponentError):
+            model.restore(pack_state(replace(good, state=(state,))))
+    with pytest.raises(ComponentError, match="malformed"):
+        model.restore(pack_state(replace(good, state=())))
+
+
+def test_a_twin_has_the_settings_and_takes_the_state() -> None:
+    """A model keeps no bytes of its weights beside the vector."""
+    config = config_of(normalized(), mode="train", trainable=TRAINED, running_statistics="local")
+    model = onnx_model(config)
+    model.gradient(CTX, X, LABELS)
+    model.step(CTX, np.ones(18, np.float32))
+    twin = model.twin()
+    twin.restore(model.serialize())
+    assert twin.export() == model.export()
+    assert twin.serialize() == model.serialize()
+
+
 REFUSED = {
     "optimizer": ({"optimizer": "adamm"}, "no such optimizer; choose one of adagrad, adam"),
     "unknown": ({"optimizer": "adam", "momentum": 0.9}, "momentum=0.9: the optimizer 'adam' has"),
@@ -452,12 +491,15 @@ def test_settings_that_mean_nothing_are_refused_at_once(case: str) -> None:
 
 LABELLED = {
     "ignored": ("softmax_cross_entropy", {"ignore_index": -1}, np.full(8, -1), "all 8 labels"),
+    "weightless": (
+        "nll", {"class_weights": (1.0, 0.0, 1.0)}, np.ones(8, np.int64), "of the weight 0"
+    ),
     "class": ("nll", {}, np.full(8, 3), "label 3; the model tells 3 classes apart"),
     "share": ("bce_with_logits", {}, np.full((8, 3), 1.5), "labels from 1.5 to 1.5"),
     "nan": ("kl", {}, np.full((8, 3), np.nan), "takes probabilities"),
     "shape": ("mae", {}, np.zeros((1, 3)), "labels have the shape [1, 3]"),
     "text": ("huber", {}, np.full((8, 3), "a"), "huber takes numbers"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LABELLED)

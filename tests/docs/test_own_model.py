@@ -87,7 +87,8 @@ def test_a_task_learns(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         losses.append(float(server.outputs(execution)["loss"]))
     assert losses[-1] < 0.8 * losses[0]
 
-    (tmp_path / "trained.onnx").write_bytes(server.component("global").config.model)
+    trained = server.component("global").export()
+    (tmp_path / "trained.onnx").write_bytes(trained.SerializeToString())
     onnxruntime.InferenceSession(tmp_path / "trained.onnx")
     for code in task.use:
         exec(compile(code, "own-model.md", "exec", dont_inherit=True), {"__name__": "page"})

@@ -43,7 +43,7 @@ FLOATS = TRAINABLE | HALVES
 
 
 class Instead(Protocol):
-    """What stands in the place of a forward node where a gradient needs more than its outputs."""
+    """Another way to write a forward node, where a gradient needs more than its outputs."""
 
     def names(self) -> Iterable[str]:
         """Return the values that are made beyond the node's own outputs."""

@@ -35,7 +35,7 @@ _SMALL_ELEMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class NestedBody:
     """A nested graph under fresh names.
 
     Attributes:
@@ -108,7 +108,7 @@ def value_info(name: str, kind: InferredType) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, kind.elem_type, dims)
 
 
-def body_of(ctx: VjpContext, name: str) -> Body:
+def body_of(ctx: VjpContext, name: str) -> NestedBody:
     """Read the graph in attribute `name` of the node.
 
     Raises:
@@ -122,7 +122,7 @@ def body_of(ctx: VjpContext, name: str) -> Body:
     return read_body(ctx.b, graph)
 
 
-def read_body(b: GraphBuilder, graph: GraphProto) -> Body:
+def read_body(b: GraphBuilder, graph: GraphProto) -> NestedBody:
     """Read a graph that stands in a node of the graph beside which `b` emits."""
     fresh = {own: b.fresh(own) for own in local_names(graph)}
     tensors = []
@@ -133,7 +133,7 @@ def read_body(b: GraphBuilder, graph: GraphProto) -> Body:
         tensors.append(copy)
     nodes = tuple(_renamed(node, fresh) for node in graph.node)
     b.known.update((tensor.name, tensor) for tensor in (*tensors, *constant_nodes(nodes)))
-    return Body(
+    return NestedBody(
         formals=tuple((fresh[port.name], declared_type(port)) for port in graph.input),
         nodes=nodes,
         tensors=tuple(tensors),
@@ -289,7 +289,7 @@ def _rows(dims: Dims | None) -> Dims | None:
 
 def loop_types(
     b: GraphBuilder,
-    body: Body,
+    body: NestedBody,
     around: Mapping[str, InferredType],
     initial: Sequence[InferredType],
     leading: int,

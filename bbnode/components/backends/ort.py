@@ -303,6 +303,8 @@ class OrtBackend(CachingBackend):
         options.log_severity_level = _LOG_ERRORS_ONLY
         # Spinning waits burn the cores that the other daemons of this machine want.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Products by int4 weights otherwise round their other factor to int8.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         label = f"{self.TYPE_NAME}: graph {model.graph.name!r}"
         try:
             session = self._session(model, options)

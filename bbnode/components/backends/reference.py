@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun, RuntimeContextError, RuntimeImplementationError
 from onnx.reference.ops import op_loop, op_scan
@@ -154,10 +154,14 @@ def _stacked(op: Any, rows: Sequence[Sequence[Any]], first: int) -> list[Any]:
     """
     made = []
     for row, kind in zip(rows, op.body.output_types[first:], strict=True):
+        if row:
+            made.append(np.stack(row))
+            continue
         tensor = kind.tensor_type
         sizes = [dim.dim_value for dim in tensor.shape.dim]
-        none = np.zeros([0, *sizes], helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-        made.append(np.stack(row) if row else none)
+        # A body may leave the type open.
+        elem_type = tensor.elem_type or TensorProto.FLOAT
+        made.append(np.zeros([0, *sizes], helper.tensor_dtype_to_np_dtype(elem_type)))
     return made
 
 

@@ -66,6 +66,12 @@ class Labels:
             raise self._refused(
                 f"label {high}; the model tells {classes} classes apart, 0 to {classes - 1}"
             )
+        weights = self._settings.class_weights
+        if weights and not np.asarray(weights)[counted].any():
+            raise self._refused(
+                "all labels of a batch are classes of the weight 0, so that it has no loss; leave "
+                "such batches out, or give the classes a weight"
+            )
         return array.astype(np.int64, copy=False)
 
     def _values(self, array: npt.NDArray[np.generic], sizes: Sizes) -> Value:

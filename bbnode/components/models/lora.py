@@ -249,7 +249,10 @@ def _beside(layer: _Layer, base: str) -> list[NodeProto]:
     output = node.output[0]
     node.output[0] = f"{base}.lora_frozen"
     name = f"{base}.lora_sum"
-    made.append(helper.make_node("Add", [node.output[0], scaled], [output], name=name))
+    # ONNX Runtime makes a Gemm of a product and an Add, before it would fuse the product with the
+    # DequantizeLinear of its weight.
+    add = "Add" if layer.plain else "Sum"
+    made.append(helper.make_node(add, [node.output[0], scaled], [output], name=name))
     return made
 
 

@@ -174,8 +174,8 @@ class OnnxModelConfig:
     huber_delta: float = 1.0
 
 
-# Of numbers that one call computes with; below it, a call takes about as long as handing it to
-# another thread and back does.
+# Of products and sums of one call: up to there it takes less than a millisecond, where handing it
+# to another thread and back takes a tenth of one.
 _QUICK_PRODUCTS = 1 << 22
 _QUICK_SUMS = 1 << 18
 
@@ -188,10 +188,11 @@ def _quick_batch(model: Any, batch: Value, *_: Value) -> bool:
     """
     parts = batch if isinstance(batch, (Composite, tuple, list)) else (batch,)
     places = 0
-    for part in parts:
-        shape, size = np.shape(part), int(np.size(part))
-        features = np.dtype(getattr(part, "dtype", np.float32)).kind == "f" and len(shape) > 1
-        places = max(places, size // max(min(shape[1:]), 1) if features else size)
+    for part in parts:  # of a peer's message: whatever it is, forward refuses it later
+        shape = _shape(part)
+        has_features = len(shape) > 1 and getattr(part, "dtype", np.dtype(bool)).kind not in "iub"
+        features = max(min(shape[1:]), 1) if has_features else 1
+        places = max(places, math.prod(shape) // features)
     return bool(model.size * max(places, 1) <= _QUICK_PRODUCTS)
 
 
@@ -290,6 +291,16 @@ class OnnxModel(Model):
         trains = (graphs.train_step,) if one else (graphs.gradients, graphs.step)
         for model in (graphs.forward, graphs.loss, *trains):
             self._prepare(model)
+
+    @property
+    def _params(self) -> Vector:
+        """The flat vector; its views are made once, as each forward needs them."""
+        return self._flat
+
+    @_params.setter
+    def _params(self, vector: Vector) -> None:
+        self._flat = vector
+        self._views: list[Value] | None = None
 
     @property
     def size(self) -> int:
@@ -577,12 +588,7 @@ class OnnxModel(Model):
 
         Running statistics are among them, and adapters: in the weights, or beside these (`Lora`).
         """
-        model = _parsed(self.config.model)
-        values = named(self._params, self._layout) | named(self._local, self._local_layout)
-        for tensor in model.graph.initializer:
-            value = values.pop(tensor.name, None)
-            if value is not None:
-                _set(tensor, value)
+        model, values = self._filled()
         if self.config.lora is not None:
             return with_trained(model, self.config.lora, values)
         if values:
@@ -590,6 +596,21 @@ class OnnxModel(Model):
                 f"{self.TYPE_NAME}: {_listed(values)} are no initializers of the author's model"
             )
         return model
+
+    def twin(self) -> OnnxModel:
+        """Return another instance; its initial parameters are the present ones of this one."""
+        model, _ = self._filled()
+        return type(self)(replace(self.config, model=model.SerializeToString(deterministic=True)))
+
+    def _filled(self) -> tuple[ModelProto, dict[str, Vector]]:
+        """Return the author's model with the present values, and those that it has no place for."""
+        model = _parsed(self.config.model)
+        values = named(self._params, self._layout) | named(self._local, self._local_layout)
+        for tensor in model.graph.initializer:
+            value = values.pop(tensor.name, None)
+            if value is not None:
+                _set(tensor, value)
+        return model, values
 
     @classmethod
     def saved_weights(cls, data: bytes) -> Mapping[str, Weights]:
@@ -723,9 +744,9 @@ class OnnxModel(Model):
             )
         if not may_be_empty:
             for name, part in zip(names, parts, strict=True):
-                if 0 in np.shape(part):
+                if 0 in _shape(part):
                     raise ComponentError(
-                        f"{self.TYPE_NAME}: input {name!r} has the shape {list(np.shape(part))}: "
+                        f"{self.TYPE_NAME}: input {name!r} has the shape {list(_shape(part))}: "
                         "an empty batch has no loss and no gradient, and not every op ends on it; "
                         "leave it out"
                     )
@@ -736,7 +757,7 @@ class OnnxModel(Model):
         sizes = {
             dim: size
             for dims, value in zip(self._axes, inputs, strict=True)
-            for dim, size in zip(dims, np.shape(value), strict=False)
+            for dim, size in zip(dims, _shape(value), strict=False)
             if dim
         }
         return self._labels.checked(target, sizes)
@@ -782,7 +803,11 @@ class OnnxModel(Model):
 
     def _split(self, flat: Vector) -> list[Value]:
         """Return views of a flat vector in the shapes of the parameters."""
-        return [*named(flat, self._layout).values()]
+        if flat is not self._params:
+            return [*named(flat, self._layout).values()]
+        if self._views is None:
+            self._views = [*named(flat, self._layout).values()]
+        return self._views
 
     def _join(self, parts: Sequence[Value]) -> Vector:
         if not parts:
@@ -961,6 +986,12 @@ def _fed(graphs: TrainingGraphs) -> list[ValueInfoProto]:
 def _dims(info: ValueInfoProto) -> list[str]:
     """Return the symbols of an input's axes, "" for one that has a size or no name."""
     return [dim.dim_param for dim in info.type.tensor_type.shape.dim]
+
+
+def _shape(value: Value) -> tuple[int, ...]:
+    """Return the shape of a tensor; () of anything else."""
+    shape = getattr(value, "shape", ())
+    return shape if isinstance(shape, tuple) else ()
 
 
 def _frozen(vector: Vector) -> Vector:

@@ -59,8 +59,7 @@ def export(estimator: Estimator, example: Any, *, train: bool = False) -> ModelP
     Returns:
         A model at the opset that programs are recorded in, or the newest of skl2onnx. To run, it
         has what skl2onnx gives it: "label" and "probabilities" of a classifier, the predictions of
-        others. Linear classifiers are ops of `ai.onnx.ml` then (LinearClassifier), which have no
-        gradient.
+        others. Linear classifiers are ops of `ai.onnx.ml` then, which have no gradient.
 
     Raises:
         SklearnMissing: scikit-learn or skl2onnx is not installed.

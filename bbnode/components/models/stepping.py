@@ -23,7 +23,7 @@ from bbnode.ir.values import Value
 _FIRST_SCALE = 65536.0
 _GROWTH, _CUT, _GROWS_AFTER = 2.0, 0.5, 2000
 _MOST_COUNTED = 1 << 62
-LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
+_LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
 
 Run = Callable[[ModelProto, Sequence[Value]], list[Value]]
 
@@ -56,7 +56,8 @@ class Progress:
         known: dict[str, Any] = {f.name: saved[f.name] for f in fields(cls) if f.name in saved}
         for name, value in known.items():
             if name in ("rate", "loss_scale"):
-                good = isinstance(value, float) and 0 < value < math.inf
+                most = _GREATEST_SCALE if name == "loss_scale" else math.inf
+                good = isinstance(value, float) and 0 < value <= most and value < math.inf
                 good = good or (name == "rate" and value is None)
             else:
                 good = type(value) is int and 0 <= value <= _MOST_COUNTED
@@ -81,7 +82,7 @@ class Progress:
 
         None where that can't help: the scale is the least, or the loss itself is not finite.
         """
-        if not math.isfinite(loss) or self.loss_scale <= LEAST_SCALE:
+        if not math.isfinite(loss) or self.loss_scale <= _LEAST_SCALE:
             return None
         return replace(self, rescaled=self.rescaled + 1, good=0, loss_scale=self.loss_scale * _CUT)
 

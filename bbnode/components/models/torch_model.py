@@ -87,8 +87,8 @@ class TorchModelConfig(OnnxModelConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    """What `OnnxModel` asks its graphs for, besides running them."""
+class _NetFacts:
+    """Answers to all that `OnnxModel` asks its graphs for, besides running them."""
 
     statistics: tuple[str, ...]
     variances: frozenset[str]
@@ -158,7 +158,7 @@ class TorchModel(OnnxModel):
             deterministic=config.deterministic,
         )
         self._net = TorchNet(torch, module, device, recipe, [*trained.values()], [*moved.values()])
-        facts = _Facts(
+        facts = _NetFacts(
             statistics=tuple(moved),
             variances=frozenset(name for name in moved if name.endswith("running_var")),
             draws=in_training,
@@ -237,6 +237,10 @@ class TorchModel(OnnxModel):
             ]
         rest = self._split(self._params)[len(self._trained) :]
         self._kept_grads = self._join([*grads, *map(np.zeros_like, rest)])
+
+    def twin(self) -> TorchModel:
+        """Return another instance of the same module."""
+        return type(self)(self.config)
 
     def export(self) -> ModelProto:
         """Return the module with the present parameters as an ONNX model.

@@ -1,8 +1,8 @@
 """Gradient rules of Attention and RotaryEmbedding.
 
 Rule: Attention is written as the products, masks and softmax of its operator page, and the sweep
-goes back through them; nothing of the forward pass is kept for it. A mask is applied by choice,
-not by adding an infinity, so that a row which sees nothing has the output 0 and the gradient 0.
+goes back through them; nothing of the forward pass is kept for it. A row that sees nothing has the
+output 0 and the gradient 0.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _attention(ctx: VjpContext) -> Grads:
         key, value = _repeat(ctx, key, share), _repeat(ctx, value, share)
 
     turned = b.op("Transpose", key, perm=[0, 1, 3, 2])
-    raw = ctx.term(b.op("MatMul", query, turned)) * _scale(ctx, query)
+    scaled = ctx.term(query) * _scale(ctx, query)
+    raw = ctx.term(b.op("MatMul", scaled.name, turned))
     scores = raw
     cap = float(ctx.attribute("softcap", 0.0))
     if cap > 0.0:
@@ -132,31 +133,38 @@ def _scale(ctx: VjpContext, query: str) -> Term:
 
 
 def _masked(ctx: VjpContext, scores: Term, query: str, key: str) -> tuple[Term, Term | None]:
-    """Return scores of what is not seen as the lowest number, and which rows see anything."""
+    """Return scores with all biases, and which rows see anything; None where each one does.
+
+    What is not seen has a bias that leaves its probability 0, and so its gradient.
+    """
     b = ctx.b
-    seen: list[str] = []
+    seen = _windows(ctx, query, key)
+    # Key 0 comes before every query, but where the keys are counted or limited at the left.
+    all_see = not ctx.has(3) and not ctx.has(6)
+    all_see = all_see and int(ctx.attribute("left_window_size", -1)) < 0
+    bias = ctx.term(ctx.scalar(0.0, ctx.y))
     if ctx.has(3):
         mask = _full_mask(ctx, key)
         if ctx.elem_type(ctx.inputs[3]) in FLOATS:
-            bias = ctx.term(mask)
             hidden = b.op("IsInf", mask, detect_positive=0)
-            scores = scores + ctx.term(hidden).where(0.0, bias)
+            bias = ctx.term(mask)
             seen.append(b.op("Not", hidden))
         else:
             seen.append(mask)
-    seen += _windows(ctx, query, key)
     if not seen:
         return scores, None
     allowed = seen[0]
     for each in seen[1:]:
         allowed = b.op("And", allowed, each)
-    dtype = helper.tensor_dtype_to_np_dtype(ctx.elem_type(ctx.y))
-    lowest = float(np.finfo(dtype if dtype.kind == "f" else np.float32).min) / 2
-    allowed = b.op("Expand", allowed, b.op("Shape", scores.name))
+    bias = ctx.term(allowed).where(bias, -math.inf)
+    if all_see:
+        return scores + bias, None
     counted = b.op("Cast", allowed, to=int(TensorProto.INT32))
     any_seen = b.op("Cast", b.op("ReduceMax", counted, b.ints([-1]), keepdims=1),
                     to=int(TensorProto.BOOL))  # fmt: skip
-    return ctx.term(allowed).where(scores, lowest), ctx.term(any_seen)
+    # A row of infinities would be NaN, on the way back too: it keeps its scores, and counts 0.
+    sees = ctx.term(any_seen)
+    return scores + sees.where(bias, 0.0), sees
 
 
 def _full_mask(ctx: VjpContext, key: str) -> str:

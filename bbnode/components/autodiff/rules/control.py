@@ -26,7 +26,7 @@ from bbnode.components.autodiff.builder import (
 )
 from bbnode.components.autodiff.errors import GradientRuleError
 from bbnode.components.autodiff.nested import (
-    Body,
+    NestedBody,
     body_of,
     closed_graph,
     loop_types,
@@ -76,7 +76,7 @@ class _Loop:
     """
 
     node: NodeProto
-    body: Body
+    body: NestedBody
     inner: GraphBuilder
     types: dict[str, InferredType]
     varying: set[str]
@@ -174,7 +174,7 @@ def _loop_of(ctx: VjpContext, leading: int, carried: int, initial: Sequence[str]
     return made
 
 
-def _per_step(ctx: VjpContext, body: Body, first: int) -> dict[str, InferredType]:
+def _per_step(ctx: VjpContext, body: NestedBody, first: int) -> dict[str, InferredType]:
     """Return the types of the slices that a Scan gives its body."""
     made: dict[str, InferredType] = {}
     slices = body.formals[first:]
@@ -195,7 +195,7 @@ def _per_step(ctx: VjpContext, body: Body, first: int) -> dict[str, InferredType
 
 @dataclass(slots=True, kw_only=True)
 class _Way:
-    """What the loop back reads: a value for each step, with the axis and the direction of steps.
+    """A value of each step that the loop back reads, with the axis and the direction of steps.
 
     `formal` is its name in the body, `value` that of all steps outside.
     """
@@ -303,8 +303,11 @@ class _Back:
         loop = self.loop
         body, inner = loop.body, loop.inner
         varying = {name for name, _ in body.formals}
-        others = [node for way in inner.instead.values() for node in way.nodes()]
-        for node in (*body.nodes, *others):
+        forward: list[NodeProto] = []
+        for node in body.nodes:
+            other = inner.instead.get(first_output(node))
+            forward += [node] if other is None else other.nodes()
+        for node in forward:
             if not varying.isdisjoint(captured_names(node)):
                 varying.update(node.output)
         sweep, constants = prune(inner.nodes, inner.initializers, [name for name, _ in self.ends])
@@ -320,10 +323,9 @@ class _Back:
         needed = reads(remaining)
         needed.update((name, None) for name, _ in self.ends)
         again, tensors = prune(
-            [node for node in body.nodes if varying.isdisjoint(node.output)],
+            [node for node in forward if varying.isdisjoint(node.output)],
             [*body.tensors, *inner.initializers],
             needed,
-            inner.instead,
         )
         self.nodes = [*again, *remaining]
         held = {tensor.name: tensor for tensor in (*tensors, *constants, *shapes)}

@@ -156,16 +156,26 @@ class _Direction:
 
 @dataclass(slots=True, kw_only=True)
 class _Unrolled:
-    """The forward node written as a loop, for all sweeps over the graph."""
+    """The forward node written as loops, for all sweeps over the graph.
+
+    Attributes:
+        made: the loops, and what they read.
+        own: the outputs of the forward node.
+        x: the inputs, [T, B, I].
+        mask: 1 where a step is in its sequence, 0 behind the end, [T, B, 1]; None where all are
+            equally long.
+        directions: one or two.
+    """
 
     made: list[NodeProto]
+    own: frozenset[str]
     x: Term
     mask: Term | None
     directions: list[_Direction]
 
     def names(self) -> list[str]:
         """Return the values that the way back reads."""
-        return [name for node in self.made for name in node.output]
+        return [name for node in self.made for name in node.output if name not in self.own]
 
     def nodes(self) -> list[NodeProto]:
         return self.made
@@ -365,7 +375,13 @@ class _Cell(ABC):
                         end = end.op("Transpose", perm=[2, 0, 1, 3] if at == 0 else [1, 0, 2])
                     forward.nodes.append(make_node("Identity", [end.name], [name], name=name))
         outer.initializers += forward.initializers
-        return _Unrolled(made=forward.nodes, x=x, mask=mask, directions=directions)
+        return _Unrolled(
+            made=forward.nodes,
+            own=frozenset(ctx.node.output),
+            x=x,
+            mask=mask,
+            directions=directions,
+        )
 
     def _direction(self, number: int) -> _Direction:
         ctx = self.ctx
