@@ -389,12 +389,15 @@ class OnnxModel(Model):
         """Take `rate`, float32 [], for all steps from now on, instead of the schedule's.
 
         Raises:
-            ComponentError: it is not one positive number.
+            ComponentError: it is not one positive number of float32's range.
         """
         value = np.asarray(rate)
-        if value.size != 1 or value.dtype.kind != "f" or not 0 < float(value.item()) < math.inf:
+        with np.errstate(over="ignore"):  # beyond float32 it is infinity, and refused
+            good = value.size == 1 and value.dtype.kind == "f"
+            good = good and 0 < float(value.astype(np.float32).item()) < math.inf
+        if not good:
             raise ComponentError(
-                f"{self.TYPE_NAME}: a learning rate is one positive number, not {value!r:.80}"
+                f"{self.TYPE_NAME}: a learning rate is one positive float32, not {value!r:.80}"
             )
         self._progress = replace(self._progress, rate=float(value.item()))
 
@@ -425,7 +428,8 @@ class OnnxModel(Model):
 
         Raises:
             ComponentError: neither is there.
-            ParameterMismatch: `grads` does not fit, or the result is not finite.
+            ParameterMismatch: `grads` does not fit, or the result or the optimizer's state is not
+                finite.
         """
         chosen = self._kept_grads if grads is None else self._checked(grads, "gradients")
         if chosen is None:
@@ -433,6 +437,12 @@ class OnnxModel(Model):
         stepper = self._stepper()
         stepper.step(self._split(chosen)[: len(self._trained)])
         params = self._finite(self._joined(stepper), "step")
+        if not all(np.isfinite(part).all() for part in stepper.state):
+            # A square beyond float32 would stop all later steps of its parameter.
+            raise ParameterMismatch(
+                f"{self.TYPE_NAME}: the optimizer's state after this step would hold NaN or "
+                "infinity; it stays as it is; set clip_norm or clip_value"
+            )
         self._take(stepper, params)
         self._kept_grads = None
 
@@ -476,12 +486,11 @@ class OnnxModel(Model):
                     f"{self.TYPE_NAME}: the loss is {loss} in epoch {epoch + 1}; lower "
                     f"learning_rate ({self.config.learning_rate})"
                 )
-        if not all(
-            np.isfinite(part).all() for part in (*stepper.values, *self._tail(stepper.statistics))
-        ):
+        moved = (*stepper.values, *self._tail(stepper.statistics), *stepper.state)
+        if not all(np.isfinite(part).all() for part in moved):
             raise TrainingFailed(
-                f"{self.TYPE_NAME}: parameters left the finite numbers; lower learning_rate "
-                f"({self.config.learning_rate})"
+                f"{self.TYPE_NAME}: parameters or the optimizer's state left the finite numbers; "
+                f"lower learning_rate ({self.config.learning_rate}), or set clip_norm"
             )
         self._take(stepper, self._joined(stepper))
         steps = stepper.progress.steps - before.steps
