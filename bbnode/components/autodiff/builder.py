@@ -52,6 +52,27 @@ class Instead(Protocol):
         """Return the nodes that make them, and the node's outputs."""
 
 
+@dataclass(frozen=True, slots=True)
+class OtherNodes:
+    """Nodes that give a forward node's outputs, and on the way a value that its gradient reads.
+
+    Attributes:
+        made: the nodes, in order.
+        read: the values beyond the outputs that the gradient reads.
+    """
+
+    made: tuple[NodeProto, ...]
+    read: tuple[str, ...]
+
+    def names(self) -> tuple[str, ...]:
+        """Return the values that the gradient reads."""
+        return self.read
+
+    def nodes(self) -> tuple[NodeProto, ...]:
+        """Return the nodes."""
+        return self.made
+
+
 class GraphBuilder:
     """A growing list of nodes and constants beside a graph whose names are taken.
 
