@@ -36,6 +36,7 @@ from bbnode.components.contracts import (
     OpContext,
     PreparedGraph,
     Weights,
+    WritingGraph,
     offload,
     restoring,
 )
@@ -50,7 +51,7 @@ from bbnode.components.models.fit import check_fit
 from bbnode.components.models.labels import Labels
 from bbnode.components.models.lora import Lora, with_adapters, with_trained
 from bbnode.components.models.schedule import Schedule
-from bbnode.components.models.stepping import Accumulated, Progress, Stepper
+from bbnode.components.models.stepping import Accumulated, Buffers, Progress, Stepper
 from bbnode.components.models.weights import (
     Layout,
     SavedState,
@@ -178,6 +179,8 @@ class OnnxModelConfig:
 # to another thread and back takes a tenth of one.
 _QUICK_PRODUCTS = 1 << 22
 _QUICK_SUMS = 1 << 18
+# Parameters from which on steps write into buffers; binding these costs a small graph too much.
+_LARGE_PARAMS = 1 << 23
 
 
 def _quick_batch(model: Any, batch: Value, *_: Value) -> bool:
@@ -728,6 +731,18 @@ class OnnxModel(Model):
     def _run(self, model: ModelProto, inputs: Sequence[Value]) -> list[Value]:
         return self._prepare(model).run(inputs)
 
+    def _run_into(
+        self, model: ModelProto, inputs: Sequence[Value], places: Mapping[int, Vector]
+    ) -> list[Value]:
+        prepared = self._prepare(model)
+        if isinstance(prepared, WritingGraph):
+            return prepared.run_into(inputs, places)
+        results = prepared.run(inputs)
+        for at, place in places.items():
+            place[...] = np.asarray(results[at])
+            results[at] = place
+        return results
+
     def _inputs(self, batch: Value, *, may_be_empty: bool = False) -> list[Value]:
         """Return the tensors of a batch in the order of the graph's inputs.
 
@@ -781,14 +796,28 @@ class OnnxModel(Model):
             statistics=[*values[count:], *self._kept()],
             state=[part for vector in state for part in named(vector, self._trained).values()],
             progress=self._progress,
+            buffers=self._buffers(),
         )
+
+    def _buffers(self) -> Buffers | None:
+        """Return what steps write into, where parameters are large and the backend can do it."""
+        step = self._graphs.train_step if self.config.accumulate == 1 else self._graphs.step
+        if self.size < _LARGE_PARAMS or not isinstance(self._prepare(step), WritingGraph):
+            return None
+        return Buffers(self._run_into, self._trained, self.size, len(self._graphs.state_kinds))
 
     def _tail(self, statistics: list[Value]) -> list[Value]:
         """Return those statistics that the flat vector holds."""
         return [] if self._local_layout else statistics
 
     def _joined(self, stepper: Stepper) -> Vector:
-        return self._join([*stepper.values, *self._tail(stepper.statistics)])
+        tail = self._tail(stepper.statistics)
+        if not stepper.written:
+            return self._join([*stepper.values, *tail])
+        vector = stepper.written[0]
+        if tail:
+            vector[-sum(map(np.size, tail)) :] = self._join(tail)
+        return _frozen(vector)
 
     def _take(self, stepper: Stepper, params: Vector) -> None:
         """Make what training ended with the model's own; `params` are the joined ones."""
@@ -796,7 +825,7 @@ class OnnxModel(Model):
         self._params = params
         if self._local_layout:
             self._local = self._join(stepper.statistics)
-        self._state = tuple(
+        self._state = tuple(map(_frozen, stepper.written[1:])) or tuple(
             self._join(stepper.state[at : at + count]) for at in range(0, len(stepper.state), count)
         )
         self._progress = stepper.progress
