@@ -7,6 +7,7 @@ graph that outlives them is a copy that never held them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container, Iterable
 from typing import Any
@@ -15,6 +16,17 @@ from onnx import ModelProto, TensorProto, helper
 
 # Sizes, axes and scales, which conversion and inference read, are smaller by far.
 _LARGE_BYTES = 1 << 16
+# Of one element in `raw_data`.
+_BYTES_OF_ELEM: dict[int, int] = {
+    TensorProto.FLOAT: 4, TensorProto.DOUBLE: 8, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2,
+    TensorProto.INT8: 1, TensorProto.UINT8: 1, TensorProto.INT16: 2, TensorProto.UINT16: 2,
+    TensorProto.INT32: 4, TensorProto.UINT32: 4, TensorProto.INT64: 8, TensorProto.UINT64: 8,
+}  # fmt: skip
+# Fields with a tensor's values, or with what tells where they are, that stand beside `raw_data`.
+_ELSEWHERE = (
+    "float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data",
+    "external_data",
+)  # fmt: skip
 
 
 def without_weights(model: ModelProto) -> tuple[ModelProto, dict[str, TensorProto]]:
@@ -25,7 +37,7 @@ def without_weights(model: ModelProto) -> tuple[ModelProto, dict[str, TensorProt
     for tensor in model.graph.initializer:
         outside = tensor.data_location == TensorProto.EXTERNAL
         # A name that stands there twice is for ONNX's checker to refuse.
-        if tensor.ByteSize() < _LARGE_BYTES or outside or times[tensor.name] > 1:
+        if outside or times[tensor.name] > 1 or _size(tensor) < _LARGE_BYTES:
             small.append(tensor)
         else:
             large[tensor.name] = tensor
@@ -37,6 +49,23 @@ def without_weights(model: ModelProto) -> tuple[ModelProto, dict[str, TensorProt
         if name not in fed
     )
     return light, large
+
+
+def is_whole(tensor: TensorProto) -> bool:
+    """Return True if `raw_data`, and nothing else, holds just as many values as a tensor declares.
+
+    ONNX's checker has nothing against such a tensor; it copies it twice to find that out. False
+    says nothing.
+    """
+    size = _BYTES_OF_ELEM.get(tensor.data_type)
+    return (
+        size is not None
+        and all(dim >= 0 for dim in tensor.dims)
+        and len(tensor.raw_data) == size * math.prod(tensor.dims)
+        and tensor.data_location == TensorProto.DEFAULT
+        and not tensor.HasField("segment")
+        and not any(getattr(tensor, name) for name in _ELSEWHERE)
+    )
 
 
 def without_values(model: ModelProto, names: Container[str]) -> ModelProto:
@@ -61,6 +90,12 @@ def copied(tensor: TensorProto) -> TensorProto:
     made = TensorProto()
     made.CopyFrom(tensor)
     return made
+
+
+def _size(tensor: TensorProto) -> int:
+    """Return the bytes of what a tensor declares; those it has are encoded to be counted."""
+    size = _BYTES_OF_ELEM.get(tensor.data_type)
+    return tensor.ByteSize() if size is None else size * math.prod(tensor.dims)
 
 
 def _with_initializers(model: ModelProto, tensors: Iterable[TensorProto]) -> ModelProto:

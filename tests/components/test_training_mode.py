@@ -414,7 +414,7 @@ def test_a_round_sets_the_learning_rate(source) -> None:
     again.step(CTX, np.ones(15, np.float32))
     np.testing.assert_allclose(model.params(CTX) - again.params(CTX), 0.25, rtol=1e-5)
     for rate in (0.0, -1.0, np.nan, np.inf):
-        with pytest.raises(ComponentError, match="one positive number"):
+        with pytest.raises(ComponentError, match="one positive float32"):
             model.set_learning_rate(CTX, np.float32(rate))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -235,11 +235,13 @@ class OnnxModel(Model):
                 or setting, and why.
         """
         super().__init__(config)
-        graphs = _derive(config)
+        model = _parsed(config.model)
+        graphs = _derive(config, model)
         self._begin(_Arrays(graphs.initial), _Arrays(graphs.statistics))
         # From here on the weights are in the flat vector, and nowhere else.
         self._graphs = graphs = graphs.without_values()
-        self.config = replace(config, model=_emptied(config.model, self._trained))
+        emptied = without_values(model, self._trained)
+        self.config = replace(config, model=emptied.SerializeToString(deterministic=True))
         self._labels = Labels(
             self.TYPE_NAME, find_loss(config.loss), _loss_settings(config), graphs.output_dims
         )
@@ -260,9 +262,9 @@ class OnnxModel(Model):
             **{name: getattr(config, name) for name in _SCHEDULE_FIELDS},
         )
         self._schedule.check()
-        statistics = {name: value.shape for name, value in moved.items()}
+        statistics = _shapes(moved)
         federated = config.running_statistics == "federated"
-        self._trained = {name: value.shape for name, value in initial.items()}
+        self._trained = _shapes(initial)
         self._layout = {**self._trained, **statistics} if federated else self._trained
         self._local_layout = {} if federated else statistics
         tail = [*moved.values()]
@@ -390,12 +392,15 @@ class OnnxModel(Model):
         """Take `rate`, float32 [], for all steps from now on, instead of the schedule's.
 
         Raises:
-            ComponentError: it is not one positive number.
+            ComponentError: it is not one positive number of float32's range.
         """
         value = np.asarray(rate)
-        if value.size != 1 or value.dtype.kind != "f" or not 0 < float(value.item()) < math.inf:
+        with np.errstate(over="ignore"):  # beyond float32 it is infinity, and refused
+            good = value.size == 1 and value.dtype.kind == "f"
+            good = good and 0 < float(value.astype(np.float32).item()) < math.inf
+        if not good:
             raise ComponentError(
-                f"{self.TYPE_NAME}: a learning rate is one positive number, not {value!r:.80}"
+                f"{self.TYPE_NAME}: a learning rate is one positive float32, not {value!r:.80}"
             )
         self._progress = replace(self._progress, rate=float(value.item()))
 
@@ -426,7 +431,8 @@ class OnnxModel(Model):
 
         Raises:
             ComponentError: neither is there.
-            ParameterMismatch: `grads` does not fit, or the result is not finite.
+            ParameterMismatch: `grads` does not fit, or the result or the optimizer's state is not
+                finite.
         """
         chosen = self._kept_grads if grads is None else self._checked(grads, "gradients")
         if chosen is None:
@@ -434,6 +440,12 @@ class OnnxModel(Model):
         stepper = self._stepper()
         stepper.step(self._split(chosen)[: len(self._trained)])
         params = self._finite(self._joined(stepper), "step")
+        if not all(np.isfinite(part).all() for part in stepper.state):
+            # A square beyond float32 would stop all later steps of its parameter.
+            raise ParameterMismatch(
+                f"{self.TYPE_NAME}: the optimizer's state after this step would hold NaN or "
+                "infinity; it stays as it is; set clip_norm or clip_value"
+            )
         self._take(stepper, params)
         self._kept_grads = None
 
@@ -477,12 +489,11 @@ class OnnxModel(Model):
                     f"{self.TYPE_NAME}: the loss is {loss} in epoch {epoch + 1}; lower "
                     f"learning_rate ({self.config.learning_rate})"
                 )
-        if not all(
-            np.isfinite(part).all() for part in (*stepper.values, *self._tail(stepper.statistics))
-        ):
+        moved = (*stepper.values, *self._tail(stepper.statistics), *stepper.state)
+        if not all(np.isfinite(part).all() for part in moved):
             raise TrainingFailed(
-                f"{self.TYPE_NAME}: parameters left the finite numbers; lower learning_rate "
-                f"({self.config.learning_rate})"
+                f"{self.TYPE_NAME}: parameters or the optimizer's state left the finite numbers; "
+                f"lower learning_rate ({self.config.learning_rate}), or set clip_norm"
             )
         self._take(stepper, self._joined(stepper))
         steps = stepper.progress.steps - before.steps
@@ -638,7 +649,7 @@ class OnnxModel(Model):
 
         Raises AutodiffError for a model that can't be trained.
         """
-        model, wrt = _with_adapters(config)
+        model, wrt = _with_adapters(config, _parsed(config.model))
         forward = read_forward(model, wrt or None)
         names = tuple(tensor.name for tensor in forward.parameters)
         return ParameterChoice(names, forward.left).told()
@@ -929,16 +940,15 @@ def _parsed(content: bytes) -> ModelProto:
         ) from error
 
 
-def _emptied(content: bytes, names: Container[str]) -> bytes:
-    """Return a model whose initializers of these names have no values."""
-    return without_values(_parsed(content), names).SerializeToString(deterministic=True)
-
-
 class _Arrays(Mapping[str, Weights]):
     """Tensors by name, each of which becomes an array when it is asked for, and is not kept."""
 
     def __init__(self, tensors: Sequence[TensorProto]) -> None:
         self._tensors = {tensor.name: tensor for tensor in tensors}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each, which takes no array."""
+        return {name: tuple(tensor.dims) for name, tensor in self._tensors.items()}
 
     def __getitem__(self, name: str) -> Weights:
         return numpy_helper.to_array(self._tensors[name])
@@ -948,6 +958,12 @@ class _Arrays(Mapping[str, Weights]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+def _shapes(tensors: Mapping[str, Weights]) -> dict[str, tuple[int, ...]]:
+    if isinstance(tensors, _Arrays):
+        return tensors.shapes()
+    return {name: value.shape for name, value in tensors.items()}
 
 
 def _filled(layout: Layout, given: Iterable[Mapping[str, Weights]]) -> Vector:
@@ -978,16 +994,17 @@ def _loss_settings(config: OnnxModelConfig) -> LossSettings:
     return LossSettings(**{each.name: getattr(config, each.name) for each in fields(LossSettings)})
 
 
-def _with_adapters(config: OnnxModelConfig) -> tuple[ModelProto, tuple[str, ...]]:
+def _with_adapters(
+    config: OnnxModelConfig, model: ModelProto
+) -> tuple[ModelProto, tuple[str, ...]]:
     """Return the model as it is trained, and the patterns of what is trained of it."""
-    model = _parsed(config.model)
     if config.lora is None:
         return model, config.trainable
     model, adapters = with_adapters(model, config.lora)
     return model, (*adapters, *config.trainable)
 
 
-def _derive(config: OnnxModelConfig) -> TrainingGraphs:
+def _derive(config: OnnxModelConfig, model: ModelProto) -> TrainingGraphs:
     of_optimizer = [each.name for each in fields(OptimizerSettings) if each.name != "name"]
     optimizer = {name: getattr(config, name) for name in of_optimizer}
     options = TrainingOptions(
@@ -998,7 +1015,7 @@ def _derive(config: OnnxModelConfig) -> TrainingGraphs:
         seed=config.seed,
         precision=config.precision,
     )
-    model, wrt = _with_adapters(config)
+    model, wrt = _with_adapters(config, model)
     graphs = training_graphs(model, config.loss, wrt or None, options)
     if any(t.data_type != TensorProto.FLOAT for t in (*graphs.initial, *graphs.statistics)):
         raise InvalidForwardModel(
