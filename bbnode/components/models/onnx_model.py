@@ -64,7 +64,7 @@ from bbnode.components.registry import register_component
 from bbnode.ir import intake
 from bbnode.ir.intake import ModelSource
 from bbnode.ir.values import Composite, Metadata, Value
-from bbnode.ir.weightless import without_values
+from bbnode.ir.weightless import parted, without_values
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +181,7 @@ _QUICK_PRODUCTS = 1 << 22
 _QUICK_SUMS = 1 << 18
 # Parameters from which on steps write into buffers; binding these costs a small graph too much.
 _LARGE_PARAMS = 1 << 23
+_LARGE_BYTES = 1 << 25  # of a model, which is then read in parts
 
 
 def _quick_batch(model: Any, batch: Value, *_: Value) -> bool:
@@ -235,11 +236,18 @@ class OnnxModel(Model):
                 or setting, and why.
         """
         super().__init__(config)
-        model = _parsed(config.model)
-        graphs = _derive(config, model)
-        self._begin(_Arrays(graphs.initial), _Arrays(graphs.statistics))
-        # From here on the weights are in the flat vector, and nowhere else.
+        large = config.lora is None and len(config.model) >= _LARGE_BYTES
+        model, apart = _parsed_apart(config.model) if large else (_parsed(config.model), {})
+        graphs = _derive(config, model, apart)
+        initial, moved = _Arrays(graphs.initial), _Arrays(graphs.statistics)
         self._graphs = graphs = graphs.without_values()
+        for tensor in model.graph.initializer:  # which then hold those that are not trained
+            whole = apart.pop(tensor.name, None)
+            if whole is not None and tensor.name not in initial:
+                tensor.CopyFrom(whole)
+        whole = None
+        # From here on the weights are in the flat vector, and nowhere else.
+        self._begin(initial, moved)
         emptied = without_values(model, self._trained)
         self.config = replace(config, model=emptied.SerializeToString(deterministic=True))
         self._labels = Labels(
@@ -940,6 +948,13 @@ def _parsed(content: bytes) -> ModelProto:
         ) from error
 
 
+def _parsed_apart(content: bytes) -> tuple[ModelProto, dict[str, TensorProto]]:
+    try:
+        return parted(content)
+    except ProtobufDecodeError:
+        return _parsed(content), {}  # which says it
+
+
 class _Arrays(Mapping[str, Weights]):
     """Tensors by name, each of which becomes an array when it is asked for, and is not kept."""
 
@@ -949,6 +964,14 @@ class _Arrays(Mapping[str, Weights]):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each, which takes no array."""
         return {name: tuple(tensor.dims) for name, tensor in self._tensors.items()}
+
+    def drained(self) -> Iterator[tuple[str, Weights]]:
+        """Yield each array, the last one first, and forget its tensor.
+
+        In this order a heap gives memory back, which shrinks from its end alone.
+        """
+        for name in reversed([*self._tensors]):
+            yield name, numpy_helper.to_array(self._tensors.pop(name))
 
     def __getitem__(self, name: str) -> Weights:
         return numpy_helper.to_array(self._tensors[name])
@@ -971,7 +994,7 @@ def _filled(layout: Layout, given: Iterable[Mapping[str, Weights]]) -> Vector:
     vector = np.empty(sum(map(math.prod, layout.values())), np.float32)
     views = named(vector, layout)
     for values in given:
-        for name, value in values.items():
+        for name, value in values.drained() if isinstance(values, _Arrays) else values.items():
             views[name][...] = value
     return _frozen(vector)
 
@@ -1004,7 +1027,9 @@ def _with_adapters(
     return model, (*adapters, *config.trainable)
 
 
-def _derive(config: OnnxModelConfig, model: ModelProto) -> TrainingGraphs:
+def _derive(
+    config: OnnxModelConfig, model: ModelProto, apart: Mapping[str, TensorProto]
+) -> TrainingGraphs:
     of_optimizer = [each.name for each in fields(OptimizerSettings) if each.name != "name"]
     optimizer = {name: getattr(config, name) for name in of_optimizer}
     options = TrainingOptions(
@@ -1016,7 +1041,7 @@ def _derive(config: OnnxModelConfig, model: ModelProto) -> TrainingGraphs:
         precision=config.precision,
     )
     model, wrt = _with_adapters(config, model)
-    graphs = training_graphs(model, config.loss, wrt or None, options)
+    graphs = training_graphs(model, config.loss, wrt or None, options, apart)
     if any(t.data_type != TensorProto.FLOAT for t in (*graphs.initial, *graphs.statistics)):
         raise InvalidForwardModel(
             what="its parameters are float64", remedy="convert them to float32"
