@@ -179,6 +179,7 @@ def training_graphs(
     loss: str,
     wrt: Sequence[str] | None = None,
     options: TrainingOptions | None = None,
+    apart: Mapping[str, TensorProto] | None = None,
 ) -> TrainingGraphs:
     """Differentiate `forward`, and return all graphs that training needs.
 
@@ -187,12 +188,13 @@ def training_graphs(
         loss: the name of one of `LOSSES`.
         wrt: initializers to train, all float ones by default.
         options: of loss, optimizer and training mode.
+        apart: initializers by name of which `forward` has no values (`weightless.parted`).
 
     Raises:
         InvalidForwardModel, UnknownLoss, UnsupportedGradient, GradientRuleError,
         TrainingSettingRefused.
     """
-    return _Writer(read_forward(forward, wrt), loss, options or TrainingOptions()).graphs()
+    return _Writer(read_forward(forward, wrt, apart), loss, options or TrainingOptions()).graphs()
 
 
 class _Writer:
