@@ -184,7 +184,7 @@ def test_a_listed_provider_that_does_not_start_is_told(monkeypatch) -> None:
     monkeypatch.setattr(ort.onnxruntime, "get_available_providers", lambda: there)
     real = ort.onnxruntime.InferenceSession
 
-    def session(data, options, providers):
+    def session(data, options, providers, **settings):
         return real(data, options, providers=["CPUExecutionProvider"])
 
     monkeypatch.setattr(ort.onnxruntime, "InferenceSession", session)
@@ -257,3 +257,50 @@ def test_sums_at_indices_lose_nothing_on_several_threads() -> None:
     for _ in range(5):
         (found,) = prepared.run([np.zeros((2, 64), np.float32), at, ones])
         np.testing.assert_array_equal(found, [[rows] * 64, [0] * 64])
+
+
+def test_optimizers_that_are_left_out_would_have_changed_nothing(tmp_path) -> None:
+    """Of graphs that some of them do change: their ops are what decides."""
+    x, w = np.ones((2, 3, 4), F32), np.full((4, 4), 0.5, F32)
+    written = {
+        "plain": [node("Relu", ["x"], ["y"])],
+        "gelu": [
+            node("Div", ["x", "root"], ["d"]), node("Erf", ["d"], ["e"]),
+            node("Add", ["e", "one"], ["a"]), node("Mul", ["x", "a"], ["m"]),
+            node("Mul", ["m", "half"], ["y"]),
+        ],
+        "quick gelu": [
+            node("Mul", ["x", "root"], ["d"]), node("Sigmoid", ["d"], ["s"]),
+            node("Mul", ["x", "s"], ["y"]),
+        ],
+        "biased softmax": [node("Add", ["x", "w4"], ["s"]), node("Softmax", ["s"], ["y"])],
+        "quantized": [
+            node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+            node("DequantizeLinear", ["q", "scale", "zero"], ["f"]),
+            node("MatMul", ["f", "w"], ["y"]),
+        ],
+        "function": [node("Gelu", ["x"], ["g"]), node("Attention", ["g", "g", "g"], ["y"],
+                                                      q_num_heads=1, kv_num_heads=1)],
+    }  # fmt: skip
+    constants = {
+        "root": np.asarray(2**0.5, F32), "one": np.asarray(1, F32), "half": np.asarray(0.5, F32),
+        "w": w, "w4": x,
+    }  # fmt: skip
+    idle = {}
+    for name, nodes in written.items():
+        read = {value for each in nodes for value in each.input}
+        own = {key: value for key, value in constants.items() if key in read}
+        model = model_of(nodes, own, inputs={"x": x}, dtype=F32, opset=23)
+        idle[name] = ort._idle_optimizers(model)
+        made = []
+        for left_out in ([], idle[name]):
+            options = ort.onnxruntime.SessionOptions()
+            options.log_severity_level = 4
+            options.optimized_model_filepath = str(tmp_path / "made.onnx")
+            content = model.SerializeToString()
+            ort.onnxruntime.InferenceSession(content, options, disabled_optimizers=left_out,
+                                             providers=["CPUExecutionProvider"])  # fmt: skip
+            made.append((tmp_path / "made.onnx").read_bytes())
+        assert made[0] == made[1], name
+    assert len(idle["plain"]) > len(idle["quantized"]) > 0
+    assert "GeluFusionL1" not in idle["gelu"]

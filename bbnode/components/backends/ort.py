@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from bbnode.components.backends.caching import CachingBackend
@@ -32,7 +32,7 @@ from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError, BackendUnavailable
 from bbnode.components.registry import register_component
 from bbnode.ir import keys, types
-from bbnode.ir.onnx_file import subgraph_of
+from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.packing import packed, unpacked
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import OptionalValue, TensorSequence, Value, dtype_of, type_of
@@ -63,6 +63,31 @@ _AS_BYTES = frozenset(
 _LARGE_BYTES = 1 << 25
 _MAX_RANKS = 16  # combinations of ranks that one graph is kept prepared for
 _MAX_FORMS = 8  # of one graph that are tried, each without a kernel that was missing before
+# Of ONNX Runtime's optimizers, those that look for some op, or for one that a function op stands
+# for: where none of these is in a graph they find nothing, in two passes over all of its nodes
+# each. A name that a release does not know is passed over.
+_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+_SOFTMAX, _TANH = ("Softmax", "Attention"), ("Tanh", "Gelu", "Mish")
+_LOOKS_FOR: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("QDQFinalCleanupTransformer", "QDQPropagationTransformer", "QDQS8ToU8Transformer",
+         "QDQSelectorActionTransformer", "EnsureUniqueDQForNodeUnit", "DoubleQDQPairsRemover",
+         "WeightBiasQuantization", "WhereDummyDq", "MatMulNBitsFusion"),
+        _QUANTIZED,
+    ),
+    "DynamicQuantizeMatMulFusion": (*_QUANTIZED, "MatMulInteger"),
+    "MatMulIntegerToFloatFusion": (*_QUANTIZED, "MatMulInteger"),
+    **dict.fromkeys(
+        ("AttentionFusion", "BiasSoftmaxFusion", "GroupQueryAttentionFusion",
+         "GroupQueryAttentionPreNormFusion"),
+        _SOFTMAX,
+    ),
+    "EmbedLayerNormFusion": ("Gather", "RotaryEmbedding"),
+    "BiasDropoutFusion": ("Dropout",),
+    "GeluFusionL1": ("Erf", "Gelu"), "GeluFusionL2": ("Erf", "Gelu"), "FastGeluFusion": _TANH,
+    "BiasGeluFusion": ("Erf", *_TANH),
+    "QuickGeluFusion": ("Sigmoid", "Swish", "CausalConvWithState"),
+}  # fmt: skip
 _LOG_ERRORS_ONLY = 3  # 0 verbose .. 4 fatal; its warnings tell of dropped initializers and such
 
 
@@ -378,7 +403,10 @@ class OrtBackend(CachingBackend):
         for _ in range(_MAX_FORMS):
             try:
                 return onnxruntime.InferenceSession(
-                    model.SerializeToString(), options, providers=self._providers
+                    model.SerializeToString(),
+                    options,
+                    providers=self._providers,
+                    disabled_optimizers=_idle_optimizers(model),
                 )
             except _FAILURES as error:
                 first = first or error
@@ -388,6 +416,16 @@ class OrtBackend(CachingBackend):
                     break
                 model = other
         raise first if first is not None else AssertionError("no form was tried")
+
+
+def _idle_optimizers(model: ModelProto) -> list[str]:
+    """Return the optimizers that can't find what they look for in a model."""
+    ops: set[str] = set()
+    for node in _all_nodes(model):
+        if not is_onnx_domain(node.domain):
+            return []  # a function of its own, or one of ONNX Runtime's, stands for whatever ops
+        ops.add(node.op_type)
+    return [name for name, wanted in _LOOKS_FOR.items() if ops.isdisjoint(wanted)]
 
 
 def _types_told(model: ModelProto, text: str) -> str:
@@ -423,21 +461,27 @@ def _fed_bytes(model: ModelProto) -> int:
 
 
 def _has_scan(model: ModelProto) -> bool:
-    return any(node.op_type == "Scan" for node in subgraph_of(model.graph).all_nodes())
+    return any(node.op_type == "Scan" for node in _all_nodes(model))
 
 
 def _sums_at_indices(model: ModelProto) -> bool:
     """Return True if a ScatterND with a reduction is anywhere in the model."""
+    return any(
+        node.op_type == "ScatterND" and any(each.name == "reduction" for each in node.attribute)
+        for node in _all_nodes(model)
+    )
+
+
+def _all_nodes(model: ModelProto) -> Iterator[NodeProto]:
+    """Yield the nodes of a model, of its functions, and of the graphs inside of nodes."""
     bodies: list[GraphProto | FunctionProto] = [model.graph, *model.functions]
     while bodies:
         for node in bodies.pop().node:
+            yield node
             for attribute in node.attribute:
-                if node.op_type == "ScatterND" and attribute.name == "reduction":
-                    return True
-                bodies += attribute.graphs
                 if attribute.type == AttributeProto.GRAPH:
                     bodies.append(attribute.g)
-    return False
+                bodies += attribute.graphs
 
 
 def _forget_model(session: Any) -> None:
