@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from bbnode.components.contracts import PeersView as PeersView
     from bbnode.components.contracts import PreparedGraph as PreparedGraph
     from bbnode.components.contracts import ProtocolComponent as ProtocolComponent
+    from bbnode.components.contracts import WritingGraph as WritingGraph
     from bbnode.components.contracts import inbound as inbound
     from bbnode.components.contracts import offload as offload
     from bbnode.components.data.arrays import ArrayDataSource as ArrayDataSource
