@@ -12,6 +12,7 @@ from onnx import NodeProto, helper
 
 from bbnode.components.autodiff.builder import InferredType, captured_names, inferred_types
 from bbnode.components.autodiff.reverse import pull_back
+from bbnode.components.autodiff.sizes import with_equal_sizes
 from bbnode.components.autodiff.table import VjpContext
 from bbnode.ir.keys import FRAMEWORK_IR_VERSION
 
@@ -74,4 +75,4 @@ def _types(ctx: VjpContext, nodes: Sequence[NodeProto]) -> dict[str, InferredTyp
         ir_version=FRAMEWORK_IR_VERSION,
         opset_imports=[helper.make_opsetid(*entry) for entry in ctx.b.opsets],
     )
-    return {**inferred_types(model), **leaves}
+    return {**with_equal_sizes(nodes, inferred_types(model)), **leaves}

@@ -27,6 +27,7 @@ from bbnode.components.autodiff.builder import (
     prune,
     subgraphs,
 )
+from bbnode.components.autodiff.sizes import with_equal_sizes
 from bbnode.components.autodiff.table import VjpContext
 from bbnode.ir.keys import FRAMEWORK_IR_VERSION
 
@@ -235,7 +236,7 @@ def model_types(model: ModelProto) -> dict[str, InferredType]:
     types = inferred_types(model)
     holders = [node for node in model.graph.node if node.op_type in ("If", "Loop")]
     if all(types.get(n, UNKNOWN).dims is not None for node in holders for n in node.output if n):
-        return types
+        return with_equal_sizes(model.graph.node, types)
     taken = every_name(model.graph.node)
     known = [*model.graph.initializer, *constant_nodes(model.graph.node)]
     opsets = [(entry.domain, int(entry.version)) for entry in model.opset_import]
@@ -254,7 +255,7 @@ def model_types(model: ModelProto) -> dict[str, InferredType]:
                     port.CopyFrom(value_info(port.name, found[port.name]))
             told.graph.value_info.extend(value_info(*entry) for entry in found.items())
             types = inferred_types(told)
-    return types
+    return with_equal_sizes(model.graph.node, types)
 
 
 def _output_types(

@@ -407,10 +407,10 @@ class _Writer:
     def train_step(self) -> ModelProto:
         nodes = [*self.trained, *self.sweep]
         moved = _chained(self.moved)
-        if self.mixed:
-            nodes += self._held_back()
-        else:
-            nodes += self.step_nodes
+        step = self._held_back() if self.mixed else self.step_nodes
+        # A step needs no gradient under its public name, which is a copy.
+        public = {*self.grads}
+        nodes += _renamed(step, {n.output[0]: n.input[0] for n in nodes if n.output[0] in public})
         return self._model(
             "train_step",
             nodes,

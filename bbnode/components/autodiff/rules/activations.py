@@ -23,10 +23,11 @@ def _gelu(n: VjpContext) -> Term:
         t = (x * (square * c + 1.0) * k).op("Tanh")
         curve = (1.0 - t * t) * ((square * (3.0 * c) + 1.0) * k)
         return n.dy * ((t + 1.0 + x * curve) * 0.5)
-    # y = x Phi(x);  dy = Phi(x) + x phi(x)
-    cumulative = ((x * math.sqrt(0.5)).op("Erf") + 1.0) * 0.5
-    density = (-(x * x * 0.5)).op("Exp") * (1.0 / math.sqrt(2.0 * math.pi))
-    return n.dy * (cumulative + x * density)
+    # y = x Phi(x);  dy = Phi(x) + x phi(x) = (1 + erf(x / sqrt 2) + sqrt(2/pi) x e^(-x^2/2)) / 2.
+    # Half of dy, not of the slope: a runtime makes it part of the product that dy comes from.
+    bell = (x * (x * -0.5)).op("Exp")
+    slope = (x * math.sqrt(0.5)).op("Erf") + 1.0 + x * bell * math.sqrt(2.0 / math.pi)
+    return n.dy * 0.5 * slope
 
 
 def _celu(n: VjpContext) -> Term:

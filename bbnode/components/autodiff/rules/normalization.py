@@ -2,15 +2,18 @@
 
 Rule: of y = n scale + bias with n = (x - mean) / deviation, where both statistics are of x over
 some axes, and h = dy scale:  dx = (h - mean(h) - n mean(h n)) / deviation  (Ioffe and Szegedy,
-arXiv:1502.03167, section 3). Statistics are computed again from the input (a runtime shares what
-the forward pass computes alike). Halves are normalized in float32, as ONNX's `stash_type` has it.
+arXiv:1502.03167, section 3). Statistics are those of LayerNormalization's further outputs in
+float32; else they are computed again from the input (a runtime shares what the forward pass
+computes alike). Halves are normalized in float32, as ONNX's `stash_type` has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bbnode.components.autodiff.builder import FLOAT, HALVES
+from onnx import NodeProto
+
+from bbnode.components.autodiff.builder import FLOAT, HALVES, OtherNodes, first_output
 from bbnode.components.autodiff.rules.reductions import count_of
 from bbnode.components.autodiff.table import Term, VjpContext, vjp
 
@@ -70,14 +73,28 @@ def _over_others(ctx: VjpContext) -> Term:
 class _Normal:
     """The input without its mean (unless `centred` is False), over its deviation.
 
+    `known` are the mean and 1 / deviation where they are at hand.
+
     Attributes:
         value: n.
         inverse: 1 / deviation, with the axes that were averaged as ones.
     """
 
-    def __init__(self, ctx: VjpContext, x: Term, axes: Term, *, centred: bool = True) -> None:
+    def __init__(
+        self,
+        ctx: VjpContext,
+        x: Term,
+        axes: Term,
+        *,
+        centred: bool = True,
+        known: tuple[Term, Term] | None = None,
+    ) -> None:
         self._axes = axes
         self._centred = centred
+        if known is not None:
+            mean, self.inverse = known
+            self.value = (x - mean) * self.inverse
+            return
         apart = x - self.mean(x) if centred else x
         spread = self.mean(apart * apart) + float(ctx.attribute("epsilon", _EPSILON))
         self.inverse = 1.0 / spread.op("Sqrt")
@@ -169,7 +186,8 @@ def _layer_normalization(ctx: VjpContext) -> Grads:
     Its further outputs are mean and r = 1 / deviation:  dmean/dx = 1/N,  dr/dx = -r^2 n / N.
     """
     x = ctx.inputs[0]
-    normal = _Normal(ctx, _input(ctx, 0), _axes(ctx, range(ctx.axis(x, -1), ctx.rank(x))))
+    axes = _axes(ctx, range(ctx.axis(x, -1), ctx.rank(x)))
+    normal = _Normal(ctx, _input(ctx, 0), axes, known=_statistics(ctx))
     grads: list[str | None] = [None] * len(ctx.inputs)
     dy, d_mean, d_inverse = (_grad(ctx, output) for output in range(3))
     parts: list[Term] = []
@@ -193,6 +211,28 @@ def _layer_normalization(ctx: VjpContext) -> Grads:
         shaped = ctx.b.op("Expand", total.name, ctx.b.op("Shape", x)) if dy is None else total.name
         grads[0] = _narrow(ctx, ctx.term(shaped, _wide(ctx)), 0)
     return grads
+
+
+def _statistics(ctx: VjpContext) -> tuple[Term, Term] | None:
+    """Return the mean and 1 / deviation of a LayerNormalization that computes in its own type."""
+    node = ctx.node
+    if ctx.elem_type(ctx.inputs[0]) != FLOAT or int(ctx.attribute("stash_type", 1)) != FLOAT:
+        return None
+    outputs = [*node.output, "", ""][:3]
+    if not all(outputs):
+        key = first_output(node)
+        other = ctx.b.instead.get(key)
+        if other is None:
+            more = tuple(name or ctx.b.fresh(node.op_type) for name in outputs)
+            made = NodeProto()
+            made.CopyFrom(node)
+            made.output[:] = more
+            other = ctx.b.instead[key] = OtherNodes(
+                (made,), tuple(name for name in more if name not in node.output)
+            )
+        outputs = list(other.nodes()[0].output)
+    mean, inverse = (ctx.term(name, FLOAT) for name in outputs[1:])
+    return mean, inverse
 
 
 @vjp("RMSNormalization")
