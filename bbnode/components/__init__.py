@@ -99,6 +99,8 @@ if TYPE_CHECKING:
     from bbnode.components.models.onnx_model import HeldModel as HeldModel
     from bbnode.components.models.onnx_model import OnnxModel as OnnxModel
     from bbnode.components.models.onnx_model import OnnxModelConfig as OnnxModelConfig
+    from bbnode.components.models.torch_model import TorchModel as TorchModel
+    from bbnode.components.models.torch_model import TorchModelConfig as TorchModelConfig
     from bbnode.components.peer_registry.client import GlobalRegistryClient as GlobalRegistryClient
     from bbnode.components.peer_registry.client import (
         GlobalRegistryClientConfig as GlobalRegistryClientConfig,
