@@ -7,6 +7,8 @@ no database; nothing here reads a clock or the user's configuration.
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -50,3 +52,14 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory)
     for name in [name for name in os.environ if name.startswith("BBNODE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "xdg-state"))
+
+
+@pytest.fixture(autouse=True)
+def _no_modules_of_other_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Each test imports the modules that it writes, such as `program.py`, and none of another's."""
+    before = set(sys.modules)
+    yield
+    made = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(made):
+            del sys.modules[name]
