@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from bbnode.components.contracts import PeersView as PeersView
     from bbnode.components.contracts import PreparedGraph as PreparedGraph
     from bbnode.components.contracts import ProtocolComponent as ProtocolComponent
+    from bbnode.components.contracts import WritingGraph as WritingGraph
     from bbnode.components.contracts import inbound as inbound
     from bbnode.components.contracts import offload as offload
     from bbnode.components.data.arrays import ArrayDataSource as ArrayDataSource
@@ -98,6 +99,8 @@ if TYPE_CHECKING:
     from bbnode.components.models.onnx_model import HeldModel as HeldModel
     from bbnode.components.models.onnx_model import OnnxModel as OnnxModel
     from bbnode.components.models.onnx_model import OnnxModelConfig as OnnxModelConfig
+    from bbnode.components.models.torch_model import TorchModel as TorchModel
+    from bbnode.components.models.torch_model import TorchModelConfig as TorchModelConfig
     from bbnode.components.peer_registry.client import GlobalRegistryClient as GlobalRegistryClient
     from bbnode.components.peer_registry.client import (
         GlobalRegistryClientConfig as GlobalRegistryClientConfig,
