@@ -454,7 +454,7 @@ def _cleaned(model: ModelProto, module: Module) -> ModelProto:
 
 
 def _fixed_shapes(graph: onnx.GraphProto) -> list[TensorProto]:
-    """Give each Reshape the sizes that PyTorch knows, where at most one is open; return them.
+    """Set sizes of Reshapes that PyTorch knows, where at most one is open; return the shapes.
 
     The exporter computes shapes from those of inputs, and ONNX's inference loses sizes there that
     gradients need: the heads of an Attention whose keys are repeated.
