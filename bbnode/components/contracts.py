@@ -25,6 +25,7 @@ import numpy.typing as npt
 from multiaddr import Multiaddr
 
 from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
+from bbnode.components.backends.graphs import WritingGraph as WritingGraph
 from bbnode.components.backends.primitives import Primitives
 from bbnode.components.data.schema import DataSchema as DataSchema
 from bbnode.components.errors import ComponentError as ComponentError

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,8 @@ def test_a_gradient_is_a_value_and_a_step_with_it_is_a_step_of_training() -> Non
     np.testing.assert_allclose(model.params(CTX), before - 0.25 * grads, rtol=1e-6, atol=1e-7)
     stepped.step(CTX, grads)  # at the rate of the configuration
     np.testing.assert_allclose(stepped.params(CTX), before - 0.5 * grads, rtol=1e-6, atol=1e-7)
-    for wrong in (0.0, -1.0, np.nan, np.inf, np.ones(2), "0.1"):
-        with pytest.raises(ComponentError, match="one positive number"):
+    for wrong in (0.0, -1.0, np.nan, np.inf, np.ones(2), "0.1", 1e300, 1e-300):
+        with pytest.raises(ComponentError, match="one positive float32"):
             model.set_learning_rate(CTX, np.asarray(wrong))
 
 
@@ -210,6 +211,22 @@ def test_what_would_not_be_finite_is_not_taken(method: str, sign: int) -> None:
     with pytest.raises(errors.ParameterMismatch, match="NaN or infinity"):
         getattr(model, method)(CTX, sign * huge)
     np.testing.assert_array_equal(model.params(CTX), huge)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "rmsprop"])
+def test_a_step_that_would_ruin_the_state_of_the_optimizer_is_not_taken(optimizer: str) -> None:
+    config = OnnxModelConfig(model=CONFIG.model, optimizer=optimizer, learning_rate=1e-3)
+    model = onnx_model(config)
+    model.step(CTX, np.ones(SIZE, np.float32))
+    before = model.serialize()
+    with pytest.raises(errors.ParameterMismatch, match=r"state after this step.*set clip_norm"):
+        model.step(CTX, np.full(SIZE, 1e30, np.float32))  # its square is infinite
+    assert model.serialize() == before
+    clipped = onnx_model(replace(config, clip_norm=1.0))
+    clipped.step(CTX, np.full(SIZE, 1e30, np.float32))
+    again = onnx_model(replace(config, clip_norm=1.0))
+    again.restore(clipped.serialize())
+    assert again.serialize() == clipped.serialize()
 
 
 def test_calls_out_of_order_and_bad_batches_are_refused(source) -> None:

@@ -9,6 +9,8 @@ import pytest
 from onnx import numpy_helper
 
 from bbnode.components.autodiff.forward import read_forward
+from bbnode.components.models.onnx_model import OnnxModelConfig
+from tests.components.fakes import CTX, onnx_model
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -132,9 +134,48 @@ class Silent(nn.Linear):
         return None
 
 
+class Counting(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return super().forward(x) * (self.calls + 1)
+
+
+class SharedHeads(nn.Module):
+    """Keys of one head, repeated for two: a Reshape whose sizes ONNX does not infer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 8), nn.Linear(4, 4)
+
+    def forward(self, x):
+        q = self.q(x).view(x.shape[0], -1, 2, 4).transpose(1, 2)
+        k = self.k(x).view(x.shape[0], -1, 1, 4).transpose(1, 2).repeat_interleave(2, 1)
+        return nn.functional.scaled_dot_product_attention(q, k, k).mean((1, 2))
+
+
+def test_attention_with_repeated_keys_trains() -> None:
+    torch.manual_seed(0)
+    module = SharedHeads()
+    x, labels = torch.randn(5, 3, 4), torch.tensor([0, 1, 2, 3, 0])
+    model = onnx_model(OnnxModelConfig(model=export(module, x).SerializeToString()))
+    grads, loss = model.gradient(CTX, x.numpy(), labels.numpy())
+    wanted = nn.functional.cross_entropy(module(x), labels)
+    wanted.backward()
+    assert float(loss) == pytest.approx(wanted.item(), rel=1e-5)
+    flat = np.concatenate([p.grad.numpy().reshape(-1) for p in module.parameters()])
+    np.testing.assert_allclose(grads, flat, rtol=1e-4, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("module", "example", "message"),
     [
+        (Counting(3, 3), torch.ones(2, 3), "changes the buffer 'calls' in training mode"),
+        (nn.BatchNorm1d(3, momentum=None), torch.ones(2, 3), "has momentum=None"),
         (Detached(3, 3), torch.ones(2, 3), r"stops gradients with detach\(\)"),
         (Branch(3, 3), torch.ones(2, 3), "can't export Branch with an open batch axis"),
         (Unused(3, 3), torch.ones(2, 3), "lost the parameter 'bias'"),
@@ -161,6 +202,8 @@ def test_names_and_open_axes_are_checked() -> None:
         export(linear, torch.ones(2, 3), inputs=["a", "b"])
     with pytest.raises(ExportFailed, match=r"2 output name\(s\) for 1 output"):
         export(linear, torch.ones(2, 3), outputs=["a", "b"])
+    with pytest.raises(ExportFailed, match=r"'bias' is called like a parameter.*inputs="):
+        export(linear, torch.ones(2, 3), inputs=["bias"])
 
 
 def test_the_module_s_own_warnings_are_told() -> None:

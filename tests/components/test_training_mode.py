@@ -414,7 +414,7 @@ def test_a_round_sets_the_learning_rate(source) -> None:
     again.step(CTX, np.ones(15, np.float32))
     np.testing.assert_allclose(model.params(CTX) - again.params(CTX), 0.25, rtol=1e-5)
     for rate in (0.0, -1.0, np.nan, np.inf):
-        with pytest.raises(ComponentError, match="one positive number"):
+        with pytest.raises(ComponentError, match="one positive float32"):
             model.set_learning_rate(CTX, np.float32(rate))
 
 
@@ -522,3 +522,32 @@ def test_the_reference_backend_makes_the_same_steps(source) -> None:
     source.reset(CTX)
     slow.train(CTX, epochs=2, batch=8)
     np.testing.assert_allclose(fast.params(CTX), slow.params(CTX), rtol=1e-3, atol=1e-5)
+
+
+def test_a_normalization_that_is_used_twice_moves_its_statistics_twice() -> None:
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32) * 2 + 1
+    shared = ["scale", "shift", "mean", "variance"]
+    forward = model_of(
+        [node("BatchNormalization", ["x", *shared], ["a"], momentum=0.75),
+         node("MatMul", ["a", "w"], ["b"]),
+         node("BatchNormalization", ["b", *shared], ["y"], momentum=0.75)],
+        {"scale": np.array([1.0, 2, 3]), "shift": np.array([0.5, 0, 1]), "mean": np.full(3, 4.0),
+         "variance": np.full(3, 2.0), "w": np.arange(9.0).reshape(3, 3) - 3},
+        inputs={"x": x}, dtype=np.float32, symbolic=True,
+    )  # fmt: skip
+    config = OnnxModelConfig(
+        model=forward.SerializeToString(), mode="train", trainable=("scale", "shift", "w")
+    )
+    model = onnx_model(config)
+    model.gradient(CTX, x, np.array([0, 1, 2, 0, 1, 2]))
+    held = {t.name: numpy_helper.to_array(t) for t in forward.graph.initializer}
+    first = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * held["scale"] + held["shift"]
+    mean, variance = held["mean"], held["variance"]
+    for batch in (x, first @ held["w"]):
+        mean, variance = (
+            0.75 * old + 0.25 * new
+            for old, new in ((mean, batch.mean(0)), (variance, batch.var(0)))
+        )
+    made = {t.name: numpy_helper.to_array(t) for t in model.export().graph.initializer}
+    np.testing.assert_allclose(made["mean"], mean, rtol=1e-4)
+    np.testing.assert_allclose(made["variance"], variance, rtol=1e-4)

@@ -148,12 +148,13 @@ class GraphBuilder:
     ) -> list[str]:
         """Emit one `ai.onnx` node and return the names of its `outputs` outputs."""
         names = list(inputs)
-        key = (op_type, tuple(names), outputs, repr(sorted(attributes.items())))
+        said = repr(sorted(attributes.items())) if attributes else ""
+        key = (op_type, tuple(names), outputs, said)
         known = self._emitted.get(key)
         if known is not None:
             return known
         results = [self.fresh(op_type) for _ in range(outputs)]
-        node = helper.make_node(op_type, names, results, name=results[0])
+        node = NodeProto(op_type=op_type, input=names, output=results, name=results[0])
         for name in sorted(attributes):  # sorted: the bytes must not hang on the rule's spelling
             node.attribute.append(helper.make_attribute(name, attributes[name]))
         self.nodes.append(node)

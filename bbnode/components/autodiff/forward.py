@@ -24,7 +24,7 @@ from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
 from bbnode.ir.intake import ModelNotTaken, brought_up, first_line
 from bbnode.ir.keys import ONNX_OPSET_VERSION
 from bbnode.ir.versions import onnx_version
-from bbnode.ir.weightless import copied, without_weights
+from bbnode.ir.weightless import copied, is_whole, without_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +56,17 @@ class ForwardGraph:
     producer: str
 
 
-def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> ForwardGraph:
+def read_forward(
+    forward: ModelProto,
+    wrt: Sequence[str] | None = None,
+    apart: Mapping[str, TensorProto] | None = None,
+) -> ForwardGraph:
     """Check, flatten and upgrade `forward`, and split its initializers.
 
     Args:
         forward: an ONNX model, any opset that ONNX's version converter knows.
         wrt: names and patterns of the initializers to train (see `choose_parameters`).
+        apart: initializers by name of which `forward` has no values (`weightless.parted`).
 
     Raises:
         InvalidForwardModel: it is not a valid model, or has nothing to train.
@@ -75,10 +80,12 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
         ) from error
     except OutOfBounds as error:
         raise InvalidForwardModel(what=str(error), remedy="give a smaller model") from error
-    light, large = without_weights(forward)
+    light, large = without_weights(forward, apart)
+    _forget_notes(light)
     try:
         for tensor in large.values():
-            onnx.checker.check_tensor(tensor)
+            if not is_whole(tensor):
+                onnx.checker.check_tensor(tensor)
     except onnx.checker.ValidationError as error:
         raise InvalidForwardModel(
             what=f"ONNX refuses it: {first_line(error)}", remedy="export it again"
@@ -99,6 +106,7 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
     if not graph.output:
         raise InvalidForwardModel(what="it has no output", remedy="give the graph an output")
     trained = frozenset(chosen.trained)
+    alone = apart or {}  # which keep nothing else in memory
     try:
         graph = expand_functions(model, trained).graph
     except (RuntimeError, ValueError) as error:  # whatever ONNX's C++ parts refuse
@@ -118,7 +126,7 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
         inputs=tuple(info for info in graph.input if info.name not in held),
         parameters=tuple(tensor for tensor in tensors if tensor.name in trained),
         constants=tuple(
-            copied(tensor) if tensor.name in large else tensor
+            copied(tensor) if tensor.name in large and tensor.name not in alone else tensor
             for tensor in tensors
             if tensor.name not in trained
         ),
@@ -126,6 +134,13 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
         outputs=tuple(graph.output),
         producer=forward.producer_name,
     )
+
+
+def _forget_notes(model: ModelProto) -> None:
+    """Clear what exporters note beside nodes (lines of source): longer than all else together."""
+    for node in model.graph.node:
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
 
 
 def _in_order(

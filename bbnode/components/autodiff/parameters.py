@@ -394,7 +394,9 @@ def _is_finite(tensor: TensorProto) -> bool:
     values = _array(tensor)
     if tensor.data_type == onnx.TensorProto.BFLOAT16:
         values = values.astype(np.float32)
-    return bool(np.isfinite(values).all())
+    with np.errstate(all="ignore"):
+        # A sum is NaN or infinite if a part is; the reverse does not hold.
+        return bool(np.isfinite(values.sum()) or np.isfinite(values).all())
 
 
 def _is_mask(values: npt.NDArray[np.generic]) -> bool:

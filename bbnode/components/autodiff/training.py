@@ -179,6 +179,7 @@ def training_graphs(
     loss: str,
     wrt: Sequence[str] | None = None,
     options: TrainingOptions | None = None,
+    apart: Mapping[str, TensorProto] | None = None,
 ) -> TrainingGraphs:
     """Differentiate `forward`, and return all graphs that training needs.
 
@@ -187,12 +188,13 @@ def training_graphs(
         loss: the name of one of `LOSSES`.
         wrt: initializers to train, all float ones by default.
         options: of loss, optimizer and training mode.
+        apart: initializers by name of which `forward` has no values (`weightless.parted`).
 
     Raises:
         InvalidForwardModel, UnknownLoss, UnsupportedGradient, GradientRuleError,
         TrainingSettingRefused.
     """
-    return _Writer(read_forward(forward, wrt), loss, options or TrainingOptions()).graphs()
+    return _Writer(read_forward(forward, wrt, apart), loss, options or TrainingOptions()).graphs()
 
 
 class _Writer:
@@ -405,10 +407,10 @@ class _Writer:
     def train_step(self) -> ModelProto:
         nodes = [*self.trained, *self.sweep]
         moved = _chained(self.moved)
-        if self.mixed:
-            nodes += self._held_back()
-        else:
-            nodes += self.step_nodes
+        step = self._held_back() if self.mixed else self.step_nodes
+        # A step needs no gradient under its public name, which is a copy.
+        public = {*self.grads}
+        nodes += _renamed(step, {n.output[0]: n.input[0] for n in nodes if n.output[0] in public})
         return self._model(
             "train_step",
             nodes,

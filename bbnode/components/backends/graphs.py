@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
@@ -39,6 +40,22 @@ class PreparedGraph(Protocol):
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
         """Return the outputs in graph order for inputs in graph order."""
+
+
+@runtime_checkable
+class WritingGraph(PreparedGraph, Protocol):
+    """A prepared graph that can write outputs to where its caller wants them."""
+
+    def run_into(
+        self, inputs: Sequence[Value], places: Mapping[int, npt.NDArray[Any]]
+    ) -> list[Value]:
+        """Return the outputs as `run` does; those with a place are written there and are it.
+
+        Args:
+            inputs: in graph order; no place may share memory with any of them.
+            places: by position of the output: a writeable array in C order, of its shape and dtype.
+                After a failure, anything may stand in it.
+        """
 
 
 def check_count(label: str, names: Sequence[str], inputs: Sequence[Value]) -> None:

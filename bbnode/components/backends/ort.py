@@ -6,6 +6,7 @@ time.
 
 `InferenceSession.run` does that by itself for tensors in main memory, so that neither OrtValues
 nor an IOBinding stand between: made anew for each call, they cost more than a small graph takes.
+An IOBinding is for large outputs alone, which the caller has a place for.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, TensorProto
@@ -57,6 +59,8 @@ _AS_BYTES = frozenset(
     {TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ,
      TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ, *types.BITS_OF_ELEM}
 )  # fmt: skip
+# Of inputs, from which on memory counts for more than the time of allocations.
+_LARGE_BYTES = 1 << 25
 _MAX_RANKS = 16  # combinations of ranks that one graph is kept prepared for
 _MAX_FORMS = 8  # of one graph that are tried, each without a kernel that was missing before
 _LOG_ERRORS_ONLY = 3  # 0 verbose .. 4 fatal; its warnings tell of dropped initializers and such
@@ -234,6 +238,39 @@ def _of_ort_value(value: Any) -> Value:
     return flat.reshape(shape)
 
 
+class _OrtGraphInMainMemory(_OrtGraph):
+    """A session whose outputs are tensors in main memory, so that it can write them anywhere."""
+
+    __slots__ = ()
+
+    def run_into(
+        self, inputs: Sequence[Value], places: Mapping[int, npt.NDArray[Any]]
+    ) -> list[Value]:
+        """Return the outputs in graph order; those with a place are written there."""
+        check_count(self._label, self._inputs, inputs)
+        # Held until the end of the run: the binding knows addresses alone.
+        feeds = {n: _dense(v) for n, v in zip(self._inputs, inputs, strict=True)}
+        try:
+            binding = self._session.io_binding()
+            for name, value in feeds.items():
+                binding.bind_cpu_input(name, value)
+            for index, name in enumerate(self._outputs):
+                place = places.get(index)
+                if place is None:
+                    binding.bind_output(name)
+                else:
+                    at = place.ctypes.data
+                    binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, at)
+            self._session.run_with_iobinding(binding)
+            made = binding.get_outputs()
+            return [
+                places[index] if index in places else value.numpy()
+                for index, value in enumerate(made)
+            ]
+        except _FAILURES as error:
+            raise self._failed(feeds, error) from error
+
+
 @register_component
 class OrtBackend(CachingBackend):
     """Runs graphs in ONNX Runtime; the default backend."""
@@ -300,6 +337,8 @@ class OrtBackend(CachingBackend):
         if self.config.inter_op_threads > 1:
             options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
         options.use_deterministic_compute = True
+        # It has the intermediates of a second run in one block more, beside those of the first.
+        options.enable_mem_pattern = _fed_bytes(model) < _LARGE_BYTES
         options.log_severity_level = _LOG_ERRORS_ONLY
         # Spinning waits burn the cores that the other daemons of this machine want.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -328,6 +367,9 @@ class OrtBackend(CachingBackend):
         kinds = [type_of_text(port.type) for port in ports]
         if any(kind is not None and kind.elem_type in _AS_BYTES for kind in kinds):
             return _SmallElements(session, label)
+        plain = all(kind is not None and kind.element is None for kind in kinds)
+        if plain and session.get_providers() == ["CPUExecutionProvider"]:
+            return _OrtGraphInMainMemory(session, label)
         return _OrtGraph(session, label)
 
     def _session(self, model: ModelProto, options: Any) -> Any:
@@ -368,6 +410,16 @@ def _types_told(model: ModelProto, text: str) -> str:
             ]
             return f" (of {', '.join(kinds)})"
     return ""
+
+
+def _fed_bytes(model: ModelProto) -> int:
+    """Return the size of the inputs of a known shape, as float32."""
+    total = 0
+    for port in model.graph.input:
+        dims = port.type.tensor_type.shape.dim
+        if dims and all(dim.HasField("dim_value") for dim in dims):
+            total += 4 * math.prod(dim.dim_value for dim in dims)
+    return total
 
 
 def _has_scan(model: ModelProto) -> bool:

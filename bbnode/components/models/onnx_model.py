@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -36,6 +36,7 @@ from bbnode.components.contracts import (
     OpContext,
     PreparedGraph,
     Weights,
+    WritingGraph,
     offload,
     restoring,
 )
@@ -50,7 +51,7 @@ from bbnode.components.models.fit import check_fit
 from bbnode.components.models.labels import Labels
 from bbnode.components.models.lora import Lora, with_adapters, with_trained
 from bbnode.components.models.schedule import Schedule
-from bbnode.components.models.stepping import Accumulated, Progress, Stepper
+from bbnode.components.models.stepping import Accumulated, Buffers, Progress, Stepper
 from bbnode.components.models.weights import (
     Layout,
     SavedState,
@@ -63,7 +64,7 @@ from bbnode.components.registry import register_component
 from bbnode.ir import intake
 from bbnode.ir.intake import ModelSource
 from bbnode.ir.values import Composite, Metadata, Value
-from bbnode.ir.weightless import without_values
+from bbnode.ir.weightless import parted, without_values
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +179,9 @@ class OnnxModelConfig:
 # to another thread and back takes a tenth of one.
 _QUICK_PRODUCTS = 1 << 22
 _QUICK_SUMS = 1 << 18
+# Parameters from which on steps write into buffers; binding these costs a small graph too much.
+_LARGE_PARAMS = 1 << 23
+_LARGE_BYTES = 1 << 25  # of a model, which is then read in parts
 
 
 def _quick_batch(model: Any, batch: Value, *_: Value) -> bool:
@@ -232,11 +236,20 @@ class OnnxModel(Model):
                 or setting, and why.
         """
         super().__init__(config)
-        graphs = _derive(config)
-        self._begin(_Arrays(graphs.initial), _Arrays(graphs.statistics))
-        # From here on the weights are in the flat vector, and nowhere else.
+        large = config.lora is None and len(config.model) >= _LARGE_BYTES
+        model, apart = _parsed_apart(config.model) if large else (_parsed(config.model), {})
+        graphs = _derive(config, model, apart)
+        initial, moved = _Arrays(graphs.initial), _Arrays(graphs.statistics)
         self._graphs = graphs = graphs.without_values()
-        self.config = replace(config, model=_emptied(config.model, self._trained))
+        for tensor in model.graph.initializer:  # which then hold those that are not trained
+            whole = apart.pop(tensor.name, None)
+            if whole is not None and tensor.name not in initial:
+                tensor.CopyFrom(whole)
+        whole = None
+        # From here on the weights are in the flat vector, and nowhere else.
+        self._begin(initial, moved)
+        emptied = without_values(model, self._trained)
+        self.config = replace(config, model=emptied.SerializeToString(deterministic=True))
         self._labels = Labels(
             self.TYPE_NAME, find_loss(config.loss), _loss_settings(config), graphs.output_dims
         )
@@ -257,9 +270,9 @@ class OnnxModel(Model):
             **{name: getattr(config, name) for name in _SCHEDULE_FIELDS},
         )
         self._schedule.check()
-        statistics = {name: value.shape for name, value in moved.items()}
+        statistics = _shapes(moved)
         federated = config.running_statistics == "federated"
-        self._trained = {name: value.shape for name, value in initial.items()}
+        self._trained = _shapes(initial)
         self._layout = {**self._trained, **statistics} if federated else self._trained
         self._local_layout = {} if federated else statistics
         tail = [*moved.values()]
@@ -387,12 +400,15 @@ class OnnxModel(Model):
         """Take `rate`, float32 [], for all steps from now on, instead of the schedule's.
 
         Raises:
-            ComponentError: it is not one positive number.
+            ComponentError: it is not one positive number of float32's range.
         """
         value = np.asarray(rate)
-        if value.size != 1 or value.dtype.kind != "f" or not 0 < float(value.item()) < math.inf:
+        with np.errstate(over="ignore"):  # beyond float32 it is infinity, and refused
+            good = value.size == 1 and value.dtype.kind == "f"
+            good = good and 0 < float(value.astype(np.float32).item()) < math.inf
+        if not good:
             raise ComponentError(
-                f"{self.TYPE_NAME}: a learning rate is one positive number, not {value!r:.80}"
+                f"{self.TYPE_NAME}: a learning rate is one positive float32, not {value!r:.80}"
             )
         self._progress = replace(self._progress, rate=float(value.item()))
 
@@ -423,7 +439,8 @@ class OnnxModel(Model):
 
         Raises:
             ComponentError: neither is there.
-            ParameterMismatch: `grads` does not fit, or the result is not finite.
+            ParameterMismatch: `grads` does not fit, or the result or the optimizer's state is not
+                finite.
         """
         chosen = self._kept_grads if grads is None else self._checked(grads, "gradients")
         if chosen is None:
@@ -431,6 +448,12 @@ class OnnxModel(Model):
         stepper = self._stepper()
         stepper.step(self._split(chosen)[: len(self._trained)])
         params = self._finite(self._joined(stepper), "step")
+        if not all(np.isfinite(part).all() for part in stepper.state):
+            # A square beyond float32 would stop all later steps of its parameter.
+            raise ParameterMismatch(
+                f"{self.TYPE_NAME}: the optimizer's state after this step would hold NaN or "
+                "infinity; it stays as it is; set clip_norm or clip_value"
+            )
         self._take(stepper, params)
         self._kept_grads = None
 
@@ -474,12 +497,11 @@ class OnnxModel(Model):
                     f"{self.TYPE_NAME}: the loss is {loss} in epoch {epoch + 1}; lower "
                     f"learning_rate ({self.config.learning_rate})"
                 )
-        if not all(
-            np.isfinite(part).all() for part in (*stepper.values, *self._tail(stepper.statistics))
-        ):
+        moved = (*stepper.values, *self._tail(stepper.statistics), *stepper.state)
+        if not all(np.isfinite(part).all() for part in moved):
             raise TrainingFailed(
-                f"{self.TYPE_NAME}: parameters left the finite numbers; lower learning_rate "
-                f"({self.config.learning_rate})"
+                f"{self.TYPE_NAME}: parameters or the optimizer's state left the finite numbers; "
+                f"lower learning_rate ({self.config.learning_rate}), or set clip_norm"
             )
         self._take(stepper, self._joined(stepper))
         steps = stepper.progress.steps - before.steps
@@ -635,7 +657,7 @@ class OnnxModel(Model):
 
         Raises AutodiffError for a model that can't be trained.
         """
-        model, wrt = _with_adapters(config)
+        model, wrt = _with_adapters(config, _parsed(config.model))
         forward = read_forward(model, wrt or None)
         names = tuple(tensor.name for tensor in forward.parameters)
         return ParameterChoice(names, forward.left).told()
@@ -728,6 +750,18 @@ class OnnxModel(Model):
     def _run(self, model: ModelProto, inputs: Sequence[Value]) -> list[Value]:
         return self._prepare(model).run(inputs)
 
+    def _run_into(
+        self, model: ModelProto, inputs: Sequence[Value], places: Mapping[int, Vector]
+    ) -> list[Value]:
+        prepared = self._prepare(model)
+        if isinstance(prepared, WritingGraph):
+            return prepared.run_into(inputs, places)
+        results = prepared.run(inputs)
+        for at, place in places.items():
+            place[...] = np.asarray(results[at])
+            results[at] = place
+        return results
+
     def _inputs(self, batch: Value, *, may_be_empty: bool = False) -> list[Value]:
         """Return the tensors of a batch in the order of the graph's inputs.
 
@@ -781,14 +815,28 @@ class OnnxModel(Model):
             statistics=[*values[count:], *self._kept()],
             state=[part for vector in state for part in named(vector, self._trained).values()],
             progress=self._progress,
+            buffers=self._buffers(),
         )
+
+    def _buffers(self) -> Buffers | None:
+        """Return what steps write into, where parameters are large and the backend can do it."""
+        step = self._graphs.train_step if self.config.accumulate == 1 else self._graphs.step
+        if self.size < _LARGE_PARAMS or not isinstance(self._prepare(step), WritingGraph):
+            return None
+        return Buffers(self._run_into, self._trained, self.size, len(self._graphs.state_kinds))
 
     def _tail(self, statistics: list[Value]) -> list[Value]:
         """Return those statistics that the flat vector holds."""
         return [] if self._local_layout else statistics
 
     def _joined(self, stepper: Stepper) -> Vector:
-        return self._join([*stepper.values, *self._tail(stepper.statistics)])
+        tail = self._tail(stepper.statistics)
+        if not stepper.written:
+            return self._join([*stepper.values, *tail])
+        vector = stepper.written[0]
+        if tail:
+            vector[-sum(map(np.size, tail)) :] = self._join(tail)
+        return _frozen(vector)
 
     def _take(self, stepper: Stepper, params: Vector) -> None:
         """Make what training ended with the model's own; `params` are the joined ones."""
@@ -796,7 +844,7 @@ class OnnxModel(Model):
         self._params = params
         if self._local_layout:
             self._local = self._join(stepper.statistics)
-        self._state = tuple(
+        self._state = tuple(map(_frozen, stepper.written[1:])) or tuple(
             self._join(stepper.state[at : at + count]) for at in range(0, len(stepper.state), count)
         )
         self._progress = stepper.progress
@@ -900,9 +948,11 @@ def _parsed(content: bytes) -> ModelProto:
         ) from error
 
 
-def _emptied(content: bytes, names: Container[str]) -> bytes:
-    """Return a model whose initializers of these names have no values."""
-    return without_values(_parsed(content), names).SerializeToString(deterministic=True)
+def _parsed_apart(content: bytes) -> tuple[ModelProto, dict[str, TensorProto]]:
+    try:
+        return parted(content)
+    except ProtobufDecodeError:
+        return _parsed(content), {}  # which says it
 
 
 class _Arrays(Mapping[str, Weights]):
@@ -910,6 +960,18 @@ class _Arrays(Mapping[str, Weights]):
 
     def __init__(self, tensors: Sequence[TensorProto]) -> None:
         self._tensors = {tensor.name: tensor for tensor in tensors}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each, which takes no array."""
+        return {name: tuple(tensor.dims) for name, tensor in self._tensors.items()}
+
+    def drained(self) -> Iterator[tuple[str, Weights]]:
+        """Yield each array, the last one first, and forget its tensor.
+
+        In this order a heap gives memory back, which shrinks from its end alone.
+        """
+        for name in reversed([*self._tensors]):
+            yield name, numpy_helper.to_array(self._tensors.pop(name))
 
     def __getitem__(self, name: str) -> Weights:
         return numpy_helper.to_array(self._tensors[name])
@@ -921,12 +983,18 @@ class _Arrays(Mapping[str, Weights]):
         return len(self._tensors)
 
 
+def _shapes(tensors: Mapping[str, Weights]) -> dict[str, tuple[int, ...]]:
+    if isinstance(tensors, _Arrays):
+        return tensors.shapes()
+    return {name: value.shape for name, value in tensors.items()}
+
+
 def _filled(layout: Layout, given: Iterable[Mapping[str, Weights]]) -> Vector:
     """Return the flat vector of a layout; values are taken one after the other."""
     vector = np.empty(sum(map(math.prod, layout.values())), np.float32)
     views = named(vector, layout)
     for values in given:
-        for name, value in values.items():
+        for name, value in values.drained() if isinstance(values, _Arrays) else values.items():
             views[name][...] = value
     return _frozen(vector)
 
@@ -949,16 +1017,19 @@ def _loss_settings(config: OnnxModelConfig) -> LossSettings:
     return LossSettings(**{each.name: getattr(config, each.name) for each in fields(LossSettings)})
 
 
-def _with_adapters(config: OnnxModelConfig) -> tuple[ModelProto, tuple[str, ...]]:
+def _with_adapters(
+    config: OnnxModelConfig, model: ModelProto
+) -> tuple[ModelProto, tuple[str, ...]]:
     """Return the model as it is trained, and the patterns of what is trained of it."""
-    model = _parsed(config.model)
     if config.lora is None:
         return model, config.trainable
     model, adapters = with_adapters(model, config.lora)
     return model, (*adapters, *config.trainable)
 
 
-def _derive(config: OnnxModelConfig) -> TrainingGraphs:
+def _derive(
+    config: OnnxModelConfig, model: ModelProto, apart: Mapping[str, TensorProto]
+) -> TrainingGraphs:
     of_optimizer = [each.name for each in fields(OptimizerSettings) if each.name != "name"]
     optimizer = {name: getattr(config, name) for name in of_optimizer}
     options = TrainingOptions(
@@ -969,8 +1040,8 @@ def _derive(config: OnnxModelConfig) -> TrainingGraphs:
         seed=config.seed,
         precision=config.precision,
     )
-    model, wrt = _with_adapters(config)
-    graphs = training_graphs(model, config.loss, wrt or None, options)
+    model, wrt = _with_adapters(config, model)
+    graphs = training_graphs(model, config.loss, wrt or None, options, apart)
     if any(t.data_type != TensorProto.FLOAT for t in (*graphs.initial, *graphs.statistics)):
         raise InvalidForwardModel(
             what="its parameters are float64", remedy="convert them to float32"

@@ -17,6 +17,7 @@ from onnx import ModelProto
 from bbnode.components.autodiff import TrainingGraphs
 from bbnode.components.backends.graphs import quotient_model, scaled_sum_model
 from bbnode.components.models.schedule import Schedule
+from bbnode.components.models.weights import Layout, Vector, named
 from bbnode.ir.values import Value
 
 # torch.amp.GradScaler's numbers: the first scale, its growth after so many good steps, its cut.
@@ -26,6 +27,7 @@ _MOST_COUNTED = 1 << 62
 _LEAST_SCALE, _GREATEST_SCALE = 2.0**-14, 2.0**24
 
 Run = Callable[[ModelProto, Sequence[Value]], list[Value]]
+RunInto = Callable[[ModelProto, Sequence[Value], Mapping[int, Vector]], list[Value]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,44 @@ class Progress:
         return replace(self, rescaled=self.rescaled + 1, good=0, loss_scale=self.loss_scale * _CUT)
 
 
+class Buffers:
+    """Two sets of flat vectors, into which steps write their results in turn.
+
+    So large parameters are neither allocated anew in each step nor concatenated after the last. A
+    step never writes what it reads: the values that the model has, or the set written before.
+    """
+
+    def __init__(self, run_into: RunInto, trained: Layout, length: int, kinds: int) -> None:
+        """Take the shapes of the parameters, the length of the model's vector, and kinds of state.
+
+        The vector's first numbers are the parameters; what comes then is not written here.
+        """
+        self._run_into = run_into
+        self._trained = trained
+        size = sum(map(math.prod, trained.values()))
+        self._lengths = [length, *([size] * kinds)]
+        self._sets: list[list[Vector]] = []
+
+    def run(
+        self, model: ModelProto, inputs: Sequence[Value], state_at: int
+    ) -> tuple[list[Value], list[Vector]]:
+        """Return the outputs of a step, and the vectors in which its parameters and state are.
+
+        The parameters are its first outputs, and the state begins at `state_at`.
+        """
+        if len(self._sets) < 2:
+            self._sets.append([np.empty(length, np.float32) for length in self._lengths])
+        else:
+            self._sets.reverse()
+        vectors = self._sets[-1]
+        count = len(self._trained)
+        places: dict[int, Vector] = {}
+        for kind, vector in enumerate(vectors):
+            start = state_at + (kind - 1) * count if kind else 0
+            places.update(enumerate(named(vector, self._trained).values(), start))
+        return self._run_into(model, inputs, places), vectors
+
+
 class Stepper:
     """Moves parameters by batches; one object per run.
 
@@ -95,6 +135,8 @@ class Stepper:
         statistics: the running ones, likewise.
         state: the optimizer's, kind by kind one tensor per parameter.
         progress: the counters.
+        written: the flat vectors that hold `values` (and have room behind them) and each kind of
+            `state`; none where these are not in buffers.
     """
 
     def __init__(
@@ -107,6 +149,7 @@ class Stepper:
         statistics: list[Value],
         state: list[Value],
         progress: Progress,
+        buffers: Buffers | None = None,
     ) -> None:
         self._graphs = graphs
         self._run = run
@@ -115,6 +158,8 @@ class Stepper:
         self.statistics = statistics
         self.state = state
         self.progress = progress
+        self.written: list[Vector] = []
+        self._buffers = buffers
 
     def train(self, inputs: Sequence[Value], labels: Value) -> float:
         """Make a step on a batch; return its loss, infinite where gradients stay beyond float16."""
@@ -124,7 +169,7 @@ class Stepper:
                 *self.values, *self.statistics, *inputs, labels,
                 *self._step_inputs(), *self._batch_inputs(), *self.state,
             ]  # fmt: skip
-            results = self._run(graphs.train_step, feeds)
+            results = self._moved(graphs.train_step, feeds, count + 1)
             del feeds  # the old parameters go with it
             finite = bool(results.pop()) if graphs.scales_loss else True
             kept = count + 1 + len(self.state)
@@ -164,9 +209,15 @@ class Stepper:
         """Make a step of the optimizer with gradients that were computed elsewhere."""
         count = len(self.values)
         feeds = [*self.values, *grads, *self._step_inputs(), *self.state]
-        results = self._run(self._graphs.step, feeds)
+        results = self._moved(self._graphs.step, feeds, count)
         self.values, self.state = results[:count], results[count:]
         self.progress = self.progress.stepped()
+
+    def _moved(self, model: ModelProto, feeds: Sequence[Value], state_at: int) -> list[Value]:
+        if self._buffers is None:
+            return self._run(model, feeds)
+        results, self.written = self._buffers.run(model, feeds, state_at)
+        return results
 
     def _drawn(self) -> None:
         self.progress = replace(self.progress, draws=self.progress.draws + 1)

@@ -117,9 +117,12 @@ def export(
     tensors = _example(torch, module, example)
     names = _input_names(module, len(tensors), inputs)
     extra = _checked_axes(dynamic or {}, names, tensors)
+    _check_names(module, names)
+    _check_momenta(module)
     modes = {each: each.training for each in module.modules()}
     with torch.no_grad():
         try:
+            _check_buffers(torch, module, tensors)
             module.eval()
             _check_gradients_flow(torch, module, tensors)
             wanted = leaves_of(torch, _called(module, tensors))
@@ -272,6 +275,27 @@ def _input_names(module: Module, count: int, given: Sequence[str] | None) -> tup
     return names
 
 
+def _check_names(module: Module, names: Sequence[str]) -> None:
+    """Refuse an input that is called like a parameter or buffer: the graph has one of a name."""
+    own = {*dict(module.named_parameters()), *dict(module.named_buffers())}
+    both = [name for name in names if name in own]
+    if both:
+        raise ExportFailed(
+            f"{type(module).__name__}: the input {both[0]!r} is called like a parameter or buffer "
+            f"of the module; give the inputs other names: inputs={[f'in_{n}' for n in names]}"
+        )
+
+
+def _check_momenta(module: Module) -> None:
+    """Refuse running statistics that are the mean of all batches, which ONNX can't say."""
+    for name, each in module.named_modules():
+        if getattr(each, "track_running_stats", False) and each.momentum is None:
+            raise ExportFailed(
+                f"{type(module).__name__}: {name!r} ({type(each).__name__}) has momentum=None, and "
+                "ONNX has no running statistics of all batches alike; give it a number, such as 0.1"
+            )
+
+
 def _output_names(count: int) -> tuple[str, ...]:
     return ("output",) if count == 1 else tuple(f"output{index}" for index in range(count))
 
@@ -411,6 +435,7 @@ def _cleaned(model: ModelProto, module: Module) -> ModelProto:
     kept = [name for name in names if name in tensors and names[name] == name
             and (name in parameters or name in statistics)]  # fmt: skip
     constants = [_constant(t) for name, t in tensors.items() if name not in set(kept)]
+    constants += [_constant(shape) for shape in _fixed_shapes(graph)]
     nodes = _used([*constants, *graph.node], [port.name for port in graph.output])
     initializers = [tensors[name] for name in kept]
     del graph.node[:], graph.initializer[:]
@@ -426,6 +451,26 @@ def _cleaned(model: ModelProto, module: Module) -> ModelProto:
         del port.metadata_props[:]
     graph.name = type(module).__name__
     return model
+
+
+def _fixed_shapes(graph: onnx.GraphProto) -> list[TensorProto]:
+    """Give each Reshape the sizes that PyTorch knows, where at most one is open; return them.
+
+    The exporter computes shapes from those of inputs, and ONNX's inference loses sizes there that
+    gradients need: the heads of an Attention whose keys are repeated.
+    """
+    known = {info.name: info.type.tensor_type.shape.dim for info in graph.value_info}
+    taken = {name for node in _all_nodes(graph) for name in node.output}
+    found = []
+    for node in graph.node:
+        if node.op_type != "Reshape" or not known.get(node.output[0]):
+            continue
+        sizes = [dim.dim_value or -1 for dim in known[node.output[0]]]
+        name = f"{node.output[0]}/shape"
+        if sizes.count(-1) <= 1 and name not in taken:
+            found.append(numpy_helper.from_array(np.array(sizes, np.int64), name))
+            node.input[1] = name
+    return found
 
 
 def _add_unused(
@@ -536,6 +581,34 @@ def _check_gradients_flow(torch: Any, module: Module, tensors: Sequence[Tensor])
             f"{type(module).__name__}: forward stops gradients with {found[0]}, which ONNX can't "
             "say, so training would differ; take it out, or train with bbnode.TorchModel"
         )
+
+
+def _check_buffers(torch: Any, module: Module, tensors: Sequence[Tensor]) -> None:
+    """Refuse a module whose buffers move while it trains, but for running statistics."""
+    statistics = {
+        id(buffer)
+        for each in module.modules()
+        if getattr(each, "track_running_stats", False)
+        for buffer in each.buffers(recurse=False)
+    }
+    buffers = dict(module.named_buffers())
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    module.train()
+    try:
+        with torch.random.fork_rng(devices=[]):  # of dropout
+            _called(module, tensors)
+        for name, buffer in module.named_buffers():
+            old = before.get(name)
+            same = old is not None and torch.equal(buffer.nan_to_num(), old.nan_to_num())
+            if not same and id(buffer) not in statistics:
+                raise ExportFailed(
+                    f"{type(module).__name__}: forward changes the buffer {name!r} in training "
+                    "mode, and only running statistics of BatchNorm move in a model; take it out "
+                    "of forward"
+                )
+    finally:
+        for name, buffer in buffers.items():
+            buffer.copy_(before[name])
 
 
 def _called(module: Module, tensors: Sequence[Tensor]) -> Any:

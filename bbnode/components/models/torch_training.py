@@ -231,6 +231,7 @@ class TorchStepper:
         self._net = net
         self._shared: tuple[list[Value], list[Value]] | None = values, statistics
         self.progress = progress
+        self.written: tuple[()] = ()  # torch has its own buffers
         self._first_state = state
         self._optimizer: Any = None
         self._lion: list[Tensor] = []

@@ -284,19 +284,18 @@ def _kernel_gradient(
     swap = [1, 0, *range(2, len(shape))]
     grad = b.op("Flatten", b.op("Transpose", ctx.g, perm=swap), axis=1)
     shifted = _shifted(ctx, _turned_input(ctx, windows), windows, found)
+    outer, inner, positions = shape[0], shape[1], math.prod(windows.kernel)
+    # Positions are the second axis of what is joined: reading off them is no op for each.
     if math.prod(found) < _MANY_WINDOWS:
-        one = b.ints([1])
-        parts = [b.op("Unsqueeze", part, one) for part in shifted]
-        matrix = b.op("Flatten", b.op("Concat", *parts, axis=1), axis=2)
+        joined = b.op("Concat", *shifted, axis=1)
+        matrix = b.op("Reshape", joined, b.ints([inner * positions, -1]))
         product = b.op("Gemm", grad, matrix, transB=1)
     else:
-        one = b.ints([1])
         right = b.op("Transpose", grad, perm=[1, 0])
-        parts = [
-            b.op("Unsqueeze", b.op("MatMul", b.op("Flatten", part, axis=1), right), one)
-            for part in shifted
-        ]
-        product = b.op("Transpose", b.op("Concat", *parts, axis=1), perm=[2, 0, 1])
+        parts = [b.op("MatMul", b.op("Flatten", part, axis=1), right) for part in shifted]
+        joined = b.op("Concat", *parts, axis=1)
+        apart = b.op("Reshape", joined, b.ints([inner, positions, outer]), allowzero=1)
+        product = b.op("Transpose", apart, perm=[2, 0, 1])
     return b.op("Reshape", product, b.ints(shape), allowzero=1)
 
 
