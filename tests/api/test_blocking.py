@@ -156,6 +156,7 @@ def test_it_works_inside_a_running_loop() -> None:
     assert asyncio.run(cell())
 
 
+@pytest.mark.timeout(0)  # which is by a timer of the process
 def test_the_process_stays_as_it_is() -> None:
     def state() -> object:
         root = logging.getLogger()
