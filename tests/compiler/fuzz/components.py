@@ -93,6 +93,8 @@ class FusedBackend(ReferenceBackend):
 @_once
 class VectorModel(Model):
     TYPE_NAME: ClassVar[str] = "fuzz.VectorModel"
+    # One type at each port: what nobody reads would else keep the type of all of them.
+    storage: ClassVar[dict[str, types.TypeNode]] = {"*": types.TENSOR_FLOAT}
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
