@@ -25,7 +25,7 @@ from bbnode.engine.suspensions import WaitReason
 from bbnode.ir import keys, types
 from bbnode.ir.envelope import CorrelationKind, WireCorrelation
 from bbnode.ir.opset import REQUIRED, OpSpec
-from bbnode.ir.values import TRIGGER, CommandId, Value
+from bbnode.ir.values import TRIGGER, CommandId, Composite, Value, type_of
 
 # A component that prepares itself has it; it is called with an OpContext, by the rules of ops.
 BOOTSTRAP_METHOD = "bootstrap"
@@ -233,6 +233,16 @@ def _attributes(build: OpBuild, spec: OpSpec) -> dict[str, Any]:
     return found
 
 
+def _misfit_of_batch(value: Value) -> str:
+    """Return what is wrong with a value as a batch, "" if it is one."""
+    parts = value if type(value) is Composite else (value,)
+    for part in parts:
+        kind = type_of(part)
+        if not kind.is_a(types.TENSOR):
+            return f"expected a tensor or a composite of tensors, got {kind.name}"
+    return ""
+
+
 def _output_maker(build: OpBuild, spec: OpSpec) -> Callable[[Frame, Any], Any]:
     """Return a function from what the method returns to what `fire` returns."""
     ports = spec.outputs
@@ -244,6 +254,8 @@ def _output_maker(build: OpBuild, spec: OpSpec) -> Callable[[Frame, Any], Any]:
         build.declared(at, port.type if isinstance(port.type, types.TypeNode) else types.ANY)
         for at, port in enumerate(ports)
     ]
+
+    batches = frozenset(port.name for port in ports if port.batch)
 
     def wrong(frame: Frame, what: str) -> WrongResultType:
         cell = frame.rt.cells[cell_at]
@@ -257,6 +269,8 @@ def _output_maker(build: OpBuild, spec: OpSpec) -> Callable[[Frame, Any], Any]:
         if value is None and wanted.kind is types.TRIGGER:
             return TRIGGER
         misfit = wanted.misfit(value)
+        if not misfit and wanted.kind is types.ANY and port in batches:
+            misfit = _misfit_of_batch(value)
         if misfit and not one_of_several(frame, value, wanted, port):
             raise wrong(frame, f"output {port!r}: {misfit}")
         return value
