@@ -78,6 +78,8 @@ class Driver:
         self._clock_ns = clock_ns
         self._threads = trio.CapacityLimiter(worker_threads)
         self._wake = trio.Event()
+        # The one that `run` sleeps for.
+        self._deadline: int | None = None
         self._stopping = False
         self._stopped = trio.Event()
         self._counts: Counter[str] = Counter()
@@ -105,13 +107,11 @@ class Driver:
         token = trio.lowlevel.current_trio_token()
         self._node.set_wake(lambda: _set_from_any_thread(token, self._wake_now))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._pump)
+            nursery.start_soon(self._pump, nursery)
             task_status.started()
             while not self._stopping:
                 self._wake = trio.Event()
-                self._counts["driver.polls"] += 1
-                for step in self._node.poll(self._clock_ns()):
-                    self._carry_out(step, nursery)
+                self._turn(nursery)
                 await self._sleep()
             nursery.cancel_scope.cancel()
         self._stopped.set()
@@ -137,9 +137,15 @@ class Driver:
     def _wake_now(self) -> None:
         self._wake.set()
 
+    def _turn(self, nursery: trio.Nursery) -> None:
+        """Poll the node and carry out its steps."""
+        self._counts["driver.polls"] += 1
+        for step in self._node.poll(self._clock_ns()):
+            self._carry_out(step, nursery)
+
     async def _sleep(self) -> None:
-        """Sleep until something arrives, or until the engine's next deadline."""
-        deadline = self._node.next_deadline()
+        """Sleep until somebody wakes us, or until the engine's next deadline."""
+        deadline = self._deadline = self._node.next_deadline()
         if deadline is None:
             await self._wake.wait()
             return
@@ -150,8 +156,8 @@ class Driver:
         with trio.move_on_after(remaining_s):
             await self._wake.wait()
 
-    async def _pump(self) -> None:
-        """Feed the node from the transport; many events share one poll."""
+    async def _pump(self, nursery: trio.Nursery) -> None:
+        """Feed the node from the transport and poll it; many events share one poll."""
         events = self._transport.events
         while True:
             try:
@@ -162,7 +168,12 @@ class Driver:
                 pass
             except trio.EndOfChannel:
                 return
-            self._wake.set()
+            if self._stopping:
+                return
+            # Here and not in the sleeping task, which is woken for another deadline alone.
+            self._turn(nursery)
+            if self._node.next_deadline() != self._deadline:
+                self._wake.set()
 
     def _take(self, event: seam.TransportEvent) -> None:
         node = self._node

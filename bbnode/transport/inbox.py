@@ -340,7 +340,8 @@ class Inbox:
 
     async def receive(self) -> TransportEvent:
         """Return the next event; raises trio.EndOfChannel after `close`, when all are read."""
-        await trio.lowlevel.checkpoint()
+        if self._events or self._closed:
+            await trio.lowlevel.checkpoint()
         while not self._events:
             if self._closed:
                 raise trio.EndOfChannel

@@ -43,8 +43,8 @@ class TransportLimits:
     inbox_notices: int = bound(
         4096, "events", "other than envelopes that lie unread before new connections are refused"
     )
-    # The bulk window is what a small envelope can stand behind in the one TCP queue: 2 MiB are 15
-    # to 25 ms of what py-libp2p moves, and enough for 40 MB/s over a round trip of 50 ms.
+    # The bulk window is what a small envelope can stand behind in the one TCP queue: 2 MiB are 3
+    # to 10 ms of what a core encrypts, and enough for 40 MB/s over a round trip of 50 ms.
     control_window_bytes: int = bound(
         _MIB, "bytes", "of small envelopes that a peer may send and we have not acknowledged"
     )

@@ -23,10 +23,8 @@ from bbnode.transport.errors import EnvelopeTooLargeError, FrameError, QueueFull
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.framing import HEADER_BYTES, Lane, Position, Resume
 
-# The most that a Yamux frame of libp2p's carries. Full frames are the fastest, so a chunk with its
-# header is a number of them.
-YAMUX_PAYLOAD_BYTES: Final = 65_524
-CHUNK_BYTES: Final = 4 * YAMUX_PAYLOAD_BYTES - HEADER_BYTES
+# Four full packets of Noise, which the muxer encrypts where they lie and sends at once.
+CHUNK_BYTES: Final = 4 * 65_519
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

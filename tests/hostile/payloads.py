@@ -115,7 +115,7 @@ def large() -> tuple[Payload, ...]:
         Payload(
             "search results",
             types.SEARCH_RESULTS,
-            codec.encode_value(values.SearchResults([(1, 0.5)] * many)),
+            codec.encode_value(values.SearchResults.of_pairs([(1, 0.5)] * many)),
             False,
         ),
         Payload("peers", types.PEER_ID_VEC, msgpack.packb([p.to_bytes() for p in peers]), False),

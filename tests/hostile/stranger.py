@@ -27,12 +27,11 @@ from bbnode.ir.envelope import encode_envelope as encode
 from bbnode.transport.base import ConnectionOpened, Hello, TransportEvent
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.carrier import LANE_PROTOCOLS
-from bbnode.transport.libp2p.tcp import BoundedTcp
 from bbnode.transport.libp2p.transport import Libp2pTransport
-from bbnode.transport.libp2p.workarounds import build_host, running
 from bbnode.transport.links.framing import FrameType, Lane, encode_header
 from bbnode.transport.links.hello import encode_hello
 from tests.chaos.cluster import ROOT
+from tests.transport.plain import plain_host, plain_running
 
 Heard = Callable[[TransportEvent], None]
 
@@ -99,7 +98,7 @@ class Stranger:
 async def stranger(address: Multiaddr, seed: int = 1) -> AsyncIterator[Stranger]:
     """A connection with the node at `address`, up to and with Noise and Yamux; no hello yet."""
     identity = identity_of(seed)
-    host = build_host(identity, BoundedTcp(), max_connections=9, max_per_peer=4)
+    host = plain_host(identity.seed)
     heard: list[tuple[Lane, bytes]] = []
 
     def listens(lane: Lane) -> Any:
@@ -111,7 +110,7 @@ async def stranger(address: Multiaddr, seed: int = 1) -> AsyncIterator[Stranger]
 
     for lane, protocol in LANE_PROTOCOLS.items():
         host.set_stream_handler(protocol, listens(lane))
-    async with running(host, []):
+    async with plain_running(host, []):
         connection = await host.get_network().dial_addr(
             address.decapsulate_code(_P2P), ID(peer_of_address(address).to_bytes())
         )

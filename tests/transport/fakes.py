@@ -22,8 +22,15 @@ class PipeStream:
     async def read(self, max_bytes: int) -> bytes:
         return await self._inward.read(max_bytes)
 
-    async def write(self, data: bytes) -> None:
-        await self._outward.write(data)
+    async def feed(self, take) -> None:
+        while data := await self.read(65_536):
+            take(memoryview(data))
+
+    async def write(self, *data: bytes) -> None:
+        await self._outward.write(b"".join(data))
+
+    def write_now(self, data: bytes) -> bool:
+        return False
 
     async def end(self) -> None:
         self._outward.end()

@@ -19,6 +19,7 @@ from bbnode.transport.libp2p.tcp import BoundedTcp
 from bbnode.transport.libp2p.workarounds import Bounds, build_host, running
 from bbnode.transport.limits import TransportLimits
 from tests.patience import PATIENCE_S
+from tests.transport.plain import plain_host, plain_running
 from tests.transport.test_libp2p_backend import CALM, make, next_event
 from tests.transport.test_libp2p_workarounds import LOOPBACK, dial, never
 
@@ -54,9 +55,8 @@ class Watched:
 
 
 def attacker():
-    return build_host(
-        Identity.from_seed(b"x" * 32), BoundedTcp(), max_connections=9, max_per_peer=4
-    )
+    """A host with libp2p's own muxer, which does what it is told to."""
+    return plain_host(b"x" * 32)
 
 
 async def tcp(address: Multiaddr) -> trio.SocketStream:
@@ -113,7 +113,7 @@ async def test_who_does_not_authenticate_in_time_goes():
 async def test_nothing_long_is_read_before_a_stream_has_its_protocol(data):
     """S16: the stream is reset, the connection and its other streams go on."""
     server, client = Watched(), attacker()
-    async with running(server.host, [LOOPBACK]), running(client, []):
+    async with running(server.host, [LOOPBACK]), plain_running(client, []):
         connection = await dial(client, server.host)
         stream = await connection.new_stream()
         await stream.write(data)
@@ -128,7 +128,7 @@ async def test_nothing_long_is_read_before_a_stream_has_its_protocol(data):
 async def test_a_window_is_enforced():
     """S17: a sender that takes the window for endless."""
     server, client = Watched(), attacker()
-    async with running(server.host, [LOOPBACK]), running(client, []):
+    async with running(server.host, [LOOPBACK]), plain_running(client, []):
         connection = await dial(client, server.host)
         stream = await client.new_stream(server.host.get_id(), [TAKE])
         stream.muxed_stream.send_window = 2**40
@@ -143,7 +143,7 @@ async def test_a_window_is_enforced():
 async def test_all_streams_together_have_a_bound():
     """S17: each within its window; negotiated, and not."""
     server, client = Watched(unread_bytes=500 * KIB), attacker()
-    async with running(server.host, [LOOPBACK]), running(client, []):
+    async with running(server.host, [LOOPBACK]), plain_running(client, []):
         connection = await dial(client, server.host)
         with trio.fail_after(PATIENCE_S):
             with contextlib.suppress(BaseLibp2pError):
@@ -176,7 +176,7 @@ DATA, WINDOW, SYN = yamux.TYPE_DATA, yamux.TYPE_WINDOW_UPDATE, yamux.FLAG_SYN
 )
 async def test_frames_that_must_not_be(frames, reason):
     server, client = Watched(), attacker()
-    async with running(server.host, [LOOPBACK]), running(client, []):
+    async with running(server.host, [LOOPBACK]), plain_running(client, []):
         connection = await dial(client, server.host)
         with trio.fail_after(PATIENCE_S):
             for each in frames:
@@ -188,7 +188,7 @@ async def test_frames_that_must_not_be(frames, reason):
 async def test_streams_that_nobody_looked_at_are_counted():
     """S17: libp2p makes them as they come, and hands them on one after the other."""
     server, client = Watched(), attacker()
-    async with running(server.host, [LOOPBACK]), running(client, []):
+    async with running(server.host, [LOOPBACK]), plain_running(client, []):
         connection = await dial(client, server.host)
         burst = b"".join(frame(WINDOW, SYN, 101 + 2 * n, 0) for n in range(1000))
         with trio.fail_after(PATIENCE_S):
@@ -208,19 +208,19 @@ async def test_a_reset_stream_keeps_nothing():
         raise ValueError("on purpose")
 
     server.host.set_stream_handler(TAKE, gives_up)
-    async with running(server.host, [LOOPBACK]), running(client, []):
+    async with running(server.host, [LOOPBACK]), plain_running(client, []):
         await dial(client, server.host)
         stream = await client.new_stream(server.host.get_id(), [TAKE])
         await stream.write(bytes(200 * KIB))
         (connection,) = server.host.get_network().get_connections()
         muxer = connection.muxed_conn
         with trio.fail_after(PATIENCE_S):
-            while muxer.guard.held() < 200 * KIB:
+            while muxer.held_bytes < 200 * KIB:
                 await trio.lowlevel.checkpoint()
             unread.set()
             while muxer.streams:
                 await trio.lowlevel.checkpoint()
-        assert not muxer.stream_buffers
+        assert not muxer.held_bytes
 
 
 # -- a whole node ----------------------------------------------------------------------------

@@ -15,27 +15,27 @@ from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.host.exceptions import StreamFailure
 from libp2p.network.exceptions import SwarmException
-from libp2p.network.stream.exceptions import StreamError
+from libp2p.network.stream.exceptions import StreamError, StreamReset
 from libp2p.peer.id import ID
 from libp2p.security.insecure import transport as insecure
 from multiaddr import Multiaddr
 
 from bbnode.ir.caps import MAX_STREAMS
-from bbnode.transport.errors import InsecureTransportError, ListenError, StreamBrokenError
+from bbnode.transport.errors import InsecureTransportError, ListenError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p import workarounds as libp2p_workarounds
-from bbnode.transport.libp2p.carrier import Libp2pCarrier, Libp2pStream, socket_of
+from bbnode.transport.libp2p.carrier import Libp2pCarrier, socket_of
 from bbnode.transport.libp2p.tcp import BoundedTcp, listen_endpoint
+from bbnode.transport.libp2p.wire import SocketWire
 from bbnode.transport.libp2p.workarounds import (
     bound_handshakes,
     build_host,
-    grant_window,
     hard_close,
     require_noise_alone,
-    reset_quietly,
     running,
 )
 from tests.patience import PATIENCE_S
+from tests.transport.plain import plain_host, plain_running
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
 ECHO = "/test/echo/1"
@@ -67,7 +67,7 @@ async def dial(client, server):
     return await client.get_network().dial_addr(server.get_transport_addrs()[0], server.get_id())
 
 
-async def never(_: object = None) -> None:
+async def never(*_: object) -> None:
     await trio.sleep_forever()
 
 
@@ -84,12 +84,16 @@ async def provoke(client, server) -> None:
         await ended(await client.new_stream(server.get_id(), [BOOM]))
 
 
+async def echo_once(stream) -> bool:
+    await stream.write(b"ping")
+    return await stream.read(16) == b"ping"
+
+
 async def echoes(client, server) -> bool:
     stream = await client.new_stream(server.get_id(), [ECHO])
-    await stream.write(b"ping")
-    answer = await stream.read(16)
+    answered = await echo_once(stream)
     await stream.reset()
-    return answer == b"ping"
+    return answered
 
 
 async def test_plaintext_dialer_with_a_stolen_name_is_refused():
@@ -107,11 +111,11 @@ async def test_plaintext_dialer_with_a_stolen_name_is_refused():
     default = new_host(key_pair=create_new_key_pair(b"d" * 32))
     with pytest.MonkeyPatch.context() as patch, trio.fail_after(PATIENCE_S):
         patch.setattr(insecure, "make_exchange_message", forged)
-        async with running(default, [LOOPBACK]), running(attacker, []):
+        async with plain_running(default, [LOOPBACK]), plain_running(attacker, []):
             await dial(attacker, default)
             # The attack is real: this is what a host that is left as it comes believes.
             assert list(default.get_network().connections) == [ID.from_pubkey(victim.public_key)]
-        async with running(server, [LOOPBACK]), running(attacker, []):
+        async with running(server, [LOOPBACK]), plain_running(attacker, []):
             with pytest.raises(SwarmException):
                 await dial(attacker, server)
             assert server.get_network().get_connections() == []
@@ -138,10 +142,10 @@ async def test_handler_errors_and_garbage_do_not_end_the_host():
         raise ValueError("on purpose")
 
     server.set_stream_handler(BOOM, boom)
-    client = make(2)
+    client = plain_host(b"c" * 32)
     multistream = b"\x13/multistream/1.0.0\n"
     with trio.fail_after(PATIENCE_S):
-        async with running(server, [LOOPBACK]), running(client, []):
+        async with running(server, [LOOPBACK]), plain_running(client, []):
             connection = await dial(client, server)
             await provoke(client, server)
             for garbage in (
@@ -204,30 +208,26 @@ async def test_hard_close_returns_with_a_writer_blocked_on_a_stuck_peer(monkeypa
             connection = await dial(client, server)
             stream = await client.new_stream(server.get_id(), [ECHO])
             frozen = server.get_network().get_connections(client.get_id())[0]
-            # What the server's muxer would read never comes.
-            packets = frozen.muxed_conn.secured_conn.conn.read_writer.read_write_closer
-            packets.stream.read = never
+            for each in frozen.muxed_conn.streams.values():
+                each.set_window(2**31)
+            await echo_once(stream)
             writer_done = trio.Event()
 
             async def write() -> None:
-                try:
-                    while True:
-                        await connection.muxed_conn.secured_conn.write(bytes(65_000))
-                        if connection.is_closed:
-                            break
-                except Exception:  # noqa: BLE001 - whatever libp2p lets out
-                    pass
+                with pytest.raises(StreamReset):
+                    await stream.write(bytes(2**30))
                 writer_done.set()
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(write)
-                await trio.testing.wait_all_tasks_blocked(0.05)
-                assert not writer_done.is_set()
-                await hard_close(client, connection)
-                await writer_done.wait()
-            assert client.get_network().get_connections() == []
-            await hard_close(server, frozen)
-            assert stream is not None
+            with monkeypatch.context() as patch:
+                patch.setattr(SocketWire, "readable", never)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(write)
+                    await trio.testing.wait_all_tasks_blocked(0.05)
+                    assert not writer_done.is_set()
+                    await hard_close(client, connection)
+                    await writer_done.wait()
+                assert client.get_network().get_connections() == []
+                await hard_close(server, frozen)
             await dial(client, server)
             assert await echoes(client, server)
 
@@ -328,16 +328,6 @@ async def test_known_peers_are_not_dialled_unasked():
             assert server.get_network().get_connections() == []
 
 
-async def test_muxer_sends_no_pings():
-    """S11."""
-    server, client = make(1), make(2)
-    with trio.fail_after(PATIENCE_S):
-        async with running(server, [LOOPBACK]), running(client, []):
-            muxer = (await dial(client, server)).muxed_conn
-            assert await muxer._measure_rtt_loop() is None
-            assert muxer._ping_id == 0
-
-
 async def test_a_connection_with_too_many_streams_goes():
     server, client = make(1), make(2)
     with trio.fail_after(PATIENCE_S):
@@ -351,103 +341,6 @@ async def test_a_connection_with_too_many_streams_goes():
             await connection.event_closed.wait()
             while server.get_network().get_connections():
                 await trio.lowlevel.checkpoint()
-
-
-async def test_a_reset_wakes_its_own_reader_and_leaves_nothing_behind():
-    """S12: libp2p forgets whoever waits on a stream that it resets."""
-    client, server = make(1), make(2)
-    async with running(server, [LOOPBACK]), running(client, []), trio.open_nursery() as nursery:
-        await dial(client, server)
-        for ours in (False, True):
-            raw = await client.new_stream(server.get_id(), [ECHO])
-            woken = trio.Event()
-
-            async def read(stream, woken) -> None:
-                with pytest.raises(StreamBrokenError):
-                    await stream.read(10)
-                woken.set()
-
-            nursery.start_soon(read, Libp2pStream(raw), woken)
-            await trio.testing.wait_all_tasks_blocked()
-            muxed = raw.muxed_stream
-            await (reset_quietly(raw) if ours else raw.reset())
-            await trio.testing.wait_all_tasks_blocked()
-            assert woken.is_set() is ours
-            if ours:
-                assert muxed.stream_id not in muxed.conn.stream_events
-        nursery.cancel_scope.cancel()
-
-
-async def test_reads_are_not_answered_one_by_one():
-    """S13: libp2p sends an update of the window with each read."""
-    client, server = make(1), make(2)
-    updates = []
-
-    async def take(stream) -> None:
-        if updates:
-            await grant_window(stream, 2**20)
-        inner = stream.muxed_stream.send_window_update
-
-        async def counted(increment: int, **options) -> None:
-            updates[-1] += 1
-            await inner(increment, **options)
-
-        stream.muxed_stream.send_window_update = counted
-        updates.append(0)
-        left = 2**21
-        while left:
-            left -= len(await stream.read(65_536))
-        await stream.write(b".")
-
-    server.set_stream_handler(TAKE, take)
-    async with running(server, [LOOPBACK]), running(client, []):
-        await dial(client, server)
-        for _ in range(2):
-            stream = await client.new_stream(server.get_id(), [TAKE])
-            with trio.fail_after(PATIENCE_S):
-                for _ in range(32):
-                    await stream.write(bytes(65_536))
-                assert await stream.read(1) == b"."
-            await stream.reset()
-    plain, granted = updates
-    assert plain >= 16
-    assert granted <= 8
-
-
-@pytest.mark.parametrize("what", ["reset", "end", "death"])
-async def test_a_reset_is_told_from_an_end(what):
-    """S14: libp2p shows all three as the end when they come while somebody reads."""
-    client, server = make(1), make(2)
-    go = trio.Event()
-
-    async def finish(stream) -> None:
-        await go.wait()
-        if what == "reset":
-            await stream.reset()
-        elif what == "death":
-            await hard_close(server, stream.swarm_conn)
-
-    server.set_stream_handler(TAKE, finish)
-    async with running(server, [LOOPBACK]), running(client, []), trio.open_nursery() as nursery:
-        await dial(client, server)
-        stream = Libp2pStream(await client.new_stream(server.get_id(), [TAKE]))
-        seen: list[object] = []
-
-        async def read() -> None:
-            try:
-                seen.append(await stream.read(10))
-            except StreamBrokenError as error:
-                seen.append(error)
-
-        nursery.start_soon(read)
-        await trio.testing.wait_all_tasks_blocked()
-        go.set()
-        with trio.fail_after(PATIENCE_S):
-            while not seen:
-                await trio.lowlevel.checkpoint()
-        assert isinstance(seen[0], StreamBrokenError) is (what == "reset")
-        assert stream.gone is (what == "death")
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_port_in_use_is_seen_and_never_shared():

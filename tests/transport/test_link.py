@@ -102,7 +102,7 @@ def connect(dialler: Side, listener: Side, nursery: trio.Nursery) -> tuple[Link,
     return one, other
 
 
-async def never(_: object) -> None:
+async def never(*_: object) -> None:
     await trio.sleep_forever()
 
 
@@ -479,8 +479,9 @@ async def test_broken_stream_is_opened_again_and_the_envelope_sent_again(nursery
     writes = 0
     original = stream.write
 
-    async def breaks(data: bytes) -> None:
+    async def breaks(*parts: bytes) -> None:
         nonlocal writes
+        data = b"".join(parts)
         writes += 1
         if writes == 2:
             # The other side has read the first part by now, and a little more.

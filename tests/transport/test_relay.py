@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import trio
-from libp2p.stream_muxer.yamux.yamux import YamuxStream
 from multiaddr import Multiaddr
 
 from bbnode.access.decision import Standing
@@ -25,7 +24,7 @@ from bbnode.transport.base import (
 )
 from bbnode.transport.errors import DialError, RelayRefusedError, StreamBrokenError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.protocols import PumpedStream
+from bbnode.transport.libp2p.protocols import LinkedStream
 from bbnode.transport.libp2p.relay import client as libp2p_relay_client
 from bbnode.transport.libp2p.relay.client import can_be_dialled
 from bbnode.transport.libp2p.relay.messages import (
@@ -40,7 +39,6 @@ from bbnode.transport.libp2p.relay.messages import (
     write_request,
 )
 from bbnode.transport.libp2p.transport import Libp2pTransport
-from bbnode.transport.libp2p.workarounds import make_patient, write_patiently
 from bbnode.transport.limits import RelaySettings
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import CALM, LOOPBACK, next_event
@@ -123,7 +121,7 @@ def direct_of(node: Libp2pTransport, peer: PeerId):
 async def test_five_megabytes_through_a_relay_that_reads_none_of_it(nursery, monkeypatch):
     r, a, b = await trio_of_nodes(nursery)
     passed = bytearray()
-    inner = PumpedStream.read
+    inner = LinkedStream.read
 
     async def spy(self, max_bytes):
         data = await inner(self, max_bytes)
@@ -131,7 +129,7 @@ async def test_five_megabytes_through_a_relay_that_reads_none_of_it(nursery, mon
             passed.extend(data)
         return data
 
-    monkeypatch.setattr(PumpedStream, "read", spy)
+    monkeypatch.setattr(LinkedStream, "read", spy)
     (address,) = b.listen_addresses()
     assert str(address) == f"{r.listen_addresses()[0]}/p2p-circuit/p2p/{b.peer_id}"
     a.keep_connected(b.peer_id, [address])
@@ -548,46 +546,3 @@ def test_relayed_addresses_are_taken_apart():
     ):
         with pytest.raises(DecodeError, match="through one relay"):
             split_circuit(parse_address(bad))
-
-
-async def test_a_patient_writer_outlasts_a_reader_that_rests(autojump_clock):
-    frames = []
-
-    class Connection:
-        async def _write_frame(self, frame: bytes) -> None:
-            frames.append(frame[12:])
-
-    class Stream:
-        def __init__(self) -> None:
-            self.muxed_stream = YamuxStream(1, Connection(), True)
-            self.write = self.muxed_stream.write
-
-    patient, hasty = Stream(), Stream()
-    make_patient(patient)
-    for each in (patient, hasty):
-        each.muxed_stream.send_window = 3
-    # What it is for: libp2p's own write gives up.
-    with pytest.raises(Exception, match="after 5 seconds"):
-        await hasty.write(b"abcdef")
-    frames.clear()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(write_patiently, patient, b"abcdefgh")
-        await trio.testing.wait_all_tasks_blocked()
-        assert frames == [b"abc"]
-        nursery.cancel_scope.deadline = trio.current_time() + 3600
-        with trio.move_on_after(600):
-            await trio.sleep_forever()
-        patient.muxed_stream.send_window += 2
-        await trio.testing.wait_all_tasks_blocked()
-        patient.muxed_stream.send_window += 100
-    assert b"".join(frames) == b"abcdefgh"
-    patient.muxed_stream.send_window = 0
-    async with trio.open_nursery() as nursery:
-
-        async def ends() -> None:
-            with pytest.raises(Exception, match="closed"):
-                await write_patiently(patient, b"x")
-
-        nursery.start_soon(ends)
-        await trio.testing.wait_all_tasks_blocked()
-        patient.muxed_stream.closed = True

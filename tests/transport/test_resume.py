@@ -42,11 +42,11 @@ def break_after(stream, writes: int) -> list[int]:
     """After so many more writes this stream's connection hangs: nothing gets through."""
     original, passed = stream.write, []
 
-    async def write(data: bytes) -> None:
+    async def write(*data: bytes) -> None:
         if len(passed) == writes:
             await trio.sleep_forever()
-        passed.append(len(data))
-        await original(data)
+        passed.append(sum(map(len, data)))
+        await original(*data)
 
     stream.write = write
     return passed
@@ -261,7 +261,8 @@ async def test_stalls_are_by_progress_in_either_direction(nursery, autojump_cloc
     bulk = next(s for lane, s in one.carrier.opened if lane is Lane.BULK)
     original = bulk.write
 
-    async def trickle(data: bytes) -> None:
+    async def trickle(*parts: bytes) -> None:
+        data = b"".join(parts)
         for at in range(0, len(data), 50_000):
             await trio.sleep(20)
             await original(data[at : at + 50_000])

@@ -288,11 +288,11 @@ async def test_what_was_taken_back_is_sent_again_on_the_same_link(nursery):
     bulk = next(s for lane, s in one.carrier.opened if lane is Lane.BULK)
     written, original, go_on = [], bulk.write, trio.Event()
 
-    async def write(data: bytes) -> None:
-        written.append(len(data))
+    async def write(*data: bytes) -> None:
+        written.append(sum(map(len, data)))
         if sum(written) > MIB:
             await go_on.wait()
-        await original(data)
+        await original(*data)
 
     bulk.write = write
     message = random.Random(1).randbytes(3 * MIB)
@@ -337,8 +337,8 @@ async def test_a_slow_uplink_is_fast_enough(nursery, autojump_clock):
     bulk = next(s for lane, s in one.carrier.opened if lane is Lane.BULK)
     original = bulk.write
 
-    async def uplink(data: bytes) -> None:
-        view = memoryview(data)
+    async def uplink(*data: bytes) -> None:
+        view = memoryview(b"".join(data))
         for at in range(0, len(view), 32_768):
             # 100 KiB/s, with a pause of some seconds now and then.
             await trio.sleep(0.32 if random_.random() < 0.98 else 6.0)

@@ -1,7 +1,6 @@
 """A libp2p connection and its streams as our carrier.
 
-Rule: libp2p raises exceptions of every kind; here alone they become ours. Nothing here cancels a
-read or write.
+Rule: libp2p raises exceptions of every kind; here alone they become ours.
 """
 
 from __future__ import annotations
@@ -14,34 +13,27 @@ import trio
 from libp2p.connection_types import ConnectionType
 from libp2p.custom_types import TProtocol
 from libp2p.network.connection.raw_connection import RawConnection
-from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.rcmgr import Direction as Libp2pDirection
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError
 from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Direction
 from bbnode.transport.errors import StreamBrokenError
+from bbnode.transport.libp2p.muxer import MuxedStream, Muxer
 from bbnode.transport.libp2p.tcp import remote_endpoint
 from bbnode.transport.libp2p.workarounds import (
     close_quietly,
-    drop_stale_event,
-    grant_window,
-    growing_window,
     hard_close,
-    make_patient,
     reset_quietly,
-    steady_window,
-    was_reset,
-    write_patiently,
 )
 from bbnode.transport.links.framing import Lane
 from bbnode.transport.links.link import ByteStream, Carrier
 
 log = logging.getLogger(__name__)
 
-# Negotiation has no time-out of its own here: the connection's life signs bound it, and a
-# cancelled write would corrupt the connection (S4).
+# Negotiation has no time-out of its own here: the connection's life signs bound it.
 _NEGOTIATE_S: Final = 24 * 3600
 
 LANE_PROTOCOLS: Final[dict[Lane, TProtocol]] = {
@@ -50,12 +42,13 @@ LANE_PROTOCOLS: Final[dict[Lane, TProtocol]] = {
 
 
 class Libp2pStream(ByteStream):
-    """A ByteStream on a libp2p stream; none of its calls may be cancelled."""
+    """A ByteStream on a stream of our muxer; its calls may be cancelled."""
 
-    __slots__ = ("_stream",)
+    __slots__ = ("_muxed", "_stream")
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._muxed: MuxedStream = stream.muxed_stream
 
     @property
     def raw(self) -> Any:
@@ -64,56 +57,45 @@ class Libp2pStream(ByteStream):
 
     async def read(self, max_bytes: int) -> bytes:
         try:
-            data: bytes = await self._stream.read(max_bytes)
-        except StreamEOF:
-            drop_stale_event(self._stream)
-            if was_reset(self._stream):
-                raise StreamBrokenError("the peer has reset the stream") from None
+            return await self._muxed.read(max_bytes)
+        except MuxedStreamEOF:
             return b""
-        except Exception as error:
-            drop_stale_event(self._stream)
-            raise StreamBrokenError(f"reading failed: {error!r}") from error
-        return data
+        except MuxedStreamError as error:
+            raise StreamBrokenError(f"reading failed: {error}") from error
 
-    async def write(self, data: bytes | memoryview) -> None:
-        """Write as ByteStream says; libp2p only slices and concatenates, so a view will do."""
+    async def feed(self, take: Callable[[memoryview], None]) -> None:
         try:
-            await self._stream.write(data)
-        except Exception as error:
-            raise StreamBrokenError(f"writing failed: {error!r}") from error
+            await self._muxed.feed(take)
+        except MuxedStreamError as error:
+            raise StreamBrokenError(f"reading failed: {error}") from error
 
-    async def write_patiently(self, data: bytes) -> None:
-        """Write as `write` does, waiting for a slow reader while the connection lives."""
+    async def write(self, *data: bytes | memoryview) -> None:
         try:
-            await write_patiently(self._stream, data)
-        except Exception as error:
-            raise StreamBrokenError(f"writing failed: {error!r}") from error
+            await self._muxed.write(*data)
+        except MuxedStreamError as error:
+            raise StreamBrokenError(f"writing failed: {error}") from error
 
-    def make_patient(self) -> None:
-        """Prepare it for `write_patiently`."""
-        make_patient(self._stream)
-
-    def growing_window(self) -> None:
-        """Let libp2p size the receive window from now on."""
-        growing_window(self._stream)
-
-    async def grant_window(self, window_bytes: int) -> None:
-        """Set the receive window; if the stream is broken, the next call raises."""
+    def write_now(self, data: bytes) -> bool:
         try:
-            await grant_window(self._stream, window_bytes)
-        except Exception as error:  # noqa: BLE001 - declared boundary, see the module
-            log.debug("granting a window failed: %r", error)
+            return self._muxed.write_now(data)
+        except MuxedStreamError as error:
+            raise StreamBrokenError(f"writing failed: {error}") from error
+
+    def set_window(self, window_bytes: int) -> None:
+        """Let the peer send this much ahead of the reader."""
+        self._muxed.set_window(window_bytes)
 
     @property
-    def gone(self) -> bool:
-        """True if its connection has ended, which libp2p shows as a clean end of the stream."""
-        return bool(self._stream.muxed_stream.conn.event_shutting_down.is_set())
+    def broken(self) -> bool:
+        """True after a reset of either side, or the end of the connection."""
+        return bool(self._muxed.failure)
+
+    def abort(self, reason: str) -> None:
+        """Reset the stream at once: its reader and its writer raise `reason`."""
+        self._muxed.abort(reason)
 
     async def end(self) -> None:
-        try:
-            await self._stream.close_write()
-        except Exception as error:  # noqa: BLE001 - declared boundary, see the module
-            log.debug("ending a stream failed: %r", error)
+        await self._muxed.close_write()
 
     async def close(self) -> None:
         """Close both directions of the stream; never raises."""
@@ -124,9 +106,9 @@ class Libp2pStream(ByteStream):
 
 
 def raw_of(connection: Any) -> RawConnection:
-    """Return the raw connection below a libp2p one; AttributeError if libp2p's layers changed."""
-    raw: RawConnection = connection.muxed_conn.secured_conn.conn.read_writer.read_write_closer
-    return raw
+    """Return the raw connection below a libp2p one."""
+    muxer: Muxer = connection.muxed_conn
+    return muxer.raw
 
 
 def socket_of(connection: Any) -> trio.SocketStream:
@@ -175,31 +157,33 @@ class Libp2pCarrier(Carrier):
         return await self.open_protocol(LANE_PROTOCOLS[lane])
 
     async def open_protocol(self, protocol_id: str) -> Libp2pStream:
-        """Open a stream of any protocol; raises StreamBrokenError and must not be cancelled.
+        """Open a stream of any protocol; raises StreamBrokenError, and may be cancelled.
 
         It is on this connection; libp2p's host would choose any connection of the peer.
         """
-        stream = None
+        stream, agreed = None, False
         try:
             stream = await self._connection.new_stream()
-            steady_window(stream)
             await self._host.multiselect_client.select_one_of(
                 [TProtocol(protocol_id)], MultiselectCommunicator(stream), _NEGOTIATE_S
             )
+            agreed = True
         except Exception as error:
-            if stream is not None:
-                await reset_quietly(stream)
             raise StreamBrokenError(f"no stream of {protocol_id}: {error}") from error
+        finally:
+            if stream is not None and not agreed:
+                with trio.CancelScope(shield=True):
+                    await reset_quietly(stream)
         return Libp2pStream(stream)
 
     def stream_count(self) -> int:
         return len(self._connection.streams)
 
     def unread_bytes(self) -> int:
-        return int(self._connection.muxed_conn.guard.held())
+        return int(self._connection.muxed_conn.held_bytes)
 
     def allow_unread(self, most_bytes: int) -> None:
-        self._connection.muxed_conn.guard.unread_bytes = most_bytes
+        self._connection.muxed_conn.unread_bytes = most_bytes
 
     async def hard_close(self) -> None:
         if self._closed:

@@ -2,17 +2,16 @@
 
 Rule: a stream of another protocol needs a connection whose peer has sent an acceptable hello, and
 there are at most `protocol_streams_per_peer` of them in each direction. A stream is closed or
-reset however its handler ends. libp2p's stream I/O must never be cancelled (S4), so tasks of the
-stream do all of it, and callers wait on events and channels. If a reader pauses, so do those tasks,
-and libp2p resets the stream after 5 s: protocols request only what they can take, or are `patient`.
+reset however its handler ends. A reader that rests makes the writer wait, for as long as something
+moves now and then (`stream_idle_s`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -28,12 +27,12 @@ from bbnode.transport.links.link import Link, LinkState
 log = logging.getLogger(__name__)
 
 _READ_BYTES: Final = 64 * 1024
-# Read ahead of the caller. Under the 256 KiB window that the other side begins with.
-_READ_AHEAD_BYTES: Final = 128 * 1024
 # The time for the other side to read the rest and end its side, once we are done.
 _LINGER_S: Final = 10.0
-# One write of a caller goes out in parts of this size, four full Yamux frames.
-_WRITE_BYTES: Final = 4 * 65_524
+# That the other side may send ahead of us, on a stream without rules: 20 MB/s over 50 ms.
+_WINDOW_BYTES: Final = 1024 * 1024
+# A write of a caller goes out in parts of this size, each of which counts as movement.
+_WRITE_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +44,16 @@ class ProtocolRules:
     streams_per_peer: int
     # Bytes that the other side may send ahead of the reader.
     window_bytes: int
-    # True if a writer waits for a slow reader for as long as the connection lives.
-    patient: bool
 
 
-class PumpedStream(ProtocolStream):
-    """A ProtocolStream: two tasks move the bytes, the caller's calls can be cancelled."""
+class LinkedStream(ProtocolStream):
+    """A ProtocolStream on the connection of a link; all calls can be cancelled."""
 
-    def __init__(self, link: Link, stream: Libp2pStream, *, patient: bool = False) -> None:
+    def __init__(self, link: Link, stream: Libp2pStream) -> None:
         # The connection it runs on.
         self.link = link
         self._stream = stream
-        self._patient = patient
-        self._ahead: deque[bytes] = deque()
-        self._ahead_bytes = 0
-        self._changed = trio.Event()
-        self._ended = False
-        self._broken: StreamBrokenError | None = None
-        self._closing = False
-        self._out, self._parts = trio.open_memory_channel[bytes | None](0)
-        self._written = trio.Event()
-        self._done = trio.Event()
+        self._broken = ""
         self._lock = trio.Lock()
         # When bytes last moved, either way.
         self.moved_at = trio.current_time()
@@ -81,135 +69,60 @@ class PumpedStream(ProtocolStream):
 
     async def read(self, max_bytes: int) -> bytes:
         await trio.lowlevel.checkpoint()
-        while not self._ahead:
-            if self._ended:
-                return b""
-            if self._broken is not None:
-                raise StreamBrokenError(str(self._broken)) from self._broken
-            await self._changed.wait()
-        data = self._ahead.popleft()
-        if len(data) > max_bytes:
-            self._ahead.appendleft(data[max_bytes:])
-            data = data[:max_bytes]
-        self._ahead_bytes -= len(data)
-        self._change()
+        with self._told():
+            data = await self._stream.read(max_bytes)
+        self.moved_at = trio.current_time()
         return data
 
     async def write(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
         async with self._lock:
             for at in range(0, len(view), _WRITE_BYTES):
-                await self._pass_on(bytes(view[at : at + _WRITE_BYTES]))
+                with self._told():
+                    await self._stream.write(view[at : at + _WRITE_BYTES])
+                self.moved_at = trio.current_time()
 
     async def end(self) -> None:
         async with self._lock:
-            await self._pass_on(None)
+            await self._stream.end()
 
-    async def _pass_on(self, part: bytes | None) -> None:
-        """Pass a part to the writer, and wait until it is written."""
-        if self._broken is not None:
-            raise StreamBrokenError(str(self._broken)) from self._broken
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raise the reason of `abort`, if that is what broke the stream."""
         try:
-            await self._out.send(part)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise StreamBrokenError("the stream is closed for writing") from error
-        while not self._written.is_set():
-            await self._written.wait()
-        self._written = trio.Event()
-        if self._broken is not None:
-            raise StreamBrokenError(str(self._broken)) from self._broken
+            yield
+        except StreamBrokenError as error:
+            raise StreamBrokenError(self._broken or str(error)) from error
 
     def abort(self, reason: str) -> None:
-        """Break the stream at once: all calls raise, and `finish` resets it. Does not block."""
-        self._break(StreamBrokenError(reason))
-        self._out.close()
-        self._written.set()
-
-    # -- the tasks -------------------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Move bytes until both sides have ended, or the stream is broken or reset."""
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write_parts)
-                await self._read_ahead()
-                if self._broken is not None:
-                    self._out.close()
-        finally:
-            self._done.set()
-            self._break(StreamBrokenError("the connection is gone"))
+        """Break the stream at once: all calls raise, and the other side sees a reset."""
+        self._broken = self._broken or reason
+        self._stream.abort(reason)
 
     async def finish(self, *, clean: bool) -> bool:
         """End our side (`clean`) or reset the stream. Cannot be cancelled; bounded in time.
 
         True when it was ended here and the other side left it half open.
         """
+        ended = False
         with trio.CancelScope(shield=True):
-            self._closing = True
-            self._out.close()
-            self._change()
-            if clean and self._broken is None:
+            if clean:
                 await self._stream.end()
                 # A reset would lose data that the other side has not read; when it ends its own
                 # side, it has read everything.
-                with trio.move_on_after(_LINGER_S):
-                    await self._done.wait()
-            if self._ended and clean:
+                with trio.move_on_after(_LINGER_S), suppress(StreamBrokenError):
+                    while await self._stream.read(_READ_BYTES):
+                        pass
+                    ended = True
+            broken = bool(self._broken) or self._stream.broken
+            if ended:
                 await self._stream.close()
             else:
                 await self._stream.reset()
-        return clean and not self._ended and self._broken is None
-
-    async def _read_ahead(self) -> None:
-        try:
-            while True:
-                while self._ahead_bytes >= _READ_AHEAD_BYTES and not self._closing:
-                    await self._changed.wait()
-                data = await self._stream.read(_READ_BYTES)
-                if not data:
-                    if self._stream.gone:
-                        self._break(StreamBrokenError("the connection is gone"))
-                        return
-                    self._ended = True
-                    self._change()
-                    return
-                self.moved_at = trio.current_time()
-                if self._closing:
-                    continue  # the reader is gone
-                self._ahead.append(data)
-                self._ahead_bytes += len(data)
-                self._change()
-        except StreamBrokenError as error:
-            self._break(error)
-
-    async def _write_parts(self) -> None:
-        with self._parts:
-            async for part in self._parts:
-                try:
-                    if part is None:
-                        await self._stream.end()
-                        return
-                    if self._patient:
-                        await self._stream.write_patiently(part)
-                    else:
-                        await self._stream.write(part)
-                    self.moved_at = trio.current_time()
-                except StreamBrokenError as error:
-                    self._break(error)
-                    return
-                finally:
-                    self._written.set()
-
-    def _break(self, error: StreamBrokenError) -> None:
-        self._broken = self._broken or error
-        self._change()
-
-    def _change(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        return clean and not ended and not broken
 
 
-PumpedHandler: TypeAlias = Callable[[PumpedStream], Awaitable[None]]
+StreamHandler: TypeAlias = Callable[[LinkedStream], Awaitable[None]]
 
 
 class Protocols:
@@ -219,9 +132,9 @@ class Protocols:
         """Create the table; a stream on which nothing moves for `idle_s` seconds is reset."""
         self._counters = counters
         self._idle_s = idle_s
-        self._pumped_streams: set[PumpedStream] = set()
+        self._streams: set[LinkedStream] = set()
         self._streams_per_peer = streams_per_peer
-        self._handlers: dict[str, PumpedHandler] = {}
+        self._handlers: dict[str, StreamHandler] = {}
         self._rules: dict[str, ProtocolRules] = {}
         # Streams by peer, True if opened here, and protocol if that has rules of its own.
         self._open: Counter[tuple[PeerId, bool, str]] = Counter()
@@ -232,17 +145,17 @@ class Protocols:
 
     def raw_streams(self) -> set[Any]:
         """Return libp2p's streams that are in use here."""
-        return {stream.raw for stream in self._pumped_streams}
+        return {stream.raw for stream in self._streams}
 
     def reap(self, now_s: float) -> None:
         """Break the streams on which nothing has moved for too long."""
-        for stream in self._pumped_streams:
+        for stream in self._streams:
             if now_s - stream.moved_at >= self._idle_s:
                 stream.moved_at = now_s
                 self._counters.add("streams.reaped")
                 stream.abort(f"nothing moved for {self._idle_s:g} s")
 
-    def register(self, protocol_id: str, handler: PumpedHandler) -> None:
+    def register(self, protocol_id: str, handler: StreamHandler) -> None:
         if protocol_id in self._handlers or protocol_id in LANE_PROTOCOLS.values():
             raise DeploymentError(f"protocol {protocol_id} is served already; choose another id")
         if not protocol_id.startswith("/"):
@@ -257,9 +170,8 @@ class Protocols:
             await raw.reset()
             return
         clean = False
-        stream = await self._pumped(link, protocol_id, raw)
+        stream = self._linked(link, protocol_id, raw)
         try:
-            link.start_soon(stream.run)
             await self._handlers[protocol_id](stream)
             clean = True
         except Exception as error:  # noqa: BLE001 - declared boundary: others' handlers
@@ -272,8 +184,8 @@ class Protocols:
     @asynccontextmanager
     async def open(
         self, link: Link | None, peer: PeerId, protocol_id: str
-    ) -> AsyncIterator[PumpedStream]:
-        """See Transport.open_stream."""
+    ) -> AsyncIterator[LinkedStream]:
+        """Open a stream of ours, as `Transport.open_stream` says."""
         if link is None or not isinstance(link.carrier, Libp2pCarrier):
             raise NotConnectedError(f"{peer} is not connected; wait for its ConnectionOpened")
         place = self._place(link, protocol_id, ours=True)
@@ -283,11 +195,10 @@ class Protocols:
                 "already; wait until one is closed"
             )
         try:
-            raw = await _opened(link, link.carrier, protocol_id)
-            stream = await self._pumped(link, protocol_id, raw)
+            raw = await link.carrier.open_protocol(protocol_id)
+            stream = self._linked(link, protocol_id, raw)
             clean = False
             try:
-                link.start_soon(stream.run)
                 yield stream
                 clean = True
             finally:
@@ -317,51 +228,16 @@ class Protocols:
         if not self._open[place]:
             del self._open[place]
 
-    async def _finish(self, stream: PumpedStream, *, clean: bool) -> None:
+    async def _finish(self, stream: LinkedStream, *, clean: bool) -> None:
         try:
             if await stream.finish(clean=clean):
                 self._counters.add("streams.reaped")
         finally:
-            self._pumped_streams.discard(stream)
+            self._streams.discard(stream)
 
-    async def _pumped(self, link: Link, protocol_id: str, raw: Libp2pStream) -> PumpedStream:
+    def _linked(self, link: Link, protocol_id: str, raw: Libp2pStream) -> LinkedStream:
         rules = self._rules.get(protocol_id)
-        stream = PumpedStream(link, raw, patient=rules is not None and rules.patient)
-        self._pumped_streams.add(stream)
-        if rules is None:
-            raw.growing_window()
-            return stream
-        await raw.grant_window(rules.window_bytes)
-        if rules.patient:
-            raw.make_patient()
+        raw.set_window(_WINDOW_BYTES if rules is None else rules.window_bytes)
+        stream = LinkedStream(link, raw)
+        self._streams.add(stream)
         return stream
-
-
-async def _opened(link: Link, carrier: Libp2pCarrier, protocol_id: str) -> Libp2pStream:
-    """Open a stream in a task of the link: the negotiation is not cancelled with the caller."""
-    done = trio.Event()
-    result: list[Libp2pStream | StreamBrokenError] = []
-    wanted = True
-
-    async def negotiate() -> None:
-        try:
-            stream = await carrier.open_protocol(protocol_id)
-        except StreamBrokenError as error:
-            result.append(error)
-        else:
-            result.append(stream)
-            if not wanted:
-                await stream.reset()
-        finally:
-            done.set()
-
-    link.start_soon(negotiate)
-    try:
-        await done.wait()
-    except trio.Cancelled:
-        wanted = False
-        raise
-    opened = result[0] if result else StreamBrokenError("the connection is gone")
-    if isinstance(opened, StreamBrokenError):
-        raise opened
-    return opened

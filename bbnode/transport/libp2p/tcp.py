@@ -28,6 +28,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from bbnode.ir.caps import MAX_UNSECURED_BYTES
 from bbnode.transport.errors import ListenError
+from bbnode.transport.libp2p.wire import ByteWire, SocketWire
 from bbnode.transport.links.admission import Place
 
 log = logging.getLogger(__name__)
@@ -46,10 +47,8 @@ _USER_TIMEOUT_MS: Final = 20_000
 _NOTSENT_LOWAT_BYTES: Final = 128 * 1024
 
 _BACKLOG: Final = 128
-# The most that is read from a connection at once.
-_READ_AHEAD_BYTES: Final = 128 * 1024
-# The same until the handshake is done: its messages have some hundred bytes.
-_UNSECURED_READ_BYTES: Final = 4 * 1024
+# The most that is read at once until the muxer takes over: messages have some hundred bytes.
+_READ_AHEAD_BYTES: Final = 4 * 1024
 _NOTHING: Final = memoryview(b"")
 
 _OPTIONS: Final[tuple[tuple[int, str, int], ...]] = (
@@ -106,17 +105,15 @@ def remote_endpoint(stream: trio.SocketStream) -> tuple[str, int] | None:
 
 
 class ReadAheadStream(TrioTCPStream):
-    """A connection that reads large blocks from the system and hands out what is asked for.
+    """A connection up to the end of its negotiations, after which `detach` hands it to the muxer.
 
-    libp2p reads each Noise packet in two parts, the two bytes of its length first; a system call
-    for each would take a fifth of the receiver's time. A read has a fixed bound, whatever length a
-    peer announced (S19), and a small one until the connection is secured.
+    A read of the system has a fixed bound, whatever length a peer announced (S19), and all of them
+    together have one until the connection is secured.
     """
 
     def __init__(self, stream: trio.SocketStream) -> None:
         super().__init__(stream)
         self._ahead = _NOTHING
-        self._most = _UNSECURED_READ_BYTES
         # Bytes that may still be read before the connection is secured.
         self._left: int | None = MAX_UNSECURED_BYTES
         # The place that it got when it was accepted, and a callback for its first bytes.
@@ -133,15 +130,20 @@ class ReadAheadStream(TrioTCPStream):
             return False
 
     def secured(self) -> None:
-        """Lift the bounds that hold until the handshake is done."""
-        self._most, self._left = _READ_AHEAD_BYTES, None
+        """Lift the bound that holds until the handshake is done."""
+        self._left = None
+
+    def detach(self) -> tuple[ByteWire, bytes]:
+        """Return the wire for all further bytes, and those that were read already."""
+        ahead, self._ahead = bytes(self._ahead), _NOTHING
+        return SocketWire(self.stream), ahead
 
     async def read(self, n: int | None = None) -> bytes:
         """Return up to `n` bytes, in order; b"" at the end. Raises what libp2p's own does."""
         if n == 0:
             return b""
         if not self._ahead:
-            self._ahead = memoryview(await super().read(self._most))
+            self._ahead = memoryview(await super().read(_READ_AHEAD_BYTES))
             if self.on_heard is not None:
                 self.on_heard()
                 self.on_heard = None

@@ -46,7 +46,6 @@ from bbnode.transport.libp2p.workarounds import (
     OrphanStreams,
     build_host,
     close_quietly,
-    grant_window,
     hard_close,
     reset_quietly,
     running,
@@ -136,7 +135,6 @@ class Libp2pTransport(LinkTransport):
                 ProtocolRules(
                     streams_per_peer=relay_streams,
                     window_bytes=_CIRCUIT_WINDOW_BYTES,
-                    patient=True,
                 ),
             )
         self._relay_client: RelayClient | None = None
@@ -299,6 +297,8 @@ class Libp2pTransport(LinkTransport):
             )
             if link is not None:
                 self._links[connection] = link
+                # Sooner than libp2p's notice, which comes when all is cleared away.
+                connection.muxed_conn.on_end = link.abort
                 if self._relay_client is not None and self._nursery is not None:
                     self._nursery.start_soon(
                         self._relay_client.hold_reservation,
@@ -388,8 +388,9 @@ class Libp2pTransport(LinkTransport):
             bulk = lane is Lane.BULK
             window = limits.bulk_window_bytes if bulk else limits.control_window_bytes
             self._lanes.setdefault(stream.swarm_conn, {})[lane] = stream
-            await grant_window(stream, 2 * window)
-            await link.serve_inbound(lane, Libp2pStream(stream))
+            served = Libp2pStream(stream)
+            served.set_window(2 * window)
+            await link.serve_inbound(lane, served)
 
         return handle
 

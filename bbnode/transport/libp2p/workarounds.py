@@ -7,36 +7,27 @@ measured on 0.8.1; S11 to S19 were found in its source.
 S1  the default host accepts plaintext      `build_host`, `require_noise_alone`
 S2  an exception in a handler ends the host `guard_streams`
 S3  inbound slots are never given back      `free_inbound_slots`
-S4  cancelled I/O corrupts the connection   rule of `carrier`; time-outs of negotiation raised
 S5  disconnect hangs on a stuck peer        `hard_close`
 S6  dead links are not noticed              socket options in `libp2p.tcp`, pings in `link`
 S7  cancelled dials leak slots              `drop_resource_manager`, time-outs inside the dial
 S8  a failed dial blacklists the peer       `dial_addr` per address, never `connect`
-S9  the receive window is not enforced      S17, and `PeerTable.check_unread` for the sum
 S10 every known peer is dialled             `dial_nobody_unasked`
-S11 ping replies are written by the task that reads: with both sides sending, and both send
-    buffers full, neither reads any more    `silence_muxer_pings`
-S12 a reset does not wake its own reader    `reset_quietly`, `drop_stale_event`
-S13 each read sends a window update, so half of all packets and system calls are of 12 bytes; and
-    the window begins with 256 KiB, and grows to 4 MiB before our first byte
-    `grant_window`, `steady_window`
-S14 a reset during a read looks like a clean end `was_reset`
-S15 a write gives up after 5 s without room in the reader's window, so that a relay would have to
-    buffer everything `make_patient`, `write_patiently`
 S16 a negotiation, before Noise and on each stream, has no bound on the length or number of its
     messages, which need not be text `bound_negotiations`
-S17 frames beyond the window are read and kept, and the number of streams has no bound
-    `guard_frames`
-S18 a stream that was reset keeps its unread bytes for 60 s, and one that only we have ended
-    stays for ever `drop_stream`, `OrphanStreams`
+S18 a stream that only we have ended stays for ever `OrphanStreams`
 S19 a read asks the system for as much as the peer announced `ReadAheadStream` in `libp2p.tcp`
+
+The other numbers are faults of its secure session and its Yamux, in whose place `use_own_muxer`
+puts ours (`libp2p.muxer`): cancelled I/O corrupts the connection (S4), windows and the number of
+streams are not enforced (S9, S17), pings are answered by the task that reads (S11), a reset wakes
+no reader, looks like the end and keeps the unread bytes (S12, S14, S18), each read sends an update
+of a window that grows to 4 MiB (S13), and a write gives up after 5 s without room (S15).
 """
 
 from __future__ import annotations
 
 import logging
-import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -45,21 +36,17 @@ import trio
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_pair
-from libp2p.custom_types import TProtocol
 from libp2p.io.exceptions import IOException
 from libp2p.io.utils import read_exactly
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
-from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
+from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError, MultiselectError
 from libp2p.protocol_muxer.multiselect import DEFAULT_NEGOTIATE_TIMEOUT
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.stream_muxer.yamux import yamux
-from libp2p.stream_muxer.yamux.yamux import DEFAULT_WINDOW_SIZE, Yamux, YamuxStream
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
-from libp2p.transport.exceptions import SecurityUpgradeFailure
+from libp2p.transport.exceptions import MuxerUpgradeFailure, SecurityUpgradeFailure
 from multiaddr import Multiaddr
 
 from bbnode.ir.caps import (
@@ -70,104 +57,13 @@ from bbnode.ir.caps import (
 )
 from bbnode.transport.errors import InsecureTransportError
 from bbnode.transport.identity import Identity
+from bbnode.transport.libp2p.muxer import YAMUX_ID, Muxer, take_over
 from bbnode.transport.libp2p.tcp import BoundedTcp, ReadAheadStream
-
-
-async def grant_window(stream: Any, window_bytes: int) -> None:
-    """Let the peer send `window_bytes` on a stream at once, and tell it of room by quarters (S13).
-
-    How much really comes is bounded by our own acknowledgements.
-    """
-    steady_window(stream, window_bytes)
-    muxed = stream.muxed_stream
-    more = window_bytes - DEFAULT_WINDOW_SIZE
-    if more > 0:
-        muxed.recv_window += more
-        await muxed.send_window_update(more)
-
-
-def steady_window(stream: Any, window_bytes: int = DEFAULT_WINDOW_SIZE) -> None:
-    """Keep the window from growing, and send updates by quarters of it.
-
-    It is for a new stream: libp2p would double the window with each small read of the negotiation,
-    to 4 MiB before our first byte (S13).
-    """
-    muxed = stream.muxed_stream
-    pending = 0
-
-    async def release(*, bytes_read: int = 0) -> None:
-        nonlocal pending
-        pending += bytes_read
-        if pending * 4 >= window_bytes:
-            released, pending = pending, 0
-            muxed.recv_window += released
-            await muxed.send_window_update(released)
-
-    muxed._auto_tune_and_send_window_update = release
-
-
-def growing_window(stream: Any) -> None:
-    """Undo `steady_window`: libp2p sizes the window again."""
-    vars(stream.muxed_stream).pop("_auto_tune_and_send_window_update", None)
-
-
-class _RoomyStream(YamuxStream):
-    """A stream that wakes its writer when the window has room, or when it ends (S15)."""
-
-    room: trio.Event
-
-    @property
-    def send_window(self) -> int:
-        return int(self.__dict__["send_window"])
-
-    @send_window.setter
-    def send_window(self, value: int) -> None:
-        self.__dict__["send_window"] = value
-        self.room.set()
-
-    @property
-    def closed(self) -> bool:
-        return bool(self.__dict__["closed"])
-
-    @closed.setter
-    def closed(self, value: bool) -> None:
-        self.__dict__["closed"] = value
-        self.room.set()
-
-
-def make_patient(stream: Any) -> None:
-    """Prepare a stream for `write_patiently`."""
-    muxed = stream.muxed_stream
-    muxed.room = trio.Event()
-    # libp2p makes its streams itself, of the one class that it knows.
-    muxed.__class__ = _RoomyStream
-
-
-async def write_patiently(stream: Any, data: bytes) -> None:
-    """Write as the reader's window has room, and wait for room without a time-out (S15).
-
-    Only one task writes a stream, so nobody else uses the room. It ends with the stream or its
-    connection. libp2p itself would check for room every 10 ms, and give up after 5 s.
-    """
-    muxed = stream.muxed_stream
-    at = 0
-    while at < len(data):
-        while muxed.send_window <= 0 and not muxed.closed:
-            muxed.room = trio.Event()
-            await muxed.room.wait()
-        part = data[at : at + max(muxed.send_window, 1)]
-        await stream.write(part)
-        at += len(part)
-
 
 log = logging.getLogger(__name__)
 
 # Bytes of a length up to that: more are refused before they are read.
 _LENGTH_BYTES: Final = 2
-
-_HEADER: Final = struct.Struct(yamux.YAMUX_HEADER_FORMAT)
-# The frame of a stream that we have forgotten; and all that fits into a new stream's window.
-_UNKNOWN_STREAM_BYTES: Final = yamux.DEFAULT_WINDOW_SIZE
 
 
 class BoundedCommunicator(MultiselectCommunicator):
@@ -235,108 +131,29 @@ def _bound_client(client: Any) -> None:
     client.select_one_of = select_one_of
 
 
-class FrameGuard:
-    """Checks the header of each Yamux frame of a connection before libp2p reads it (S17).
-
-    `read` replaces that of the secured connection: libp2p asks it for a header, and then for the
-    body of a DATA frame.
-    """
-
-    __slots__ = ("_body", "_max_streams", "_muxer", "_on_refused", "_read", "unread_bytes")
-
-    def __init__(
-        self,
-        muxer: Any,
-        *,
-        unread_bytes: int,
-        max_streams: int,
-        on_refused: Callable[[Any, str], None],
-    ) -> None:
-        self._muxer = muxer
-        self._read: Callable[[int | None], Awaitable[bytes]] = muxer.secured_conn.read
-        self._max_streams = max_streams
-        self._on_refused = on_refused
-        # Bytes left of the frame that is being read.
-        self._body = 0
-        # Bytes that all streams together may hold.
-        self.unread_bytes = unread_bytes
-
-    async def read(self, n: int | None = None) -> bytes:
-        """Read as the secured connection does; raises IOException at a refused frame."""
-        data = await self._read(n)
-        if self._body:
-            self._body -= len(data)
-        elif len(data) == yamux.HEADER_SIZE:
-            reason = self._fault(data)
-            if reason:
-                self._on_refused(self._muxer, reason)
-                raise IOException(reason)
-        return data
-
-    def _fault(self, header: bytes) -> str:
-        """Return why a frame is refused; "" when it is not."""
-        version, kind, flags, number, length = _HEADER.unpack(header)
-        if version != 0 or kind > yamux.TYPE_GO_AWAY:
-            return f"no frame of the muxer: version {version}, type {kind}"
-        if kind > yamux.TYPE_WINDOW_UPDATE:
-            return ""
-        streams = self._muxer.streams
-        stream = streams.get(number)
-        if stream is None and flags & yamux.FLAG_SYN:
-            # The side that dialled has the odd numbers.
-            if number == 0 or (number % 2 == 1) == self._muxer.is_initiator_value:
-                return f"a new stream has number {number}, which is not the peer's to give"
-            if len(streams) >= self._max_streams:
-                return f"more than {self._max_streams} streams"
-        if kind == yamux.TYPE_DATA and length:
-            self._body = length
-            window = _UNKNOWN_STREAM_BYTES if stream is None else stream.recv_window
-            if length > window:
-                return f"the peer ignores our receive window: {length} bytes, {window} are open"
-            if self.held() + length > self.unread_bytes:
-                return f"the peer ignores our receive windows: over {self.unread_bytes} bytes"
-        return ""
-
-    def held(self) -> int:
-        """Return the bytes that lie unread on all streams."""
-        return sum(map(len, self._muxer.stream_buffers.values()))
-
-
-def guard_frames(
+def use_own_muxer(
     host: Any,
     *,
     unread_bytes: int,
     max_streams: int,
-    on_refused: Callable[[Any, str], None],
+    on_refused: Callable[[Muxer, str], None],
 ) -> None:
-    """Check the frames of each connection before they are read (S17).
+    """Run our own Yamux, and the packets of Noise, on each connection (S4, S9, S11 to S18).
 
-    `on_refused` is called with the muxer and the reason; the connection ends by itself.
+    `on_refused` is called with what a peer did against the rules; its connection ends by itself.
     """
     upgrader = host.get_network().upgrader
-    inner = upgrader.upgrade_connection
 
-    async def upgrade_connection(secured: Any, peer_id: Any) -> Any:
-        muxer = await inner(secured, peer_id)
-        muxer.guard = guard = FrameGuard(
-            muxer, unread_bytes=unread_bytes, max_streams=max_streams, on_refused=on_refused
+    async def upgrade_connection(secured: Any, peer_id: Any) -> Muxer:  # noqa: ARG001
+        try:
+            await upgrader.muxer_multistream.select_transport(secured)
+        except MultiselectError as error:
+            raise MuxerUpgradeFailure("no muxer was agreed on") from error
+        return take_over(
+            secured, unread_bytes=unread_bytes, max_streams=max_streams, on_refused=on_refused
         )
-        secured.read = guard.read
-        return muxer
 
     upgrader.upgrade_connection = upgrade_connection
-
-
-def drop_stream(muxed: Any) -> None:
-    """Forget a stream that was reset, with its unread bytes (S18)."""
-    muxer, number = muxed.conn, muxed.stream_id
-    if muxer.streams.get(number) is not muxed:
-        return
-    del muxer.streams[number]
-    muxer.stream_buffers.pop(number, None)
-    arrived = muxer.stream_events.pop(number, None)
-    if arrived is not None:
-        arrived.set()
 
 
 class OrphanStreams:
@@ -355,8 +172,7 @@ class OrphanStreams:
         return due
 
 
-# Over the 15 s after which our own pings end a silent connection: negotiations end with
-# their connection and are never cancelled in the middle of a write (S4).
+# Over the 15 s after which our own pings end a silent connection, and its negotiations with it.
 _NEGOTIATION_S: Final = 60.0
 # After the socket is closed nothing is waited for but other tasks' turns.
 _HARD_CLOSE_S: Final = 2.0
@@ -399,7 +215,7 @@ def build_host(
     host = new_host(
         key_pair=pair,
         sec_opt={NOISE_ID: NoiseTransport(pair, noise_privkey=create_x25519_pair().private_key)},
-        muxer_opt={TProtocol(YAMUX_ID): Yamux},
+        muxer_opt={YAMUX_ID: Muxer},
         transports=[tcp],
         connection_config=ConnectionConfig(
             max_connections=max_connections,
@@ -431,7 +247,7 @@ class Bounds:
     # A connection whose handshake took too long.
     on_late: Callable[[], None] = lambda: None
     # The muxer whose frames were refused, and the reason.
-    on_refused: Callable[[Any, str], None] = lambda _muxer, _reason: None
+    on_refused: Callable[[Muxer, str], None] = lambda _muxer, _reason: None
 
 
 def harden(
@@ -451,14 +267,13 @@ def harden(
     bounds = bounds or Bounds()
     bound_negotiations(host)
     bound_handshakes(host, inbound_s=bounds.authenticate_s, on_late=bounds.on_late)
-    guard_frames(
+    use_own_muxer(
         host,
         unread_bytes=bounds.unread_bytes,
         # Streams that are ending still count for a while.
         max_streams=2 * max_streams,
         on_refused=bounds.on_refused,
     )
-    silence_muxer_pings(host)
     dial_nobody_unasked(host)
     ask_for_no_identity(host)
 
@@ -471,7 +286,7 @@ def require_noise_alone(host: Any) -> None:
         selector = stage._selector
         # The protocols that we would choose, and those that a dialer is told we support.
         offers.append({str(each) for each in (*selector.handlers, *selector.multiselect.handlers)})
-    if offers != [{str(NOISE_ID)}, {YAMUX_ID}]:
+    if offers != [{str(NOISE_ID)}, {str(YAMUX_ID)}]:
         raise InsecureTransportError(
             f"libp2p offers security {sorted(offers[0])} and muxers {sorted(offers[1])}; only "
             f"{NOISE_ID} and {YAMUX_ID} may be offered: install libp2p 0.8.1 exactly"
@@ -489,7 +304,6 @@ def guard_streams(host: Any, on_fault: Callable[[], None], max_streams: int = MA
             if len(connection.streams) > max_streams:
                 await hard_close(host, connection)
                 return
-            steady_window(stream)
             await inner(stream)
         except Exception as error:  # noqa: BLE001 - the edge: whatever a remote caused ends here
             on_fault()
@@ -503,35 +317,11 @@ def guard_streams(host: Any, on_fault: Callable[[], None], max_streams: int = MA
 
 
 async def reset_quietly(stream: Any) -> None:
-    """Reset a stream, or a muxed one without owner, and wake the task that reads on it (S12).
-
-    It may have to wait to write, at most until the connection ends.
-    """
-    muxed = getattr(stream, "muxed_stream", stream)
-    arrived = muxed.conn.stream_events.get(muxed.stream_id)
+    """Reset a stream of libp2p's, whatever its state; never raises."""
     try:
         await stream.reset()
     except Exception as error:  # noqa: BLE001 - declared boundary: libp2p lets anything out
         log.debug("a reset failed: %r", error)
-    drop_stream(muxed)
-    if arrived is not None:
-        arrived.set()
-
-
-def drop_stale_event(stream: Any) -> None:
-    """Remove the entry that a reader leaves for a stream that is gone already (S12)."""
-    muxed = stream.muxed_stream
-    if muxed.stream_id not in muxed.conn.streams:
-        muxed.conn.stream_events.pop(muxed.stream_id, None)
-
-
-def was_reset(stream: Any) -> bool:
-    """Return True if what looks like the end of a stream is a reset by the peer (S14).
-
-    The death of the connection is not: that marks all its streams.
-    """
-    muxed = stream.muxed_stream
-    return bool(muxed.reset_received and not muxed.conn.event_shutting_down.is_set())
 
 
 def free_inbound_slots(host: Any) -> None:
@@ -604,25 +394,6 @@ def bound_handshakes(
     upgrader.upgrade_security = upgrade_security
 
 
-def silence_muxer_pings(host: Any) -> None:
-    """Keep Yamux from sending pings of its own (S11); ours travel on the control stream.
-
-    Set on each connection: libp2p makes its own Yamux, whatever class it was given.
-    """
-    upgrader = host.get_network().upgrader
-    inner = upgrader.upgrade_connection
-
-    async def no_pings() -> None:
-        return
-
-    async def upgrade_connection(secured: Any, peer_id: Any) -> Any:
-        muxer = await inner(secured, peer_id)
-        muxer._measure_rtt_loop = no_pings
-        return muxer
-
-    upgrader.upgrade_connection = upgrade_connection
-
-
 def dial_nobody_unasked(host: Any) -> None:
     """Switch off the auto-connector, which dials every peer it has heard of (S10)."""
 
@@ -656,13 +427,9 @@ async def running(host: Any, listen: Sequence[Multiaddr]) -> AsyncIterator[None]
 
 
 async def hard_close(host: Any, connection: Any) -> None:
-    """End a connection in about 0.2 s, whatever its peer does; leaves no entry behind (S5).
-
-    The socket is closed first: every task that is blocked on it returns, and libp2p's own close,
-    which writes, can't hang.
-    """
+    """End a connection in about 0.1 s, whatever its peer does; leaves no entry behind (S5)."""
     with trio.CancelScope(shield=True):
-        await close_quietly(connection.muxed_conn.secured_conn)
+        connection.muxed_conn.end("the connection was closed here")
         with trio.move_on_after(_HARD_CLOSE_S):
             await close_quietly(connection)
         host.get_network().remove_conn(connection)

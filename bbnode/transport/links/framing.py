@@ -245,7 +245,7 @@ class FrameDecoder:
         """True if the beginning of a header or of a body waits here for the rest."""
         return self._want is not None or bool(self._buffer)
 
-    def feed(self, data: bytes) -> Iterator[LinkFrame | ChunkData]:
+    def feed(self, data: bytes | memoryview) -> Iterator[LinkFrame | ChunkData]:
         """Yield the frames that `data` completes; raises FrameError at the first bad bytes."""
         self._view = memoryview(data)
         while True:

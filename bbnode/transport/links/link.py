@@ -1,8 +1,9 @@
 """One connection with one peer: its four streams, its pings and how it closes.
 
 Rule: each side opens one outgoing control and one outgoing bulk stream and only writes on
-them; it only reads the two that the other side opened. One task writes (LaneWriter) and one reads
-(LaneReader) each stream. Every change of a link's state is a row of LINK_MOVES; an event that has
+them; it only reads the two that the other side opened. A LaneWriter writes each stream, in its task
+or, the first message after a rest, where it is sent; a LaneReader takes what comes in the turn in
+which it comes. Every change of a link's state is a row of LINK_MOVES; an event that has
 no row in a state leaves the state as it is.
 
 Closing: a side that will send nothing more ends each of its lanes with BYE; the other side answers
@@ -10,9 +11,7 @@ with BYE_ACK when it has read up to there, and ends its own lanes likewise. When
 acknowledged both ways the connection is cut. Closing earlier would lose unread data, and the
 acknowledgements in it.
 
-Stream I/O is never cancelled, since a cancelled write corrupts the whole connection in py-libp2p
-0.8.1. `Carrier.hard_close` is the way out: every read and write on the connection then returns
-or raises.
+`Carrier.hard_close` ends everything: each read and write on the connection then returns or raises.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from bbnode.transport.links.framing import (
 )
 from bbnode.transport.links.hello import decode_hello
 from bbnode.transport.links.receiver import Receiver, WindowIgnoredError
-from bbnode.transport.outbound import YAMUX_PAYLOAD_BYTES, OutboundQueue
+from bbnode.transport.outbound import OutboundQueue
 
 
 class Signal:
@@ -79,8 +78,17 @@ class ByteStream(Protocol):
     async def read(self, max_bytes: int) -> bytes:
         """Return 1 to `max_bytes` bytes; b"" at the end. Raises StreamBrokenError after a reset."""
 
-    async def write(self, data: bytes | memoryview) -> None:
+    async def feed(self, take: Callable[[memoryview], None]) -> None:
+        """Pass all bytes to `take` as they come, until the end; they are valid during the call.
+
+        Raises StreamBrokenError after a reset, and what `take` raises.
+        """
+
+    async def write(self, *data: bytes | memoryview) -> None:
         """Write all of `data`; raises StreamBrokenError."""
+
+    def write_now(self, data: bytes) -> bool:
+        """Write `data` without a wait; return False if there is one. Raises StreamBrokenError."""
 
     async def end(self) -> None:
         """End this direction: the other side reads the end. Never raises."""
@@ -309,6 +317,10 @@ class Link:
         self.wakes = {lane: Signal() for lane in Lane}
         # The reader of the newest incoming stream of each lane.
         self.readers: dict[Lane, LaneReader] = {}
+        # The writer of small messages; set after its first message that did not wait for its task,
+        # until the task has run or something has come. So a burst goes out in two writes.
+        self.writer: LaneWriter | None = None
+        self.hurried = False
         self.tasks = 0
         self._nursery: trio.Nursery | None = None
         self._aborted = trio.Event()
@@ -337,6 +349,8 @@ class Link:
 
     def wake(self, lane: Lane) -> None:
         """Wake the writer of a lane: there may be something to write."""
+        if lane is Lane.CONTROL and self.writer is not None and self.writer.hurry():
+            return
         self.wakes[lane].set()
 
     def wake_all(self) -> None:
@@ -482,7 +496,9 @@ class Link:
                     if self.failures[lane] >= self.limits.write_failures:
                         self.abort(f"writing on the {lane.label} stream failed again: {error}")
                         return
-                    # libp2p sends no reset by itself, and the peer would wait for the rest.
+                    if lane is Lane.CONTROL:
+                        self.writer = None
+                    # The peer would wait for the rest.
                     await stream.reset()
                     # On the next stream, repeat what this one may have lost.
                     if self.owner.sends(self):
@@ -580,9 +596,6 @@ class Link:
         self.refuse(reason, Violation.SLOW)
 
 
-# About the most that libp2p returns at once.
-READ_BYTES: Final = 64 * 1024
-
 _MESSAGES: Final = (FrameType.ENVELOPE, FrameType.OPEN, FrameType.START, FrameType.BYE)
 
 
@@ -607,28 +620,12 @@ class LaneReader:
     async def run(self, stream: ByteStream) -> None:
         """Read to the end of the stream, or until another one takes its place."""
         link, lane = self._link, self._lane
+        if lane is Lane.BULK:
+            # The peer sent its hello before, on another stream of the same connection; the hello's
+            # deadline bounds the wait.
+            await link.settled.wait()
         try:
-            while data := await stream.read(READ_BYTES):
-                link.last_heard = trio.current_time()
-                link.bytes_in += len(data)
-                link.counters.add("inbound.bytes", len(data))
-                if link.readers[lane] is not self:
-                    return
-                whole = self._decoder.frames
-                for frame in self._decoder.feed(data):
-                    if isinstance(frame, ChunkData) and link.hello is not None:
-                        if (receiver := self._receiver()) is not None:
-                            receiver.chunk(frame.number, frame.data)
-                        continue
-                    await self._on_frame(frame)
-                    if link.is_aborted():
-                        return
-                if not self._decoder.keeps_bytes:
-                    self.frame_since = math.inf
-                elif self.frame_since == math.inf or self._decoder.frames != whole:
-                    self.frame_since = link.last_heard
-                link.acks_changed()
-                link.check_flood()
+            await stream.feed(self._take)
         except WindowIgnoredError as error:
             link.counters.add("inbound.flooded")
             link.refuse(str(error), Violation.FLOOD)
@@ -644,10 +641,34 @@ class LaneReader:
         if self._decoder.mid_frame:
             link.counters.add("streams.truncated")
         if lane not in link.closing.bye_in and link.readers[lane] is self:
-            # libp2p shows the death of the other process as a clean end of stream.
             link.abort(f"the peer ended its {lane.label} stream without a goodbye")
 
-    async def _on_frame(self, frame: LinkFrame | ChunkData) -> None:
+    def _take(self, data: memoryview) -> None:
+        """Handle what has come, all in one turn; raises FrameError."""
+        link, lane = self._link, self._lane
+        link.hurried = False
+        link.last_heard = trio.current_time()
+        link.bytes_in += len(data)
+        link.counters.add("inbound.bytes", len(data))
+        if link.readers[lane] is not self:
+            raise StreamBrokenError("another stream has taken its place")
+        whole = self._decoder.frames
+        for frame in self._decoder.feed(data):
+            if isinstance(frame, ChunkData) and link.hello is not None:
+                if (receiver := self._receiver()) is not None:
+                    receiver.chunk(frame.number, frame.data)
+                continue
+            self._on_frame(frame)
+            if link.is_aborted():
+                return
+        if not self._decoder.keeps_bytes:
+            self.frame_since = math.inf
+        elif self.frame_since == math.inf or self._decoder.frames != whole:
+            self.frame_since = link.last_heard
+        link.acks_changed()
+        link.check_flood()
+
+    def _on_frame(self, frame: LinkFrame | ChunkData) -> None:
         link = self._link
         if link.state is LinkState.TURNED_AWAY:
             if isinstance(frame, LinkFrame) and frame.type is FrameType.BYE_ACK:
@@ -656,7 +677,9 @@ class LaneReader:
         if isinstance(frame, LinkFrame) and frame.type is FrameType.HELLO:
             self._on_hello(frame.body)
             return
-        if link.hello is None and not await self._hello_came(frame):
+        if link.hello is None:
+            name = frame.type.name if isinstance(frame, LinkFrame) else "CHUNK"
+            link.refuse(f"the first frame is {name}, not HELLO")
             return
         if isinstance(frame, ChunkData):
             if (receiver := self._receiver()) is not None:
@@ -691,17 +714,6 @@ class LaneReader:
                 link.closing.acked.add(Lane(frame.number))
                 if link.closing.complete:
                     link.abort("goodbye")
-
-    async def _hello_came(self, frame: LinkFrame | ChunkData) -> bool:
-        link = self._link
-        if self._lane is Lane.CONTROL:
-            name = frame.type.name if isinstance(frame, LinkFrame) else "CHUNK"
-            link.refuse(f"the first frame is {name}, not HELLO")
-            return False
-        # The peer sent its hello before this frame, on another stream of the same connection: that
-        # reader only has to run. The hello's deadline bounds the wait.
-        await link.settled.wait()
-        return link.hello is not None
 
     def _receiver(self) -> Receiver | None:
         """Return the receiver of what arrives here; None if the peer will send it elsewhere."""
@@ -756,14 +768,14 @@ class LaneReader:
         link.close(f"{PEER_CLOSED}{reason}")
 
 
-# Small messages that go in one write: about a Yamux frame.
+# Small messages that go in one write: about a packet.
 _BATCH_BYTES: Final = 64 * 1024
 
 
 class LaneWriter:
     """The writer of one stream of a link."""
 
-    __slots__ = ("_lane", "_link", "_started", "_stream")
+    __slots__ = ("_idle", "_lane", "_link", "_rest", "_started", "_stream")
 
     def __init__(self, link: Link, lane: Lane, stream: ByteStream) -> None:
         self._link = link
@@ -771,6 +783,9 @@ class LaneWriter:
         self._stream = stream
         # The round that this stream has announced with START.
         self._started: int | None = None
+        # True while the task has nothing to do; bytes that could not be written without it.
+        self._idle = False
+        self._rest = b""
 
     async def run(self) -> None:
         """Write until the link is closed; raises StreamBrokenError."""
@@ -778,16 +793,40 @@ class LaneWriter:
         if lane is Lane.CONTROL:
             hello = link.hello_body
             await self._write(encode_header(FrameType.HELLO, len(hello)) + hello)
+            link.writer = self
         step = self._control if lane is Lane.CONTROL else self._bulk
         while not link.is_aborted():
             if not await step() and not await self._bye():
+                self._idle = True
                 await link.wakes[lane].wait()
+                self._idle = False
+                link.hurried = False
 
-    async def _control(self) -> bool:
-        """Write answers and small messages; return False when there is nothing to write."""
+    def hurry(self) -> bool:
+        """Write what is due at once; return False if the task has to do it."""
         link = self._link
+        if not self._idle or link.hurried or link.state is not LinkState.UP:
+            return False
+        if link.closing.acks_due or self._rest:
+            return False
+        out = self._due()
+        if not out:
+            return True
+        link.hurried = True
+        try:
+            if self._stream.write_now(out):
+                self._count(len(out))
+                return True
+        except StreamBrokenError:
+            # Raised again where the task writes.
+            pass
+        self._rest = out
+        return False
+
+    def _due(self, *, all_acks: bool = False) -> bytes:
+        """Return answers and small messages that are to be written, and count them as sent."""
+        link, heartbeat = self._link, self._link.heartbeat
         out = bytearray()
-        heartbeat, closing = link.heartbeat, link.closing
         if heartbeat.pong_due is not None:
             number, heartbeat.pong_due = heartbeat.pong_due, None
             out += encode_header(FrameType.PONG, 0, number)
@@ -796,17 +835,25 @@ class LaneWriter:
         if link.resume_due is not None:
             out += encode_resume(link.resume_due)
             link.resume_due = None
-        acked = list(closing.acks_due)
         sent = self._small(out)
-        # Last, so that one acknowledgement covers all that has arrived meanwhile; but before a
-        # BYE_ACK, after which the other side may be gone.
-        self._acks(out, force=bool(out) or bool(acked))
+        if sent:
+            link.counters.add("outbound.envelopes", sent)
+        # Last, so that one acknowledgement covers all that has arrived meanwhile.
+        self._acks(out, force=bool(out) or all_acks)
+        return bytes(out)
+
+    async def _control(self) -> bool:
+        """Write answers and small messages; return False when there is nothing to write."""
+        link, closing = self._link, self._link.closing
+        rest, self._rest = self._rest, b""
+        acked = list(closing.acks_due)
+        # A BYE_ACK comes last: after it the other side may be gone.
+        out = rest + self._due(all_acks=bool(acked))
         for lane in acked:
             out += encode_header(FrameType.BYE_ACK, 0, lane)
         if not out:
             return False
-        await self._write(bytes(out))
-        link.counters.add("outbound.envelopes", sent)
+        await self._write(out)
         if acked:
             del closing.acks_due[: len(acked)]
             if closing.complete:
@@ -854,15 +901,7 @@ class LaneWriter:
             item = piece.item
             out += encode_open(piece.number, item.size, piece.offset, item.anchor)
         out += encode_header(FrameType.CHUNK, piece.length, piece.number)
-        first, *others = piece.item.bytes_from(piece.offset, piece.length)
-        # The first Yamux frame is put together here. libp2p cuts the rest out of the message,
-        # which is the first copy of those bytes.
-        room = max(0, YAMUX_PAYLOAD_BYTES - len(out))
-        out += first[:room]
-        await self._write(bytes(out))
-        for view in (first[room:], *others):
-            if len(view):
-                await self._write(view)
+        await self._write(bytes(out), *piece.item.bytes_from(piece.offset, piece.length))
         if piece.offset + piece.length == piece.item.size:
             link.counters.add("outbound.envelopes")
         return True
@@ -885,11 +924,10 @@ class LaneWriter:
         link.closing.bye_out.add(lane)
         return True
 
-    async def _write(self, data: bytes | memoryview) -> None:
-        link = self._link
-        await self._stream.write(data)
-        if link.is_aborted():
-            # libp2p lets a write on a connection that we closed end as if it had succeeded.
-            raise StreamBrokenError("the connection was closed during a write")
-        link.bytes_out += len(data)
-        link.counters.add("outbound.bytes", len(data))
+    async def _write(self, *data: bytes | memoryview) -> None:
+        await self._stream.write(*data)
+        self._count(sum(map(len, data)))
+
+    def _count(self, size: int) -> None:
+        self._link.bytes_out += size
+        self._link.counters.add("outbound.bytes", size)

@@ -20,6 +20,10 @@ from bbnode.access import exchange, revocation, sealed, statement, ticket
 from bbnode.access.errors import AccessRefused, Refusal
 from bbnode.access.keys import SigningKey
 from bbnode.components.peer_registry import messages as registry
+from bbnode.components.selectors import hyparview, random_walk
+from bbnode.components.selectors.cyclon import AgedRecord, Exchange
+from bbnode.components.selectors.records import PeerRecord
+from bbnode.components.wire_records import UnusableMessage
 from bbnode.daemon.network import dial_back, introductions
 from bbnode.ir import codec, types, values
 from bbnode.ir.address import (
@@ -113,7 +117,7 @@ _VALUES: tuple[values.Value, ...] = (
     values.Metadata(num_samples=1, loss=0.5, name="x", raw=b"y", flag=True),
     values.PeerIdVec((_PEER, PeerId.from_seed(2))),
     values.AddressVec((_ADDRESS, parse_address("/ip4/10.0.0.1/tcp/1"))),
-    values.SearchResults(((1, 0.5), (2, 1.5))),
+    values.SearchResults([1, 2], [0.5, 1.5], [values.Metadata(a=1), values.Metadata()]),
     values.Composite((np.ones(3, np.float32), values.Metadata(n=1), values.Composite((b"a",)))),
     values.ResponseBatch(
         responses=((_PEER, np.ones(2, np.float32)),), missing=(PeerId.from_seed(3),)
@@ -230,24 +234,51 @@ DECODERS: dict[str, Decoder] = {
     "registry_announcement": Decoder(
         registry.Announcement.decode,
         (registry.Announcement(as_class="client", addresses=(_ADDRESS,)).encode(),),
-        (registry.UnusableMessage,),
+        (UnusableMessage,),
     ),
     "registry_handshake": Decoder(
         registry.Handshake.decode,
         (registry.Handshake(ttl_ns=1, heartbeat_ns=2, addresses=(_ADDRESS,)).encode(),),
-        (registry.UnusableMessage,),
+        (UnusableMessage,),
     ),
     "registry_read": Decoder(
         registry.ReadRequest.decode,
         (registry.ReadRequest(cookie=_COOKIE, n=3).encode(),),
-        (registry.UnusableMessage,),
+        (UnusableMessage,),
     ),
     "registry_page": Decoder(
         registry.Page.decode,
         (registry.Page(
             cookie=_COOKIE, ttl_ns=5, reset=True, more=False, rows=(_ROW, _ROW)
         ).encode(),),
-        (registry.UnusableMessage,),
+        (UnusableMessage,),
+    ),
+    "cyclon_exchange": Decoder(
+        Exchange.decode,
+        (Exchange(
+            addresses=(_ADDRESS,),
+            neighbours=(AgedRecord(peer=_PEER, age=3, addresses=(_ADDRESS,)),),
+        ).encode(),),
+        (UnusableMessage,),
+    ),
+    "hyparview_request": Decoder(
+        hyparview.NeighbourRequest.decode,
+        (hyparview.NeighbourRequest(addresses=(_ADDRESS,), urgent=True).encode(),),
+        (UnusableMessage,),
+    ),
+    "hyparview_shuffle": Decoder(
+        hyparview.PassiveShuffle.decode,
+        (hyparview.PassiveShuffle(
+            peer=_PEER, addresses=(_ADDRESS,), hops=3, number=7, offered=(PeerRecord(peer=_PEER),)
+        ).encode(),),
+        (UnusableMessage,),
+    ),
+    "walk_step": Decoder(
+        random_walk.WalkStep.decode,
+        (random_walk.WalkStep(
+            peer=_PEER, addresses=(_ADDRESS,), number=7, hops=3, degree=2
+        ).encode(),),
+        (UnusableMessage,),
     ),
     "dial_back_request": Decoder(
         dial_back.decode_request,

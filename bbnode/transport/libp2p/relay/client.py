@@ -29,7 +29,7 @@ from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Direction
 from bbnode.transport.errors import DialError, RelayRefusedError, StreamBrokenError
-from bbnode.transport.libp2p.protocols import Protocols, PumpedStream
+from bbnode.transport.libp2p.protocols import LinkedStream, Protocols
 from bbnode.transport.libp2p.relay.messages import (
     REASONS,
     RELAY_PROTOCOL,
@@ -42,6 +42,7 @@ from bbnode.transport.libp2p.relay.messages import (
     write_answer,
     write_request,
 )
+from bbnode.transport.libp2p.wire import ByteWire, CircuitWire
 from bbnode.transport.libp2p.workarounds import serve_inbound
 from bbnode.transport.links.link import Link, LinkState
 
@@ -51,7 +52,7 @@ _READ_BYTES: Final = 64 * 1024
 class CircuitPipe(ReadWriteCloser):
     """One end of a circuit. Unlike a socket's, its reads and writes may be cancelled."""
 
-    def __init__(self, stream: PumpedStream, *, wear_bytes: float = math.inf) -> None:
+    def __init__(self, stream: LinkedStream, *, wear_bytes: float = math.inf) -> None:
         """Wrap a stream; `worn` is set after `wear_bytes` in both directions, or when closed."""
         self._stream = stream
         self._rest = memoryview(b"")
@@ -80,12 +81,21 @@ class CircuitPipe(ReadWriteCloser):
             raise ConnectionClosedError(f"the circuit is gone: {error}") from error
         self._count(len(data))
 
-    async def close(self) -> None:
+    def cut(self) -> None:
         """End it at once: pending reads and writes raise."""
         self.closed.set()
         self.worn.set()
         self._stream.abort("the circuit was closed here")
+
+    async def close(self) -> None:
+        """End it as `cut` does."""
+        self.cut()
         await trio.lowlevel.checkpoint()
+
+    def detach(self) -> tuple[ByteWire, bytes]:
+        """Return the wire for all further bytes, and those that were read already."""
+        ahead, self._rest = bytes(self._rest), memoryview(b"")
+        return CircuitWire(self), ahead
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """Return None: the address of a circuit is not an IP address."""
@@ -205,7 +215,7 @@ class RelayClient:
 
     # -- circuits --------------------------------------------------------------------------
 
-    async def _serve(self, stream: PumpedStream) -> None:
+    async def _serve(self, stream: LinkedStream) -> None:
         """Accept a connection that a relay brings, and hold it."""
         if stream.peer not in self._reserved:
             await write_answer(stream, RelayAnswer(status=RelayStatus.NO_RESERVATION))

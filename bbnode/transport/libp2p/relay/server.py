@@ -20,7 +20,7 @@ from bbnode.ir.address import is_relayed
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Counters
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError, TooManyStreamsError
-from bbnode.transport.libp2p.protocols import Protocols, PumpedStream
+from bbnode.transport.libp2p.protocols import LinkedStream, Protocols
 from bbnode.transport.libp2p.relay.messages import (
     RELAY_PROTOCOL,
     RELAYED_PROTOCOL,
@@ -69,7 +69,7 @@ class RelayServer:
         """The number of circuits, including those being set up."""
         return self._circuits
 
-    async def serve(self, stream: PumpedStream) -> None:
+    async def serve(self, stream: LinkedStream) -> None:
         """Serve one request of a peer, and the circuit that it asks for."""
         with trio.move_on_after(ANSWER_S) as scope:
             try:
@@ -88,7 +88,7 @@ class RelayServer:
         except StreamBrokenError as error:
             log.debug("the asker of a relay is gone: %s", error)
 
-    async def _decide(self, stream: PumpedStream, request: RelayRequest) -> None:
+    async def _decide(self, stream: LinkedStream, request: RelayRequest) -> None:
         if is_relayed(stream.link.carrier.address):
             await self._refuse(stream, RelayStatus.RELAYED)
         elif request.ask is RelayCommand.RESERVE or request.peer is None:
@@ -96,11 +96,11 @@ class RelayServer:
         else:
             await self._connect(stream, request.peer)
 
-    async def _refuse(self, stream: PumpedStream, status: RelayStatus) -> None:
+    async def _refuse(self, stream: LinkedStream, status: RelayStatus) -> None:
         self._counters.add("relay.refused")
         await write_answer(stream, RelayAnswer(status=status))
 
-    async def _reserve(self, stream: PumpedStream) -> None:
+    async def _reserve(self, stream: LinkedStream) -> None:
         settings, now = self._settings, trio.current_time()
         if stream.peer not in self._reserved and len(self._reserved) >= settings.reservations:
             self._reserved = {
@@ -119,7 +119,7 @@ class RelayServer:
 
     # -- circuits --------------------------------------------------------------------------
 
-    async def _connect(self, near: PumpedStream, target: PeerId) -> None:
+    async def _connect(self, near: LinkedStream, target: PeerId) -> None:
         link = self._link_of(target)
         if link is None or self._reserved.get(target, 0.0) <= trio.current_time():
             await self._refuse(near, RelayStatus.NO_RESERVATION)
@@ -169,7 +169,7 @@ class RelayServer:
             self._circuits_of = +self._circuits_of
             self._counters.add("relay.circuits_closed")
 
-    async def _join(self, near: PumpedStream, far: PumpedStream) -> None:
+    async def _join(self, near: LinkedStream, far: LinkedStream) -> None:
         """Pass bytes between the two ends until one is gone, or the bound is reached."""
         settings = self._settings
         await write_answer(
@@ -181,7 +181,7 @@ class RelayServer:
         left = settings.circuit_bytes
         async with trio.open_nursery() as nursery:
 
-            async def pass_on(source: PumpedStream, sink: PumpedStream) -> None:
+            async def pass_on(source: LinkedStream, sink: LinkedStream) -> None:
                 nonlocal left
                 while True:
                     try:

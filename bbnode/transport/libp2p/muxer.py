@@ -1,0 +1,810 @@
+"""Yamux over Noise: the streams of one connection, with one task that reads and one that writes.
+
+Rule: the wire format and the windows are those of the Yamux specification
+(github.com/hashicorp/yamux/blob/master/spec.md), whoever the peer is. All that happens between two
+waits is synchronous: a turn of the reader decrypts the whole packets that one call of the system
+brought, hands on the whole frames in them, and then sends what they gave rise to. Whoever writes
+encrypts and sends at once if the system takes bytes; otherwise the writing task goes on, with
+frames and small messages first and large ones in turns of a batch each. So reads, writes and waits
+for room may be cancelled at any time, and only whole frames leave.
+
+What a peer does against the specification, or beyond a bound, ends its connection with the reason:
+a frame beyond the window, streams without end or opened and reset in a rush, answers that it asks
+for and does not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import struct
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, cast
+
+import trio
+from libp2p.abc import IMuxedConn, IMuxedStream
+from libp2p.connection_types import ConnectionType
+from libp2p.custom_types import TProtocol
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
+from libp2p.stream_muxer.exceptions import (
+    MuxedConnUnavailable,
+    MuxedStreamClosed,
+    MuxedStreamEOF,
+    MuxedStreamError,
+    MuxedStreamReset,
+)
+from multiaddr import Multiaddr
+
+from bbnode.transport.libp2p.noise_channel import (
+    OVERHEAD_BYTES,
+    PACKET_BYTES,
+    PLAIN_BYTES,
+    NoiseChannel,
+    PacketError,
+)
+from bbnode.transport.libp2p.wire import BROKEN, READ_BYTES, ByteWire, ReusedBuffers
+
+log = logging.getLogger(__name__)
+
+YAMUX_ID: Final = TProtocol("/yamux/1.0.0")
+
+_HEADER: Final = struct.Struct(">BBHII")
+_DATA, _WINDOW, _PING, _GO_AWAY = range(4)
+_SYN, _ACK, _FIN, _RST = 1, 2, 4, 8
+_NORMAL, _PROTOCOL_ERROR = 0, 1
+# Of each stream at first, in both directions; and what the field of an update can say.
+INITIAL_WINDOW_BYTES: Final = 256 * 1024
+_MOST_WINDOW_BYTES: Final = 2**32 - 1
+# An update of a window is sent when this part of it was read.
+_UPDATE_PART: Final = 4
+
+# Packets of a large message that go out at once; a small frame waits for no more than these.
+_BATCH_PACKETS: Final = 4
+_BATCH_BYTES: Final = _BATCH_PACKETS * PLAIN_BYTES + 1024
+# Data of up to this size is put together with other frames in a packet.
+_SMALL_BYTES: Final = 8 * 1024
+# What the system has not taken is copied up to this size, and its large buffer is free.
+_KEPT_BYTES: Final = 64 * 1024
+# Beyond this the peer makes us answer and does not read the answers.
+_ANSWERS_BYTES: Final = 128 * 1024
+# Streams that a peer may open in a rush, and per second after that.
+_OPENED_AT_ONCE: Final = 256
+_OPENED_PER_S: Final = 64.0
+
+# The beginning of a packet that has not come whole, and what is read after it.
+_READ_BUFFERS: Final = ReusedBuffers(PACKET_BYTES + 2 + READ_BYTES)
+_PLAIN_BUFFERS: Final = ReusedBuffers(PLAIN_BYTES)
+_SEALED_BUFFERS: Final = ReusedBuffers((_BATCH_PACKETS + 2) * (PLAIN_BYTES + OVERHEAD_BYTES))
+
+
+class _Sending:
+    """A write that waits for the window of its stream, or for its turn."""
+
+    __slots__ = ("changed", "left", "parts")
+
+    def __init__(self, parts: tuple[memoryview, ...]) -> None:
+        self.parts = deque(parts)
+        self.left = sum(map(len, parts))
+        self.changed = trio.Event()
+
+
+class MuxedStream(IMuxedStream):
+    """One stream of a Muxer. One task reads it and one writes it at a time."""
+
+    def __init__(self, muxer: Muxer, number: int, *, ours: bool) -> None:
+        self._muxer = muxer
+        self.stream_id = number
+        self.is_initiator = ours
+        self._buffer = bytearray()
+        self._arrived: trio.Event | None = None
+        # Set while `feed` runs: where the bytes go, and what ends it.
+        self._sink: Callable[[memoryview], None] | None = None
+        self._sink_error: Exception | None = None
+        self._over: trio.Event | None = None
+        # What the peer may still send, how far that may grow, and what was read since.
+        self._recv_window = self._window = INITIAL_WINDOW_BYTES
+        self._owed = 0
+        self._send_window = INITIAL_WINDOW_BYTES
+        self._sending: _Sending | None = None
+        self._queued = False
+        # Set by the FIN of the peer, and by ours.
+        self.end_in = self.end_out = False
+        # Why nothing moves any more; a reset, or the end of the connection.
+        self.failure = ""
+
+    @property
+    def muxed_conn(self) -> Muxer:  # type: ignore[override]
+        """The connection."""
+        return self._muxer
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that have come and were not read."""
+        return len(self._buffer)
+
+    @property
+    def is_closed(self) -> bool:
+        """True if nothing moves any more in either direction."""
+        return bool(self.failure) or (self.end_in and self.end_out)
+
+    # -- reading ---------------------------------------------------------------------------
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Return 1 to `n` bytes, or all there are; may be cancelled.
+
+        Raises MuxedStreamEOF at the end and MuxedStreamReset when the stream or its connection has
+        broken, both after everything that came before.
+        """
+        if n == 0:
+            return b""
+        while not self._buffer:
+            self._raise_if_over()
+            if self._arrived is not None:
+                raise trio.BusyResourceError("another task reads this stream")
+            self._arrived = trio.Event()
+            try:
+                await self._arrived.wait()
+            finally:
+                self._arrived = None
+        count = len(self._buffer) if n is None or n < 0 else n
+        data = bytes(memoryview(self._buffer)[:count])
+        del self._buffer[: len(data)]
+        self._was_read(len(data))
+        return data
+
+    async def feed(self, take: Callable[[memoryview], None]) -> None:
+        """Pass what comes to `take` in the turn in which it comes, until the end of the stream.
+
+        The view is valid during the call. Raises what `take` raises, and MuxedStreamReset.
+        """
+        self._over = trio.Event()
+        self._sink = take
+        if self._buffer:
+            data = bytes(self._buffer)
+            self._buffer.clear()
+            self._muxer.count_unread(self, -len(data))
+            self._pass_on(memoryview(data))
+        try:
+            while self._sink_error is None and not self.failure and not self.end_in:
+                await self._over.wait()
+        finally:
+            self._sink = None
+        if self._sink_error is not None:
+            raise self._sink_error
+        if self.failure:
+            raise MuxedStreamReset(self.failure)
+
+    def _pass_on(self, data: memoryview) -> None:
+        if self._sink is None or self._sink_error is not None:
+            return  # the reader is about to end
+        try:
+            self._sink(data)
+        except Exception as error:  # noqa: BLE001 - raised where it is fed
+            self._sink_error = error
+            self._wake_reader()
+        self._credit(len(data))
+
+    def _raise_if_over(self) -> None:
+        if self.failure:
+            raise MuxedStreamReset(self.failure)
+        if self.end_in:
+            raise MuxedStreamEOF("the peer has ended the stream")
+
+    def set_window(self, window_bytes: int) -> None:
+        """Let the peer send `window_bytes` ahead of the reader from now on, never less than now."""
+        more = window_bytes - self._window
+        if more > 0 and not self.is_closed:
+            self._window = window_bytes
+            self._grant(more)
+
+    def _was_read(self, size: int) -> None:
+        self._muxer.count_unread(self, -size)
+        self._credit(size)
+
+    def _credit(self, size: int) -> None:
+        """Count bytes that were read, and tell the peer of its room by quarters of the window."""
+        self._owed += size
+        if self._owed * _UPDATE_PART >= self._window and not self.end_in and not self.failure:
+            owed, self._owed = self._owed, 0
+            self._grant(owed)
+
+    def _grant(self, size: int) -> None:
+        self._recv_window += size
+        self._muxer.put_frame(_WINDOW, 0, self.stream_id, size)
+
+    def take_window(self, size: int) -> int:
+        """Charge a frame to the window; return what is left, which is negative for too much."""
+        self._recv_window -= size
+        return self._recv_window
+
+    def arrived(self, data: memoryview) -> None:
+        """Keep what has come of the stream; called by the muxer."""
+        if self._sink is not None:
+            self._pass_on(data)
+            return
+        self._buffer += data
+        self._muxer.count_unread(self, len(data))
+        self._wake_reader()
+
+    def ended_by_peer(self) -> None:
+        """Record the FIN of the peer; called by the muxer."""
+        self.end_in = True
+        self._wake_reader()
+        self._forget_if_over()
+
+    def fail(self, reason: str) -> None:
+        """End both directions for this reason, and wake whoever waits; called by the muxer."""
+        if not self.failure:
+            self.failure = reason
+            self._wake_reader()
+            if self._sending is not None:
+                self._sending.changed.set()
+
+    def _wake_reader(self) -> None:
+        if self._arrived is not None:
+            self._arrived.set()
+        if self._over is not None:
+            self._over.set()
+
+    # -- writing ---------------------------------------------------------------------------
+
+    async def write(self, *data: bytes | memoryview) -> None:
+        """Send all of `data`, as the window allows; may be cancelled, and then some was sent.
+
+        Raises MuxedStreamClosed after our own end and MuxedStreamReset when the stream or its
+        connection has broken.
+        """
+        while not (sending := self._begin(data)):
+            await self._until(self._sending)
+        try:
+            await trio.lowlevel.checkpoint()
+            await self._until(sending)
+        except BaseException:
+            if self._sending is sending:
+                self._sending = None
+            raise
+
+    def write_now(self, data: bytes) -> bool:
+        """Send `data` without waiting, now or soon; return False if an earlier write waits still.
+
+        Raises what `write` does.
+        """
+        return self._begin((data,)) is not None
+
+    def _begin(self, data: tuple[bytes | memoryview, ...]) -> _Sending | None:
+        """Start a write; return None if another one is under way."""
+        self._raise_if_unwritable()
+        if self._sending is not None:
+            return None
+        sending = self._sending = _Sending(tuple(memoryview(each).cast("B") for each in data))
+        if sending.left:
+            self._queue()
+            self._muxer.send()
+        else:
+            self._sending = None
+        return sending
+
+    async def _until(self, sending: _Sending | None) -> None:
+        """Wait until a write has gone out."""
+        while sending is not None and sending.left:
+            self._raise_if_unwritable()
+            await sending.changed.wait()
+            sending.changed = trio.Event()
+
+    def _raise_if_unwritable(self) -> None:
+        if self.failure:
+            raise MuxedStreamReset(self.failure)
+        if self.end_out:
+            raise MuxedStreamClosed("the stream is closed for writing")
+
+    def _queue(self) -> None:
+        if self._sending is not None and self._send_window > 0 and not self._queued:
+            self._queued = True
+            self._muxer.queue(self)
+
+    def next_parts(self, most_bytes: int) -> list[memoryview]:
+        """Return the next bytes to send, charged to the window; called by the muxer in turn."""
+        self._queued = False
+        sending, parts = self._sending, []
+        if sending is None or self.failure:
+            return []
+        room = min(most_bytes, self._send_window)
+        while room and sending.parts:
+            part = sending.parts.popleft()
+            if len(part) > room:
+                sending.parts.appendleft(part[room:])
+                part = part[:room]
+            room -= len(part)
+            sending.left -= len(part)
+            self._send_window -= len(part)
+            parts.append(part)
+        if sending.left:
+            self._queue()
+        else:
+            self._sending = None
+            sending.changed.set()
+        return parts
+
+    def opened_window(self, size: int) -> bool:
+        """Take the peer's update of the window; return False if no window is so large."""
+        self._send_window += size
+        self._queue()
+        return self._send_window <= _MOST_WINDOW_BYTES
+
+    # -- the end ---------------------------------------------------------------------------
+
+    async def close_write(self) -> None:
+        """End our direction, after what waits to be written; reading goes on."""
+        with contextlib.suppress(MuxedStreamError):
+            await self._until(self._sending)
+        if not self.end_out and not self.failure:
+            self.end_out = True
+            self._muxer.put_frame(_WINDOW, _FIN, self.stream_id, 0)
+            self._forget_if_over()
+
+    # As libp2p understands it: whoever is done with a stream resets it, or reads to its end.
+    close = close_write
+
+    async def reset(self) -> None:
+        """End both directions at once, and drop what was not read."""
+        self.abort("the stream was reset here")
+
+    def abort(self, reason: str) -> None:
+        """Reset the stream; its reader and its writer see `reason`."""
+        if not self.is_closed:
+            self.fail(reason)
+            self._muxer.put_frame(_WINDOW, _RST, self.stream_id, 0)
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the stream with its unread bytes; called by the muxer after a reset."""
+        self._muxer.forget(self)
+        self._buffer.clear()
+
+    def _forget_if_over(self) -> None:
+        if self.end_in and self.end_out:
+            self._muxer.forget(self)
+
+    def set_deadline(self, ttl: int) -> None:
+        raise NotImplementedError("a stream has no deadlines; cancel the call")
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._muxer.get_remote_address()
+
+    async def __aenter__(self) -> MuxedStream:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class Muxer(IMuxedConn):
+    """One secured connection and its streams; libp2p's Swarm runs `start` to its end."""
+
+    negotiated_security_protocol = str(NOISE_ID)
+    negotiated_muxer_protocol = str(YAMUX_ID)
+
+    def __init__(
+        self,
+        raw: RawConnection,
+        wire: ByteWire,
+        channel: NoiseChannel,
+        peer_id: ID,
+        *,
+        is_initiator: bool,
+        ahead: tuple[bytes, bytes] = (b"", b""),
+        unread_bytes: int,
+        max_streams: int,
+        on_refused: Callable[[Muxer, str], None] = lambda _muxer, _reason: None,
+    ) -> None:
+        """Take a connection over; `ahead` is plaintext, and packets, that were read already.
+
+        `unread_bytes` may lie unread on all streams together, of which there are at most
+        `max_streams`. `on_refused` is called with what the peer did against the rules, after which
+        the connection ends.
+        """
+        self.raw = raw
+        self.peer_id = peer_id
+        # The bound, which may be raised at any time.
+        self.unread_bytes = unread_bytes
+        self.streams: dict[int, MuxedStream] = {}
+        self.event_started = trio.Event()
+        self.event_closed = trio.Event()
+        # Why the connection has ended; "" while it lives.
+        self.ended = ""
+        # Called once it has ended, with the reason.
+        self.on_end: Callable[[str], None] = lambda _reason: None
+        self._wire = wire
+        self._channel = channel
+        self._is_initiator = is_initiator
+        self._max_streams = max_streams
+        self._on_refused = on_refused
+        self._next_number = 1 if is_initiator else 2
+        self._new, self._accepted = trio.open_memory_channel[MuxedStream](math.inf)
+        self._goes_away = False
+        self._open_tokens, self._opened_at = float(_OPENED_AT_ONCE), trio.current_time()
+        self._held = 0
+        # Of what comes: plaintext read before, the packet and the header that have not come whole,
+        # and the frame whose body is coming.
+        self._plain, self._packet = ahead
+        self._header = b""
+        self._body = 0
+        self._body_flags = 0
+        self._body_of: MuxedStream | None = None
+        # Of what goes: frames and small data, streams with more to send, and what the system has
+        # not taken yet, with its buffer.
+        self._frames = bytearray()
+        self._writers: deque[MuxedStream] = deque()
+        self._sealed: memoryview | None = None
+        self._sealed_buffer: memoryview | None = None
+        self._in_turn = False
+        self._to_write = trio.Event()
+
+    # -- what libp2p asks for --------------------------------------------------------------
+
+    @property
+    def is_initiator(self) -> bool:
+        return self._is_initiator
+
+    @property
+    def is_established(self) -> bool:
+        return self.event_started.is_set() and not self.ended
+
+    @property
+    def is_closed(self) -> bool:
+        return self.event_closed.is_set()
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        return self.raw.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        return self.raw.get_connection_type()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """Return the IP address and port of the other side; None for a circuit."""
+        return self.raw.get_remote_address()
+
+    async def start(self) -> None:
+        """Read and write until the connection ends; never raises because of the peer."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write)
+            self.event_started.set()
+            try:
+                await self._read()
+            finally:
+                self.end("this side has stopped")
+                nursery.cancel_scope.cancel()
+
+    async def open_stream(self) -> MuxedStream:
+        """Return a new stream; raises MuxedConnUnavailable or MuxedStreamError."""
+        if self.ended or self._goes_away:
+            raise MuxedConnUnavailable(self.ended or "the peer takes no new streams")
+        if len(self.streams) >= self._max_streams:
+            raise MuxedStreamError(f"{self._max_streams} streams are open already; close some")
+        number, self._next_number = self._next_number, self._next_number + 2
+        stream = self.streams[number] = MuxedStream(self, number, ours=True)
+        self.put_frame(_WINDOW, _SYN, number, 0)
+        return stream
+
+    async def accept_stream(self) -> MuxedStream:
+        """Return the next stream of the peer's; raises MuxedConnUnavailable at the end."""
+        while True:
+            try:
+                stream = await self._accepted.receive()
+            except trio.EndOfChannel:
+                raise MuxedConnUnavailable(self.ended) from None
+            if not stream.failure:
+                return stream
+
+    async def close(self) -> None:
+        """Tell the peer and end the connection; what waits to be sent may be lost."""
+        if not self.ended:
+            self.put_frame(_GO_AWAY, 0, 0, _NORMAL)
+        self.end("the connection was closed here")
+
+    def end(self, reason: str) -> None:
+        """End the connection at once: the socket is closed, and whoever waits gets the reason."""
+        if self.ended:
+            return
+        self.ended = reason
+        self._wire.close()
+        for stream in list(self.streams.values()):
+            stream.fail(f"the connection has ended: {reason}")
+        self.streams.clear()
+        self._held = 0
+        self._writers.clear()
+        self._frames.clear()
+        self._plain = self._packet = b""
+        self._drop_sealed()
+        self._new.close()
+        self._to_write.set()
+        self.event_closed.set()
+        self.on_end(reason)
+
+    def _refuse(self, reason: str) -> None:
+        """End the connection because of what the peer did."""
+        if not self.ended:
+            self._on_refused(self, reason)
+            self.put_frame(_GO_AWAY, 0, 0, _PROTOCOL_ERROR)
+            if not self._wire.blocked:
+                self._send_batch()
+            self.end(reason)
+
+    # -- what comes ------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that lie unread on all streams."""
+        return self._held
+
+    def count_unread(self, stream: MuxedStream, more: int) -> None:
+        """Count what came for a stream or was read; one that is forgotten does not count."""
+        if self.streams.get(stream.stream_id) is stream:
+            self._held += more
+
+    def forget(self, stream: MuxedStream) -> None:
+        """Remove a stream on which nothing moves any more."""
+        if self.streams.get(stream.stream_id) is stream:
+            del self.streams[stream.stream_id]
+            self._held -= stream.unread_bytes
+
+    async def _read(self) -> None:
+        self._turn(None)
+        while not self.ended:
+            try:
+                await self._wire.readable()
+                self._turn(self._wire)
+            except BROKEN as error:
+                self.end(f"reading failed: {error!r}")
+
+    def _turn(self, wire: ByteWire | None) -> None:
+        """Read once, and do all that follows from it."""
+        buffer, scratch = _READ_BUFFERS.take(), _PLAIN_BUFFERS.take()
+        self._in_turn = True
+        try:
+            self._take_in(wire, buffer, scratch)
+        except PacketError as error:
+            self._refuse(str(error))
+        finally:
+            self._in_turn = False
+            _READ_BUFFERS.give(buffer)
+            _PLAIN_BUFFERS.give(scratch)
+        self.send()
+
+    def _take_in(self, wire: ByteWire | None, view: memoryview, scratch: memoryview) -> None:
+        if self._plain:
+            plain, self._plain = self._plain, b""
+            self.take(memoryview(plain))
+        rest = len(self._packet)
+        view[:rest] = self._packet
+        end = rest
+        if wire is not None:
+            received = wire.receive(view[rest : rest + READ_BYTES])
+            if received is None:
+                return
+            if received == 0:
+                self.end("the peer has closed the connection")
+                return
+            end += received
+        at = self._channel.open(view[:end], scratch, self.take)
+        self._packet = bytes(view[at:end]) if not self.ended else b""
+
+    def take(self, data: memoryview) -> bool:
+        """Take plaintext, cut anywhere; return False when the connection has ended."""
+        at, end = 0, len(data)
+        while at < end:
+            if self._body:
+                part = data[at : at + self._body]
+                at += len(part)
+                self._body -= len(part)
+                if self._body_of is not None and not self._body_of.failure:
+                    self._body_of.arrived(part)
+                if not self._body:
+                    self._finish_body()
+                continue
+            if self._header or end - at < _HEADER.size:
+                missing = _HEADER.size - len(self._header)
+                self._header += data[at : at + missing]
+                at += missing
+                if len(self._header) < _HEADER.size:
+                    break
+                header, self._header = self._header, b""
+                fields = _HEADER.unpack(header)
+            else:
+                fields = _HEADER.unpack_from(data, at)
+                at += _HEADER.size
+            reason = self._on_frame(*fields)
+            if reason:
+                self._refuse(reason)
+            if self.ended:
+                return False
+        return not self.ended
+
+    def _on_frame(self, version: int, kind: int, flags: int, number: int, length: int) -> str:
+        """Handle a frame, of which DATA has its body to come; return what is wrong with it."""
+        if version != 0 or kind > _GO_AWAY:
+            return f"no frame of the muxer: version {version}, type {kind}"
+        if kind == _PING:
+            if flags & _SYN:
+                self.put_frame(_PING, _ACK, 0, length)
+                if len(self._frames) > _ANSWERS_BYTES:
+                    return f"the peer does not read the answers to {len(self._frames)} bytes"
+            return ""
+        if kind == _GO_AWAY:
+            self._goes_away = True
+            return ""
+        stream = self.streams.get(number)
+        if flags & _SYN:
+            reason = self._opened_by_peer(number, stream)
+            if reason:
+                return reason
+            stream = self.streams[number]
+        if kind == _DATA and length:
+            reason = self._charge(stream, length)
+            if reason:
+                return reason
+            self._body, self._body_flags, self._body_of = length, flags, stream
+        elif stream is not None:
+            if length and not stream.opened_window(length):
+                return f"a window of over {_MOST_WINDOW_BYTES} bytes"
+            self._on_flags(stream, flags)
+        return ""
+
+    def _opened_by_peer(self, number: int, known: MuxedStream | None) -> str:
+        """Add a stream of the peer's; return why that is refused."""
+        # The side that dialled has the odd numbers.
+        if known is not None or number == 0 or (number % 2 == 1) == self._is_initiator:
+            return f"a new stream has number {number}, which is not the peer's to give"
+        if len(self.streams) >= self._max_streams:
+            return f"more than {self._max_streams} streams"
+        now = trio.current_time()
+        gained = (now - self._opened_at) * _OPENED_PER_S
+        self._open_tokens = min(_OPENED_AT_ONCE, self._open_tokens + gained) - 1
+        self._opened_at = now
+        if self._open_tokens < 0:
+            return f"over {_OPENED_AT_ONCE} streams in a rush, and {_OPENED_PER_S:g} a second"
+        stream = self.streams[number] = MuxedStream(self, number, ours=False)
+        self.put_frame(_WINDOW, _ACK, number, 0)
+        self._new.send_nowait(stream)
+        return ""
+
+    def _charge(self, stream: MuxedStream | None, length: int) -> str:
+        """Charge the body of a frame; return why it is refused."""
+        if stream is None:
+            # It was on its way when we reset the stream.
+            if length > INITIAL_WINDOW_BYTES:
+                return f"the peer ignores our receive window: {length} bytes for no stream"
+            return ""
+        if stream.end_in:
+            return f"data of stream {stream.stream_id} after its end"
+        left = stream.take_window(length)
+        if left < 0:
+            return f"the peer ignores our receive window: {length} bytes, {left + length} are open"
+        if self._held + length > self.unread_bytes:
+            return f"the peer ignores our receive windows: over {self.unread_bytes} bytes"
+        return ""
+
+    def _finish_body(self) -> None:
+        stream, self._body_of = self._body_of, None
+        if stream is not None:
+            self._on_flags(stream, self._body_flags)
+
+    def _on_flags(self, stream: MuxedStream, flags: int) -> None:
+        if flags & _RST:
+            stream.fail("the peer has reset the stream")
+            stream.drop()
+        elif flags & _FIN and not stream.end_in:
+            stream.ended_by_peer()
+
+    # -- what goes -------------------------------------------------------------------------
+
+    def put_frame(self, kind: int, flags: int, number: int, length: int) -> None:
+        """Send a frame without a body, now or with the next bytes that the system takes."""
+        if not self.ended:
+            self._frames += _HEADER.pack(0, kind, flags, number, length)
+            self.send()
+
+    def queue(self, stream: MuxedStream) -> None:
+        """Put a stream behind those that wait for their turn."""
+        self._writers.append(stream)
+
+    def send(self) -> None:
+        """Send a batch, unless it waits for the end of a turn; the rest goes on by itself."""
+        if self._in_turn or self._wire.blocked:
+            return
+        if not self._frames and not self._writers and self._sealed is None:
+            return
+        self._send_batch()
+        if self._frames or self._writers or self._wire.blocked:
+            self._to_write.set()
+
+    async def _write(self) -> None:
+        """Send what did not go at once, until the connection ends."""
+        while not self.ended:
+            await self._to_write.wait()
+            self._to_write = trio.Event()
+            try:
+                while self._frames or self._writers or self._wire.blocked:
+                    if self._wire.blocked:
+                        await self._wire.drain()
+                    else:
+                        await trio.lowlevel.checkpoint()
+                    self._send_batch()
+            except BROKEN as error:
+                self.end(f"writing failed: {error!r}")
+
+    def _send_batch(self) -> None:
+        """Pass one batch to the system, after what it did not take of the last."""
+        if self.ended:
+            return
+        try:
+            if self._sealed is None:
+                self._seal_batch()
+            if self._sealed is not None:
+                rest = self._sealed[self._wire.send(self._sealed) :]
+                if len(rest) <= _KEPT_BYTES:
+                    # A buffer is large, and the peer may be slow.
+                    self._drop_sealed()
+                    rest = memoryview(bytes(rest))
+                self._sealed = rest or None
+        except BROKEN as error:
+            self.end(f"writing failed: {error!r}")
+
+    def _seal_batch(self) -> None:
+        """Encrypt frames, then the next of the streams whose turn it is, up to a batch."""
+        # Only answers to a peer in a rush are more than a packet.
+        plain, self._frames = self._frames[:PLAIN_BYTES], self._frames[PLAIN_BYTES:]
+        buffer, at, room = _SEALED_BUFFERS.take(), 0, _BATCH_BYTES
+        while room > 0 and self._writers and len(plain) <= _SMALL_BYTES:
+            stream = self._writers.popleft()
+            parts = stream.next_parts(room)
+            size = sum(map(len, parts))
+            if size:
+                room -= size
+                plain += _HEADER.pack(0, _DATA, 0, stream.stream_id, size)
+            for part in parts:
+                if len(part) <= _SMALL_BYTES:
+                    plain += part
+                    continue
+                # In packets of its own: it is encrypted where it lies.
+                at = self._channel.seal(plain, buffer, at)
+                at = self._channel.seal(part, buffer, at)
+                plain = bytearray()
+        at = self._channel.seal(plain, buffer, at)
+        self._sealed, self._sealed_buffer = buffer[:at] if at else None, buffer
+        if not at:
+            self._drop_sealed()
+
+    def _drop_sealed(self) -> None:
+        buffer, self._sealed, self._sealed_buffer = self._sealed_buffer, None, None
+        if buffer is not None:
+            _SEALED_BUFFERS.give(buffer)
+
+
+def take_over(secured: Any, **bounds: Any) -> Muxer:
+    """Return a Muxer in place of libp2p's layers on a raw connection, once Yamux is agreed on.
+
+    `bounds` are those of Muxer. Raises AttributeError if libp2p's layers changed.
+    """
+    packets = secured.conn
+    raw: RawConnection = packets.read_writer.read_write_closer
+    wire, ahead = cast(Any, raw.stream).detach()
+    return Muxer(
+        raw,
+        wire,
+        NoiseChannel.from_handshake(packets.noise_state),
+        secured.get_remote_peer(),
+        is_initiator=secured.is_initiator,
+        ahead=(secured._drain(None), ahead),
+        **bounds,
+    )

@@ -1,0 +1,86 @@
+"""The packets of the Noise transport phase: ciphertext with its length, and nothing else.
+
+Rule: after the handshake each direction is a ChaCha20-Poly1305 key and a counter (Noise, revision
+34, sections 5.1 and 12; libp2p's Noise specification: each message has a length of two bytes,
+big-endian, and at most 65,535 bytes). Nothing here waits; buffers belong to the caller.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+_TAG_BYTES: Final = 16
+_LENGTH: Final = struct.Struct(">H")
+# Four zeros and the counter, little-endian.
+_NONCE: Final = struct.Struct("<4xQ")
+PACKET_BYTES: Final = 0xFFFF
+PLAIN_BYTES: Final = PACKET_BYTES - _TAG_BYTES
+# What a packet has beyond its plaintext.
+OVERHEAD_BYTES: Final = _LENGTH.size + _TAG_BYTES
+
+
+class PacketError(Exception):
+    """The peer has sent what is no packet of this connection."""
+
+
+class NoiseChannel:
+    """Both directions of a secured connection."""
+
+    __slots__ = ("_open", "_opened", "_seal", "_sealed")
+
+    def __init__(self, sealing: tuple[bytes, int], opening: tuple[bytes, int]) -> None:
+        """Go on with the key and the counter of each direction, as the handshake left them."""
+        (seal_key, self._sealed), (open_key, self._opened) = sealing, opening
+        self._seal = ChaCha20Poly1305(seal_key).encrypt_into
+        self._open = ChaCha20Poly1305(open_key).decrypt_into
+
+    @classmethod
+    def from_handshake(cls, state: Any) -> NoiseChannel:
+        """Take over the cipher states of a NoiseConnection whose handshake is done."""
+        protocol = state.noise_protocol
+        out, inward = protocol.cipher_state_encrypt, protocol.cipher_state_decrypt
+        return cls((out.k, out.n), (inward.k, inward.n))
+
+    def seal(self, plain: bytes | bytearray | memoryview, into: memoryview, at: int) -> int:
+        """Encrypt `plain` in as many packets as it takes, from `at` on; return where they end."""
+        for start in range(0, len(plain), PLAIN_BYTES):
+            part = plain if len(plain) <= PLAIN_BYTES else plain[start : start + PLAIN_BYTES]
+            size = len(part) + _TAG_BYTES
+            _LENGTH.pack_into(into, at, size)
+            at += _LENGTH.size
+            self._seal(_NONCE.pack(self._sealed), part, None, into[at : at + size])
+            self._sealed += 1
+            at += size
+        return at
+
+    def open(
+        self, packets: memoryview, scratch: memoryview, take: Callable[[memoryview], bool]
+    ) -> int:
+        """Pass the plaintext of each whole packet to `take`, in `scratch`; return how far it got.
+
+        `scratch` has PLAIN_BYTES or more. It ends early when `take` returns False. Raises
+        PacketError.
+        """
+        at, end = 0, len(packets)
+        while end - at >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(packets, at)
+            first = at + _LENGTH.size
+            if size < _TAG_BYTES:
+                raise PacketError(f"a packet of {size} bytes, which has no room for its tag")
+            if end - first < size:
+                break
+            at = first + size
+            plain = scratch[: size - _TAG_BYTES]
+            try:
+                self._open(_NONCE.pack(self._opened), packets[first:at], None, plain)
+            except InvalidTag:
+                raise PacketError("a packet that the peer did not encrypt") from None
+            self._opened += 1
+            if not take(plain):
+                break
+        return at

@@ -1,0 +1,154 @@
+"""The bytes below a secured connection: those of a socket, or of a circuit through a relay.
+
+Rule: `receive` and `send` never wait, so whole turns of the muxer are synchronous; `readable` and
+`drain` wait, and may be cancelled without the loss of a byte. A buffer belongs to a wire only while
+a turn lasts or bytes wait in it: an idle connection has none.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final, Protocol
+
+import trio
+from libp2p.io.exceptions import IOException
+
+# What a wire raises when it is at its end.
+BROKEN: Final = (OSError, IOException, trio.ClosedResourceError, trio.BrokenResourceError)
+# The most that is read in one turn: half a millisecond of decryption.
+READ_BYTES: Final = 512 * 1024
+# The free buffers of each size that a process keeps.
+_KEPT_BUFFERS: Final = 4
+
+
+class ReusedBuffers:
+    """Buffers of one size that are used again; any thread may call it."""
+
+    __slots__ = ("_free", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._free: list[memoryview] = []
+
+    def take(self) -> memoryview:
+        """Return a buffer of `size` bytes, with anything in it."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return memoryview(bytearray(self.size))
+
+    def give(self, buffer: memoryview) -> None:
+        """Take a buffer back; nobody reads it any more."""
+        if len(self._free) < _KEPT_BUFFERS:
+            self._free.append(buffer)
+
+
+class ByteWire(Protocol):
+    """Two directions of bytes; every method but `close` may raise BROKEN."""
+
+    # True while bytes wait, or the system takes none, so that `drain` has to be awaited.
+    blocked: bool
+
+    async def readable(self) -> None:
+        """Return when `receive` has something to give, if only the end."""
+
+    def receive(self, into: memoryview) -> int | None:
+        """Return the number of bytes that were written; 0 is the end, None is nothing yet."""
+
+    def send(self, data: memoryview) -> int:
+        """Return the number of bytes that were taken, from the beginning of `data`."""
+
+    async def drain(self) -> None:
+        """Return when `send` takes bytes again."""
+
+    def close(self) -> None:
+        """End both directions at once; whoever waits gets an exception."""
+
+
+class SocketWire:
+    """A TCP connection."""
+
+    __slots__ = ("_socket", "blocked")
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._socket = stream.socket
+        self.blocked = False
+
+    async def readable(self) -> None:
+        await trio.lowlevel.wait_readable(self._socket)
+
+    def receive(self, into: memoryview) -> int | None:
+        # After a close the number is -1, which the system refuses.
+        try:
+            return os.readv(self._socket.fileno(), [into])
+        except BlockingIOError:
+            return None
+
+    def send(self, data: memoryview) -> int:
+        try:
+            taken = os.write(self._socket.fileno(), data)
+        except BlockingIOError:
+            taken = 0
+        self.blocked = taken < len(data)
+        return taken
+
+    async def drain(self) -> None:
+        await trio.lowlevel.wait_writable(self._socket)
+        self.blocked = False
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Circuit(Protocol):
+    """One end of a circuit; its reads and writes may be cancelled."""
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Return at least one byte, b"" at the end; raises IOException."""
+
+    async def write(self, data: bytes) -> None:
+        """Write all of `data`; raises IOException."""
+
+    def cut(self) -> None:
+        """End it at once, without waiting: pending reads and writes raise."""
+
+
+class CircuitWire:
+    """A circuit as a ByteWire."""
+
+    __slots__ = ("_ahead", "_circuit", "_out", "blocked")
+
+    def __init__(self, circuit: Circuit) -> None:
+        self._circuit = circuit
+        # What has come, None at first; what is still to be written.
+        self._ahead: memoryview | None = None
+        self._out = b""
+        self.blocked = False
+
+    async def readable(self) -> None:
+        if self._ahead is None:
+            self._ahead = memoryview(await self._circuit.read())
+
+    def receive(self, into: memoryview) -> int | None:
+        if self._ahead is None:
+            return None
+        part = self._ahead[: len(into)]
+        into[: len(part)] = part
+        self._ahead = self._ahead[len(part) :] or None
+        return len(part)
+
+    def send(self, data: memoryview) -> int:
+        if self.blocked:
+            return 0
+        self._out, self.blocked = bytes(data), True
+        return len(data)
+
+    async def drain(self) -> None:
+        if self._out:
+            # A circuit that is cut off in the middle of a write is at its end.
+            data, self._out = self._out, b""
+            await self._circuit.write(data)
+        self.blocked = False
+
+    def close(self) -> None:
+        self._circuit.cut()

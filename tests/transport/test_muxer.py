@@ -1,0 +1,637 @@
+"""Our Yamux over Noise: what a peer may send and must not, whatever the cuts, and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import struct
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.stream.exceptions import StreamError
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import (
+    MuxedConnUnavailable,
+    MuxedStreamClosed,
+    MuxedStreamEOF,
+    MuxedStreamError,
+    MuxedStreamReset,
+)
+
+from bbnode.transport.errors import StreamBrokenError
+from bbnode.transport.libp2p.carrier import Libp2pStream
+from bbnode.transport.libp2p.muxer import INITIAL_WINDOW_BYTES, MuxedStream, Muxer
+from bbnode.transport.libp2p.noise_channel import PLAIN_BYTES, NoiseChannel, PacketError
+from bbnode.transport.libp2p.workarounds import running
+from tests.patience import PATIENCE_S
+from tests.transport.plain import plain_host, plain_running
+from tests.transport.test_libp2p_workarounds import ECHO, LOOPBACK, TAKE, dial, make
+
+KIB = 1024
+HEADER = struct.Struct(">BBHII")
+DATA, WINDOW, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+KEYS = (b"a" * 32, b"b" * 32)
+
+
+def frame(kind: int, flags: int, number: int, length: int) -> bytes:
+    return HEADER.pack(0, kind, flags, number, length)
+
+
+def data(number: int, body: bytes, flags: int = 0) -> bytes:
+    return frame(DATA, flags, number, len(body)) + body
+
+
+class Pipe:
+    """A ByteWire without a system below it; `taken` is what the system would take at once."""
+
+    def __init__(self) -> None:
+        self.incoming = bytearray()
+        self.outgoing = bytearray()
+        self.room = 2**40
+        self.blocked = self.closed = False
+        self.changed = trio.Event()
+
+    def _change(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def bring(self, packets: bytes) -> None:
+        self.incoming += packets
+        self._change()
+
+    def make_room(self, room: int) -> None:
+        self.room = room
+        self._change()
+
+    async def readable(self) -> None:
+        while not self.incoming and not self.closed:
+            await self.changed.wait()
+
+    def receive(self, into: memoryview) -> int | None:
+        count = min(len(into), len(self.incoming))
+        into[:count] = self.incoming[:count]
+        del self.incoming[:count]
+        return count
+
+    def send(self, data: memoryview) -> int:
+        count = min(len(data), self.room)
+        self.outgoing += data[:count]
+        self.room -= count
+        self.blocked = count < len(data)
+        return count
+
+    async def drain(self) -> None:
+        while not self.room and not self.closed:
+            await self.changed.wait()
+        self.blocked = False
+
+    def close(self) -> None:
+        self.closed = True
+        self._change()
+
+
+class Peer:
+    """A connection that we accepted, and its other side, which writes what it likes."""
+
+    def __init__(self, *, unread_bytes: int = 2**25, max_streams: int = 64) -> None:
+        self.wire = Pipe()
+        self.refused: list[str] = []
+        self.muxer = Muxer(
+            RawConnection(self.wire, False),
+            self.wire,
+            NoiseChannel((KEYS[0], 0), (KEYS[1], 0)),
+            ID(b"peer"),
+            is_initiator=False,
+            unread_bytes=unread_bytes,
+            max_streams=max_streams,
+            on_refused=lambda _muxer, reason: self.refused.append(reason),
+        )
+        self._theirs = NoiseChannel((KEYS[1], 0), (KEYS[0], 0))
+
+    def sealed(self, plain: bytes) -> bytes:
+        out = memoryview(bytearray(len(plain) + 64 + len(plain) // 1000))
+        return bytes(out[: self._theirs.seal(plain, out, 0)])
+
+    async def send(self, plain: bytes) -> None:
+        self.wire.bring(self.sealed(plain))
+        await trio.testing.wait_all_tasks_blocked()
+
+    def heard(self) -> bytes:
+        """The plaintext that has come since the last call."""
+        got = bytearray()
+
+        def take(part: memoryview) -> bool:
+            got.extend(part)
+            return True
+
+        packets = bytes(self.wire.outgoing)
+        read = self._theirs.open(memoryview(packets), memoryview(bytearray(PLAIN_BYTES)), take)
+        del self.wire.outgoing[:read]
+        return bytes(got)
+
+    def frames(self) -> list[tuple[int, int, int, int]]:
+        """The frames of `heard`, without their bodies."""
+        heard, at, found = self.heard(), 0, []
+        while at < len(heard):
+            _, kind, flags, number, length = HEADER.unpack_from(heard, at)
+            found.append((kind, flags, number, length))
+            at += HEADER.size + (length if kind == DATA else 0)
+        return found
+
+
+@pytest.fixture
+async def peer(nursery: trio.Nursery) -> Peer:
+    made = Peer()
+    nursery.start_soon(made.muxer.start)
+    await trio.testing.wait_all_tasks_blocked()
+    return made
+
+
+async def stream_of(peer: Peer) -> MuxedStream:
+    """A stream that the peer has opened; its ACK has been read."""
+    await peer.send(frame(WINDOW, SYN, 1, 0))
+    with trio.fail_after(PATIENCE_S):
+        stream = await peer.muxer.accept_stream()
+    assert peer.frames() == [(WINDOW, ACK, 1, 0)]
+    return stream
+
+
+async def read_to_end(stream: MuxedStream) -> None:
+    with contextlib.suppress(MuxedStreamError):
+        while True:
+            await stream.read()
+
+
+# -- packets ---------------------------------------------------------------------------------
+
+
+def test_packets_are_those_of_noise():
+    """Counter and length as in its specification, against the library that made the handshake."""
+    from noise.connection import NoiseConnection
+
+    sides = [NoiseConnection.from_name(b"Noise_NN_25519_ChaChaPoly_SHA256") for _ in range(2)]
+    sides[0].set_as_initiator()
+    sides[1].set_as_responder()
+    for side in sides:
+        side.start_handshake()
+    sides[1].read_message(bytes(sides[0].write_message()))
+    sides[0].read_message(bytes(sides[1].write_message()))
+    assert sides[1].decrypt(sides[0].encrypt(b"one before")) == b"one before"
+    ours = NoiseChannel.from_handshake(sides[0])
+    plain = bytes(range(256)) * 600
+    out = memoryview(bytearray(200 * KIB))
+    end, at, got = ours.seal(plain, out, 0), 0, b""
+    while at < end:
+        size = int.from_bytes(out[at : at + 2], "big")
+        got += sides[1].decrypt(bytes(out[at + 2 : at + 2 + size]))
+        at += 2 + size
+    assert got == plain
+    answer = sides[1].encrypt(b"answer")
+    parts: list[bytes] = []
+    packet = len(answer).to_bytes(2, "big") + answer
+    read = ours.open(
+        memoryview(packet), memoryview(bytearray(PLAIN_BYTES)), lambda p: not parts.append(bytes(p))
+    )
+    assert (read, parts) == (len(packet), [b"answer"])
+
+
+@pytest.mark.parametrize("packet", [b"\x00\x0f" + bytes(15), b"\x00\x20" + bytes(32)])
+def test_packets_that_nobody_made_are_refused(packet):
+    channel = NoiseChannel((KEYS[0], 0), (KEYS[1], 0))
+    with pytest.raises(PacketError):
+        channel.open(memoryview(packet), memoryview(bytearray(PLAIN_BYTES)), lambda _: True)
+
+
+# -- what comes ------------------------------------------------------------------------------
+
+
+class Deaf:
+    """A ByteWire that takes everything."""
+
+    blocked = False
+
+    def send(self, data: memoryview) -> int:
+        return len(data)
+
+    def close(self) -> None:
+        pass
+
+
+def events_of(plain: bytes, cuts: list[int]) -> list[object]:
+    """What a muxer makes of bytes that are cut there: its streams, what came, and the end."""
+    refused: list[object] = []
+
+    async def run() -> list[object]:
+        muxer = Muxer(
+            RawConnection(None, False),
+            Deaf(),
+            NoiseChannel((KEYS[0], 0), (KEYS[1], 0)),
+            ID(b"peer"),
+            is_initiator=False,
+            unread_bytes=600 * KIB,
+            max_streams=8,
+            on_refused=lambda _muxer, reason: refused.append(reason),
+        )
+        known: dict[int, MuxedStream] = {}
+        ends = [0, *sorted(cuts), len(plain)]
+        for start, end in itertools.pairwise(ends):
+            if not muxer.take(memoryview(plain[start:end])):
+                break
+        while (stream := await next_of(muxer)) is not None:
+            known[stream.stream_id] = stream
+        return [
+            *refused,
+            muxer.held_bytes,
+            [(n, bytes(s._buffer), s.end_in, s.failure) for n, s in sorted(known.items())],
+        ]
+
+    return trio.run(run)
+
+
+async def next_of(muxer: Muxer) -> MuxedStream | None:
+    with trio.move_on_after(0):
+        try:
+            return await muxer.accept_stream()
+        except MuxedConnUnavailable:
+            pass
+    return None
+
+
+numbers = st.sampled_from([1, 3, 5, 2, 0, 2**32 - 1])
+frames = st.one_of(
+    st.builds(
+        lambda number, body, flags: data(number, body, flags),
+        numbers,
+        st.binary(max_size=30),
+        st.sampled_from([0, SYN, FIN, RST, SYN | FIN]),
+    ),
+    st.builds(
+        frame,
+        st.sampled_from([WINDOW, PING, GO_AWAY]),
+        st.sampled_from([0, SYN, ACK, FIN, RST]),
+        numbers,
+        st.integers(0, 2**32 - 1),
+    ),
+    st.builds(frame, st.integers(0, 255), st.integers(0, 2**16 - 1), numbers, st.just(2**24)),
+    st.binary(max_size=20),
+)
+
+
+@given(st.lists(frames, max_size=12), st.data())
+def test_cuts_do_not_matter(parts, draw):
+    plain = b"".join([frame(WINDOW, SYN, 1, 0), *parts])
+    cuts = draw.draw(st.lists(st.integers(0, len(plain)), max_size=12))
+    whole = events_of(plain, [])
+    assert events_of(plain, cuts) == whole
+    assert events_of(plain, list(range(1, len(plain)))) == whole
+
+
+@pytest.mark.parametrize("step", [1, 7, 65_536])
+async def test_packets_may_come_in_any_pieces(peer, step):
+    stream = await stream_of(peer)
+    body = bytes(range(256)) * 700
+    packets = peer.sealed(data(1, body, FIN))
+    step = max(step, len(packets) // 500)
+    for at in range(0, len(packets), step):
+        peer.wire.bring(packets[at : at + step])
+        await trio.testing.wait_all_tasks_blocked()
+    assert await stream.read() == body
+    with pytest.raises(MuxedStreamEOF):
+        await stream.read()
+
+
+@pytest.mark.parametrize(
+    ("plain", "reason"),
+    [
+        (frame(DATA, 0, 1, INITIAL_WINDOW_BYTES + 1), "receive window"),
+        (data(1, bytes(INITIAL_WINDOW_BYTES)) + data(1, b"x"), "receive window"),
+        (frame(DATA, 0, 99, 2**24), "receive window"),
+        (frame(WINDOW, SYN, 1, 0), "not the peer's"),
+        (frame(WINDOW, SYN, 2, 0), "not the peer's"),
+        (frame(WINDOW, 0, 1, 2**32 - 1), "a window of over"),
+        (frame(9, 0, 1, 0), "no frame"),
+        (frame(WINDOW, FIN, 1, 0) + data(1, b"x"), "after its end"),
+        (b"".join(frame(WINDOW, SYN, n, 0) for n in range(3, 203, 2)), "more than 64 streams"),
+        (
+            b"".join(frame(WINDOW, flag, n, 0) for n in range(3, 1003, 2) for flag in (SYN, RST)),
+            "in a rush",
+        ),
+    ],
+)
+async def test_a_breach_ends_the_connection_with_its_reason(peer, plain, reason):
+    stream = await stream_of(peer)
+    await peer.send(plain)
+    (told,) = peer.refused
+    assert reason in told
+    assert reason in peer.muxer.ended
+    assert peer.frames()[-1] == (GO_AWAY, 0, 0, 1)
+    assert peer.wire.closed
+    await read_to_end(stream)
+    with pytest.raises(MuxedConnUnavailable):
+        await peer.muxer.open_stream()
+
+
+async def test_all_streams_together_are_bounded(nursery):
+    peer = Peer(unread_bytes=300 * KIB)
+    nursery.start_soon(peer.muxer.start)
+    for number in (1, 3):
+        await peer.send(frame(WINDOW, SYN, number, 0) + data(number, bytes(200 * KIB)))
+    assert "over 307200 bytes" in peer.refused[0]
+
+
+async def test_pings_are_answered_and_a_flood_of_them_is_not_kept(peer):
+    await peer.send(frame(PING, SYN, 0, 7) + frame(PING, ACK, 0, 8))
+    assert peer.frames() == [(PING, ACK, 0, 7)]
+    peer.wire.room = 0
+    for _ in range(4):
+        await peer.send(frame(PING, SYN, 0, 1) * 5000)
+    assert "does not read the answers" in peer.refused[0]
+
+
+async def test_frames_for_streams_that_are_gone_are_dropped(peer):
+    stream = await stream_of(peer)
+    await stream.reset()
+    await peer.send(data(1, b"on its way") + frame(WINDOW, 0, 1, 5) + frame(WINDOW, RST, 1, 0))
+    assert peer.refused == []
+    assert peer.muxer.held_bytes == 0
+
+
+# -- streams ---------------------------------------------------------------------------------
+
+
+async def test_the_window_is_given_back_by_quarters(peer):
+    stream = await stream_of(peer)
+    for _ in range(8):
+        await peer.send(data(1, bytes(32 * KIB)))
+        assert len(await stream.read(32 * KIB)) == 32 * KIB
+    assert peer.frames() == [(WINDOW, 0, 1, 64 * KIB)] * 4
+    stream.set_window(2**20)
+    assert peer.frames() == [(WINDOW, 0, 1, 2**20 - INITIAL_WINDOW_BYTES)]
+    await peer.send(data(1, bytes(2**20)))
+    assert stream.unread_bytes == peer.muxer.held_bytes == 2**20
+
+
+async def test_a_writer_keeps_to_the_window_and_waits_for_as_long_as_it_takes(
+    peer, nursery, autojump_clock
+):
+    stream, done = await stream_of(peer), trio.Event()
+    body = bytes(range(256)) * 2000
+
+    async def write() -> None:
+        await stream.write(body[:100], body[100:])
+        done.set()
+
+    nursery.start_soon(write)
+    await trio.sleep(3600)
+    heard = peer.heard()
+    assert len(heard) == INITIAL_WINDOW_BYTES + HEADER.size
+    await peer.send(frame(WINDOW, 0, 1, 1000))
+    assert not done.is_set()
+    rest = peer.heard()
+    assert len(rest) == 1000 + HEADER.size
+    await peer.send(frame(WINDOW, 0, 1, 2**30))
+    assert done.is_set()
+    last = peer.heard()
+    assert body == b"".join(each[HEADER.size :] for each in (heard, rest, last))
+
+
+async def test_small_frames_go_before_a_large_message_that_waits(peer, nursery):
+    one = await stream_of(peer)
+    await peer.send(frame(WINDOW, SYN, 3, 0))
+    other = await peer.muxer.accept_stream()
+    await peer.send(frame(WINDOW, 0, 1, 2**24))
+    peer.heard()
+    peer.wire.room = 0
+    nursery.start_soon(one.write, bytes(2**21))
+    await trio.testing.wait_all_tasks_blocked()
+    assert other.write_now(b"small")
+    assert not other.write_now(b"next")
+    peer.wire.make_room(2**30)
+    await trio.testing.wait_all_tasks_blocked()
+    order = [(number, length) for _, _, number, length in peer.frames()]
+    # Behind the batch that was sealed already, and one of the first stream's at most.
+    assert order.index((3, 5)) <= 2
+    assert sum(length for number, length in order if number == 1) == 2**21
+
+
+async def test_what_is_cancelled_leaves_whole_frames(peer, nursery):
+    stream = await stream_of(peer)
+    peer.wire.room = 1000
+    with trio.move_on_after(0.05):
+        await stream.write(bytes(INITIAL_WINDOW_BYTES - 10))
+    with trio.move_on_after(0.05):
+        await stream.read()
+    peer.wire.make_room(2**30)
+    await trio.testing.wait_all_tasks_blocked()
+    with trio.fail_after(PATIENCE_S):
+        await stream.write(b"and on")
+    heard = peer.heard()
+    _, kind, _, _, length = HEADER.unpack_from(heard)
+    assert (kind, heard[HEADER.size + length :][HEADER.size :]) == (DATA, b"and on")
+    await peer.send(data(1, b"late"))
+    assert await stream.read() == b"late"
+
+
+@pytest.mark.parametrize("how", ["reset here", "reset there", "closed here", "lost"])
+async def test_the_end_wakes_readers_and_writers(peer, nursery, how):
+    stream, woken = await stream_of(peer), []
+
+    async def read() -> None:
+        with pytest.raises(MuxedStreamReset):
+            await stream.read()
+        woken.append("reader")
+
+    async def write() -> None:
+        with pytest.raises(MuxedStreamReset):
+            await stream.write(bytes(2**20))
+        woken.append("writer")
+
+    nursery.start_soon(read)
+    nursery.start_soon(write)
+    await trio.testing.wait_all_tasks_blocked()
+    if how == "reset here":
+        await stream.reset()
+    elif how == "reset there":
+        await peer.send(frame(WINDOW, RST, 1, 0))
+    elif how == "closed here":
+        await peer.muxer.close()
+    else:
+        peer.wire.close()
+    await trio.testing.wait_all_tasks_blocked()
+    assert sorted(woken) == ["reader", "writer"]
+    assert peer.muxer.streams == {}
+
+
+async def test_each_direction_ends_by_itself(peer):
+    stream = await stream_of(peer)
+    await stream.close_write()
+    with pytest.raises(MuxedStreamClosed):
+        await stream.write(b"x")
+    await peer.send(data(1, b"still"))
+    assert await stream.read() == b"still"
+    await peer.send(data(1, b"last", FIN))
+    assert await stream.read() == b"last"
+    with pytest.raises(MuxedStreamEOF):
+        await stream.read()
+    assert stream.is_closed
+    assert peer.muxer.streams == {}
+    assert peer.frames() == [(WINDOW, FIN, 1, 0)]
+
+
+async def test_a_fed_reader_is_told_of_everything(peer, nursery):
+    stream, got = await stream_of(peer), bytearray()
+    await peer.send(data(1, b"before"))
+
+    def take(part: memoryview) -> None:
+        got.extend(part)
+        if got.endswith(b"bad"):
+            raise ValueError("on purpose")
+
+    async def feed() -> None:
+        with pytest.raises(ValueError, match="on purpose"):
+            await stream.feed(take)
+
+    nursery.start_soon(feed)
+    await trio.testing.wait_all_tasks_blocked()
+    await peer.send(data(1, bytes(200 * KIB)) + data(1, b"bad"))
+    assert bytes(got) == b"before" + bytes(200 * KIB) + b"bad"
+    assert peer.refused == []
+    assert peer.muxer.held_bytes == 0
+
+
+async def test_a_peer_that_goes_away_gets_no_new_streams(peer):
+    await peer.send(frame(GO_AWAY, 0, 0, 0))
+    with pytest.raises(MuxedConnUnavailable, match="no new streams"):
+        await peer.muxer.open_stream()
+
+
+async def test_our_own_streams_are_bounded(nursery):
+    peer = Peer(max_streams=3)
+    nursery.start_soon(peer.muxer.start)
+    for number in (2, 4, 6):
+        assert (await peer.muxer.open_stream()).stream_id == number
+    with pytest.raises(MuxedStreamError, match="3 streams"):
+        await peer.muxer.open_stream()
+
+
+async def test_an_idle_connection_is_small(nursery):
+    async def measure(made: Callable[[], Peer], count: int) -> float:
+        gc.collect()
+        tracemalloc.start()
+        try:
+            kept = [made() for _ in range(count)]
+            for each in kept:
+                nursery.start_soon(each.muxer.start)
+            await trio.testing.wait_all_tasks_blocked()
+            for each in kept:
+                await each.send(frame(WINDOW, SYN, 1, 0) + data(1, bytes(100 * KIB)))
+                await (await each.muxer.accept_stream()).read()
+                each.wire.outgoing = bytearray()
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0] / count
+        finally:
+            tracemalloc.stop()
+
+    assert await measure(Peer, 100) < 24 * KIB
+
+
+# -- with libp2p's own -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ours_dials", [True, False])
+async def test_libp2ps_own_muxer_understands_ours(ours_dials):
+    """Both roles, both directions at once, more than a window, and both ends."""
+    ours, plain = make(1), plain_host(b"p" * 32)
+    body = bytes(range(256)) * 4 * KIB
+
+    async def give_back(stream) -> None:
+        got = bytearray()
+        while len(got) < len(body):
+            got += await stream.read(65_536)
+        await stream.write(bytes(got))
+        await stream.close()
+
+    for host in (ours, plain):
+        host.set_stream_handler(TAKE, give_back)
+    dialler, listener = (ours, plain) if ours_dials else (plain, ours)
+    async with (
+        running(ours, [] if ours_dials else [LOOPBACK]),
+        plain_running(plain, [LOOPBACK] if ours_dials else []),
+    ):
+        with trio.fail_after(PATIENCE_S):
+            await dial(dialler, listener)
+            while not listener.get_network().get_connections(dialler.get_id()):
+                await trio.lowlevel.checkpoint()
+            answers: dict[str, bytes] = {}
+
+            async def ask(name: str, host, other) -> None:
+                stream = await host.new_stream(other.get_id(), [TAKE])
+                for at in range(0, len(body), 100_000):
+                    await stream.write(body[at : at + 100_000])
+                got = bytearray()
+                while len(got) < len(body):
+                    got += await stream.read(65_536)
+                answers[name] = bytes(got)
+                with pytest.raises(StreamError):
+                    await stream.read(1)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, "ours", ours, plain)
+                nursery.start_soon(ask, "plain", plain, ours)
+            assert answers == {"ours": body, "plain": body}
+
+
+@pytest.mark.parametrize("what", ["reset", "end", "death"])
+async def test_a_reset_is_told_from_an_end(what):
+    client, server = make(1), make(2)
+    go = trio.Event()
+
+    async def finish(stream) -> None:
+        await go.wait()
+        if what == "reset":
+            await stream.reset()
+        elif what == "death":
+            stream.swarm_conn.muxed_conn.end("on purpose")
+
+    server.set_stream_handler(TAKE, finish)
+    async with running(server, [LOOPBACK]), running(client, []):
+        await dial(client, server)
+        stream = Libp2pStream(await client.new_stream(server.get_id(), [TAKE]))
+        go.set()
+        with trio.fail_after(PATIENCE_S):
+            if what == "end":
+                assert await stream.read(10) == b""
+            else:
+                with pytest.raises(StreamBrokenError):
+                    await stream.read(10)
+        assert stream.broken is (what != "end")
+
+
+async def test_echoes_of_many_streams_at_once():
+    client, server = make(1), make(2)
+    async with running(server, [LOOPBACK]), running(client, []):
+        await dial(client, server)
+
+        async def one(number: int) -> None:
+            stream = await client.new_stream(server.get_id(), [ECHO])
+            for size in (1, 5000, 100_000):
+                body = bytes([number]) * size
+                await stream.write(body)
+                got = b""
+                while len(got) < size:
+                    got += await stream.read()
+                assert got == body
+            await stream.close()
+
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                for number in range(20):
+                    nursery.start_soon(one, number)
