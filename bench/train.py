@@ -12,8 +12,8 @@ Metrics (ratios unless the name says otherwise):
         `_train_models.py`.
     ms_<model>, ms_torch_<model>: the best step of either, in milliseconds.
     train_peak_vs_weights: growth of the resident set of a fresh process that loads 200 MB of
-        weights into an OnnxModel and trains two epochs of four batches, at its peak, over the size
-        of the weights; the bytes of the model, which it is given, are among that.
+        weights into an OnnxModel, by the path of its file, and trains two epochs of four batches,
+        at its peak, over the size of the weights.
     infer_peak_vs_weights: the same of one that loads them and computes forwards.
     infer_kept_vs_weights: what of that is left afterwards.
     first_step_s_resnet18: from bytes to the end of the first step: derivation of the graphs, their
@@ -81,7 +81,7 @@ class Epochs(ArrayDataSource):
         return len(self._pair[0])
 
 
-def made(content: bytes, source: ArrayDataSource | None, rate: float) -> OnnxModel:
+def made(content: bytes | Path, source: ArrayDataSource | None, rate: float) -> OnnxModel:
     """The model as a node binds it; only its backend where there are no data."""
     model = OnnxModel(OnnxModelConfig(model=content, learning_rate=rate))
     backend = OrtBackend(OrtBackendConfig())
@@ -216,7 +216,7 @@ def measure_here(what: str, path: Path) -> tuple[float, float]:
     small = made(mlp_forward((4, 3)).SerializeToString(), None, 0.1)
     small.forward(None, features[:, :4])  # type: ignore[arg-type]
     before = status_kib("VmRSS")
-    model = made(path.read_bytes(), source, 0.001)
+    model = made(path, source, 0.001)
     for _ in range(2):
         if what == "train":
             model.train(None, epochs=1, batch=4)  # type: ignore[arg-type]

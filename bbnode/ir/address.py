@@ -8,6 +8,7 @@ when this module is imported, so that every multiaddr parses, prints and round-t
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from multiaddr import Multiaddr
@@ -24,6 +25,8 @@ P_SITE = 0xE2
 P_COMPONENT = 0xE3
 P_OP = 0xE4
 
+# Reading an address takes 200 us, and peers name the same ones again and again; one takes 1 KB.
+_KEPT = 4096
 
 # Stands between the address of a relay and the peer behind it (multiaddr's protocol table).
 CIRCUIT = "p2p-circuit"
@@ -104,6 +107,11 @@ def address_from_bytes(raw: bytes) -> Multiaddr:
     """Parse canonical multiaddr bytes, 1 to MAX_ADDRESS_BYTES; raise DecodeError otherwise."""
     if not 0 < len(raw) <= MAX_ADDRESS_BYTES:
         raise DecodeError(f"an address of {len(raw)} bytes; 1 to {MAX_ADDRESS_BYTES} are taken")
+    return _parsed(bytes(raw))
+
+
+@lru_cache(maxsize=_KEPT)
+def _parsed(raw: bytes) -> Multiaddr:
     try:
         address = Multiaddr(raw)
         # The package decodes lazily, and reads a cut-off part as zeros: only bytes that it

@@ -140,16 +140,16 @@ def _check_nodes(
 def _check_node(
     where: str, node: NodeProto, depth: int, todo: list[tuple[GraphProto, int]]
 ) -> None:
-    for texts, limit in (
-        ((node.name, node.op_type, node.domain, node.overload), 4),
-        (node.input, MAX_PORTS),
-        (node.output, MAX_PORTS),
-    ):
-        if len(texts) > limit:
-            _parts(f"{where}, op {node.name!r:.80}", texts, limit, "ports")
-        for text in texts:
-            if type(text) is not str or len(text) > MAX_NAME_CHARS:
-                _names(where, (text,))
+    for ports in (node.input, node.output):
+        if len(ports) > MAX_PORTS:
+            _parts(f"{where}, op {node.name!r:.80}", ports, MAX_PORTS, "ports")
+    texts = (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+    try:
+        long = len("".join(texts)) > MAX_NAME_CHARS
+    except TypeError:  # bytes, which are no UTF-8
+        long = True
+    if long:
+        _names(where, texts)
     if node.op_type in _FILE_OPS:
         raise FileReference(
             f"{where}, op {node.name!r:.80}: {node.domain}::{node.op_type} has its code in a file "

@@ -92,6 +92,9 @@ MAX_SCALAR_BYTES: Final = _cap(1 << 20, "bytes", "one msgpack carrier, as one ap
 MAX_LIST_ITEMS: Final = _cap(
     65_536, "items", "of one list: the peers of a cohort, the results of a search"
 )
+MAX_SEARCH_BYTES: Final = _cap(
+    16 << 20, "bytes", "metadata of many items, or of what a search found: texts of passages"
+)
 MAX_INTEGER_BYTES: Final = _cap(9, "bytes", "the kind of an integer, and 64 bit")
 MAX_PEER_LIST_BYTES: Final = _cap(
     MAX_LIST_ITEMS * 40, "bytes", "as many PeerIds as a cohort has peers, each with its length"
@@ -294,6 +297,8 @@ MAX_CAUSES_REMEMBERED: Final = _cap(
 )
 DEDUP_WINDOW: Final = _cap(8192, "messages", "that are remembered, so that none is taken twice")
 MAX_ASKED: Final = _cap(16_384, "effects", "of one call of a component's method")
+MAX_FACTS: Final = _cap(32, "facts", "that one component tells of itself in the status")
+MAX_FACT_CHARS: Final = _cap(256, "characters", "a text among them")
 
 _part("Other protocols")
 ARTIFACT_STALL_S: Final = _cap(30.0, "s", "without a byte, after which a fetch is given up")
@@ -313,6 +318,9 @@ MAX_REGISTRY_CLASS_CHARS: Final = _cap(64, "characters", "the name of a class in
 MAX_PAGE_ROWS: Final = _cap(256, "rows", "of one page of a registry")
 MAX_PAGE_BYTES: Final = _cap(
     48 * 1024, "bytes", "the same, so that a page fits the smallest envelope"
+)
+MAX_EXCHANGED: Final = _cap(
+    32, "peers", "of one exchange between members of an overlay: 4 addresses each, 34 KiB"
 )
 MAX_LOCAL_NAMES: Final = _cap(256, "names", "on the local network that are kept account of")
 

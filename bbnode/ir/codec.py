@@ -39,7 +39,9 @@ from bbnode.ir.caps import (
     MAX_METADATA_ITEMS,
     MAX_PEER_LIST_BYTES,
     MAX_SCALAR_BYTES,
+    MAX_SEARCH_BYTES,
     MAX_TEXTS,
+    MAX_VALUES,
 )
 from bbnode.ir.decoding import Budget, refused, shown
 from bbnode.ir.errors import DecodeError
@@ -464,7 +466,11 @@ def _metadata(view: Buffer, budget: Budget) -> Metadata:
     item = decoding.unpack(
         view, max_bytes=MAX_SCALAR_BYTES, max_values=1 + 2 * MAX_METADATA_ITEMS, max_depth=1
     )
-    if not isinstance(item, dict):
+    return _metadata_of(item, budget)
+
+
+def _metadata_of(item: Any, budget: Budget) -> Metadata:
+    if not isinstance(item, dict) or len(item) > MAX_METADATA_ITEMS:
         raise DecodeError("metadata is not a map of scalars")
     budget.take(len(item))
     for name, value in item.items():
@@ -473,12 +479,45 @@ def _metadata(view: Buffer, budget: Budget) -> Metadata:
     return Metadata(item)
 
 
+def _metadata_list(view: Buffer, budget: Budget) -> values.MetadataVec:
+    items = _need_list(_unpack_searched(view, 2))
+    budget.take(len(items))
+    return values.MetadataVec(_metadata_of(item, budget) for item in items)
+
+
+def _encode_search_results(found: values.SearchResults) -> list[Buffer]:
+    row = [
+        list(found.ids.shape),
+        found.ids.astype("<i8", copy=False).tobytes(),
+        found.distances.astype("<f4", copy=False).tobytes(),
+        [dict(each) for each in found.metadata],
+        [peer.to_bytes() for peer in found.senders],
+    ]
+    return [msgpack.packb(row)]
+
+
 def _search_results(view: Buffer, budget: Budget) -> values.SearchResults:
-    pairs = [_need_list(pair) for pair in _unpack_list(view, 3)]
-    budget.take(len(pairs))
-    if any(len(pair) != 2 or not isinstance(pair[1], float) for pair in pairs):
-        raise DecodeError("search results are not (id, distance) pairs")
-    return values.SearchResults((_need_u64(pair[0]), pair[1]) for pair in pairs)
+    fields = _need_list(_unpack_searched(view, 3))
+    if len(fields) != 5:
+        raise DecodeError(f"search results of {len(fields)} fields, not 5")
+    shape, metadata, senders = (_need_list(fields[place]) for place in (0, 3, 4))
+    ids = np.frombuffer(_need_bytes(fields[1]), "<i8")
+    distances = np.frombuffer(_need_bytes(fields[2]), "<f4")
+    budget.take(len(ids) + len(metadata) + len(senders))
+    if any(_need_u64(extent) > MAX_LIST_ITEMS for extent in shape):  # of empty ones too
+        raise DecodeError(f"search results of more than {MAX_LIST_ITEMS} queries or hits")
+    return values.SearchResults(
+        ids.reshape(shape),
+        distances.reshape(shape),
+        (_metadata_of(item, budget) for item in metadata),
+        (PeerId.from_bytes(_need_bytes(peer)) for peer in senders),
+    )
+
+
+def _unpack_searched(view: Buffer, depth: int) -> Any:
+    return decoding.unpack(
+        view, max_bytes=MAX_SEARCH_BYTES, max_values=2 * MAX_VALUES, max_depth=depth
+    )
 
 
 def _address(view: memoryview, budget: Budget) -> Value:
@@ -500,7 +539,8 @@ _ENCODERS: dict[str, Callable[[Any], list[Buffer]]] = {
     types.PEER_ID_VEC.id: lambda v: [msgpack.packb([p.to_bytes() for p in v])],
     types.ADDRESS_VEC.id: lambda v: [msgpack.packb([a.to_bytes() for a in v])],
     types.METADATA.id: lambda v: [msgpack.packb(dict(v))],
-    types.SEARCH_RESULTS.id: lambda v: [msgpack.packb([[i, d] for i, d in v])],
+    types.METADATA_VEC.id: lambda v: [msgpack.packb([dict(each) for each in v])],
+    types.SEARCH_RESULTS.id: _encode_search_results,
 }
 _DECODERS: dict[str, Callable[[memoryview, Budget], Any]] = {
     types.TRIGGER.id: lambda view, _: _trigger(view),
@@ -510,6 +550,7 @@ _DECODERS: dict[str, Callable[[memoryview, Budget], Any]] = {
     types.PEER_ID_VEC.id: lambda view, budget: values.PeerIdVec(_peer_list(view, budget)),
     types.ADDRESS_VEC.id: _address_list,
     types.METADATA.id: _metadata,
+    types.METADATA_VEC.id: _metadata_list,
     types.SEARCH_RESULTS.id: _search_results,
 }
 
@@ -543,7 +584,8 @@ _COST_PER_BYTE: dict[str, float] = {
     types.MULTIADDRESS.id: 5,
     types.ADDRESS_VEC.id: 5,
     types.METADATA.id: 1 / 4,
-    types.SEARCH_RESULTS.id: 1 / 4,
+    types.METADATA_VEC.id: 1 / 4,
+    types.SEARCH_RESULTS.id: 1 / 8,
 }
 _COST_PER_BYTE_OF_OTHERS = 1 / 8
 _COST_OF_CHILD = 3

@@ -6,9 +6,17 @@ The command line maps the four families to exit codes in one place.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class BbnodeError(Exception):
-    """Base of all errors raised on purpose by bbnode."""
+    """Base of all errors raised on purpose by bbnode.
+
+    Attributes:
+        is_final: whoever tries the same again meets it again, however often.
+    """
+
+    is_final: ClassVar[bool] = False
 
 
 class AuthorError(BbnodeError):

@@ -913,6 +913,11 @@ class Function(Body):
         """`(domain, name, overload)`: what a call resolves against."""
         return (self.domain, self.name, self.overload)
 
+    def home_of_input(self, name: str) -> str | None:
+        """Return the class that an input is given to, where it is not the function's own."""
+        note = self.notes.get(name)
+        return None if note is None else note.metadata.get(keys.INPUT_HOME_KEY)
+
 
 @dataclass(slots=True, eq=False)
 class Subgraph(Body):

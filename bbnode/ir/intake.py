@@ -11,13 +11,16 @@ Only what an author names is read from files; models of peers and of artifacts g
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx.external_data_helper
 import onnx.version_converter
+from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import GraphProto, ModelProto, TensorProto
 
 from bbnode.ir import keys
@@ -26,7 +29,9 @@ from bbnode.ir.expansion import without_functions
 from bbnode.ir.graph import OpNode, is_onnx_domain
 from bbnode.ir.old_ops import NotRewritable, rewritten
 from bbnode.ir.onnx_file import has_unknown_fields, parse_model, subgraph_of
+from bbnode.ir.pieces import Content, InMemory, NotRead, OpenFiles, open_files
 from bbnode.ir.versions import means_the_same, onnx_version
+from bbnode.ir.weightless import StoredTensor, described, is_large, is_whole, parted
 
 # One protobuf message is at most 2 GiB; the artifact holds more than this model.
 MAX_MODEL_BYTES = (1 << 31) - (1 << 26)
@@ -112,6 +117,87 @@ def read_model(source: ModelSource) -> ModelProto:
     return model
 
 
+@contextmanager
+def opened_model(
+    source: bytes | str | os.PathLike[str],
+) -> Iterator[tuple[ModelProto, dict[str, StoredTensor]]]:
+    """Yield a model without the values of its large initializers, and these tensors by name.
+
+    Their values are read when they are asked for, until the end of the context, from the bytes
+    given, or from the file at a path and the files of tensors beneath its folder. In bytes it may
+    name such files, as `bounds.check_bounds` tells. NotRead within
+    the context becomes ModelRefused, and so does a file that changed meanwhile.
+
+    Raises what `read_model` raises.
+    """
+    if isinstance(source, bytes):
+        model, large = _parted(InMemory(source), f"what is given ({len(source)} bytes)")
+        yield model, large
+        return
+    path = Path(source)
+    try:
+        with open_files() as files:
+            with _reading(path):
+                file = files.open(path)
+            if file.size > MAX_MODEL_BYTES:
+                raise _too_large(f"{file.size} bytes")
+            model, large = _parted(file, repr(path.name))
+            large |= _external(model, path.parent, files)
+            _load_external(model, path.parent)
+            yield model, large
+    except NotRead as error:
+        raise ModelRefused(
+            str(error), "let nobody write to the file while it is read, and start again"
+        ) from error
+
+
+def _parted(content: Content, name: str) -> tuple[ModelProto, dict[str, StoredTensor]]:
+    try:
+        model, large = parted(content)
+    except ProtobufDecodeError as error:
+        raise _no_model(name, error) from error
+    _check_has_graph(model)
+    return model, large
+
+
+def _external(model: ModelProto, folder: Path, files: OpenFiles) -> dict[str, StoredTensor]:
+    """Return the large initializers in other files; in the model they have no values then."""
+    outside = [t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL]
+    _check_external_size(outside, folder)
+    times = Counter(tensor.name for tensor in model.graph.initializer)
+    found = {}
+    for tensor in outside:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        made = described(tensor)
+        if times[tensor.name] > 1 or not is_large(made):
+            continue  # which onnx reads, or refuses
+        try:
+            file = files.open(_beneath(folder, entries["location"]), follow=False)
+            start = int(entries.get("offset") or 0)
+            size = int(entries.get("length") or file.size - start)
+            if start < 0 or size < 0 or start + size > file.size:
+                raise ValueError(f"bytes {start} to {start + size}, and it has {file.size}")
+        except (OSError, ValueError, TypeError, KeyError, NotRead) as error:
+            raise DataFileMissing(
+                f"the data of tensor {_location(tensor)} cannot be read: {first_line(error)}",
+                "put the data files beside the model, as its exporter wrote them",
+            ) from error
+        if is_whole(made, size):
+            tensor.CopyFrom(made)
+            found[made.name] = StoredTensor(made, file, start)
+    return found
+
+
+def _beneath(folder: Path, location: str) -> Path:
+    """Return the path of a data file. ValueError for one that is elsewhere, or a link."""
+    path = folder / location
+    if Path(location).is_absolute() or ".." in Path(location).parts:
+        raise ValueError("it is not beneath the folder of the model")
+    if path.parent.resolve() != (folder.resolve() / location).parent:
+        raise ValueError("a link leads to it")
+    return path
+
+
 def _parsed(source: ModelSource) -> tuple[ModelProto, Path | None]:
     folder = None
     if isinstance(source, ModelProto):
@@ -128,6 +214,11 @@ def _parsed(source: ModelSource) -> tuple[ModelProto, Path | None]:
             f"{source!r:.60} is neither the path of an ONNX file nor an onnx.ModelProto",
             "give one of them, or the bytes of such a file",
         )
+    _check_has_graph(model)
+    return model, folder
+
+
+def _check_has_graph(model: ModelProto) -> None:
     if not model.HasField("graph") or not model.ir_version:
         raise ModelRefused("there is no graph in it", "it is not an ONNX model")
     if not model.graph.output:
@@ -135,17 +226,24 @@ def _parsed(source: ModelSource) -> tuple[ModelProto, Path | None]:
             f"its graph {model.graph.name!r} has no outputs",
             "what bbnode compiled or recorded is replayed by CompiledModule",
         )
-    return model, folder
 
 
 def _content(path: Path) -> bytes:
-    try:
+    with _reading(path):
         size = path.stat().st_size
         if not path.is_file():  # a device has no size, and may have no end
-            raise ModelRefused(f"{path.name!r} is not a file", "give an ONNX file")
+            raise NotRead(f"{path.name!r} is not a file")
         if size > MAX_MODEL_BYTES:
             raise _too_large(f"{size} bytes")
         return path.read_bytes()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except NotRead as error:
+        raise ModelRefused(str(error), "give an ONNX file") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         absent = isinstance(error, FileNotFoundError | NotADirectoryError)
         raise (ModelFileAbsent if absent else ModelRefused)(
@@ -158,10 +256,14 @@ def _model_in(content: bytes, name: str) -> ModelProto:
     try:
         return parse_model(content)
     except DecodeError as error:
-        raise ModelRefused(
-            f"{name} is not an ONNX model, or only a part of one ({first_line(error)})",
-            "export or download it again",
-        ) from error
+        raise _no_model(name, error) from error
+
+
+def _no_model(name: str, error: Exception) -> ModelRefused:
+    return ModelRefused(
+        f"{name} is not an ONNX model, or only a part of one ({first_line(error)})",
+        "export or download it again",
+    )
 
 
 def _too_large(what: str) -> ModelOverLimit:
@@ -271,6 +373,8 @@ def _load_external(model: ModelProto, folder: Path | None) -> None:
         raise DataFileMissing(
             f"the data of tensor {_location(short)} was not read", "export the model again"
         )
+    for tensor in outside:  # so that it is what the same tensor in the model's own file is
+        tensor.ClearField("data_location")
 
 
 def _check_external_size(outside: list[TensorProto], folder: Path) -> None:

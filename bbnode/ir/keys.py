@@ -84,6 +84,7 @@ TRANSIENT_STATE = PREFIX + "transient_state"  # what is under way
 MODULE_PHASE_KEY = PREFIX + "module_phase"
 BOOTSTRAP_PHASE = "bootstrap"
 BOOTSTRAP_SUFFIX = "__bootstrap"
+INPUT_HOME_KEY = PREFIX + "input_home"  # of an input that lives on another class
 HOME_KEY = PREFIX + "home"  # home class of the Module; on partitions: their class
 CONCRETE_TYPE_SLOT_PREFIX = PREFIX + "concrete_type."  # + slot
 SLOT_ROLE_PREFIX = PREFIX + "slot_role."  # + slot -> "<role>|<slot_id>"
@@ -136,6 +137,8 @@ MEMBERS_KEY = PREFIX + "members"
 # Of the quantization annotation of values that a node makes (or, of a function's inputs, reads
 # first): {"<value>": {"SCALE_TENSOR": "<value>", ...}}
 QUANTIZATION_KEY = PREFIX + "quantization"
+# On a DecodeAll: ids of the types that its codes stand for, as far as they are known ("").
+DECODED_TYPES_KEY = PREFIX + "decoded_types"
 MADE_BY_KEY = PREFIX + "made_by"  # the pass that made a node; the author's have none
 
 GATE_STAMPS = {

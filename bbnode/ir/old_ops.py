@@ -7,6 +7,7 @@ a conversion.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,7 +138,7 @@ def _prelu(node: NodeProto, old: _Old) -> Sequence[NodeProto]:
     """Before 7 a slope [C] is of the channels, the second axis, whatever follows it."""
     x, slope = node.input
     tensor = old.constants.get(slope)
-    size = None if tensor is None else _size(tensor)
+    size = None if tensor is None else math.prod(tensor.dims)
     if size == 1 or _rank(x, node, old) == 2:
         return [node]
     if old.ranks.get(slope, 1) != 1:
@@ -158,7 +159,7 @@ def _resize(node: NodeProto, old: _Old) -> Sequence[NodeProto]:
     made = NodeProto()
     made.CopyFrom(node)
     sizes = old.constants.get(node.input[3])
-    if sizes is not None and _size(sizes) == 0:
+    if sizes is not None and math.prod(sizes.dims) == 0:
         del made.input[3]
     else:
         made.input[2] = ""
@@ -182,13 +183,6 @@ def _rank(value: str, node: NodeProto, old: _Old) -> int:
             "does not tell)"
         )
     return found
-
-
-def _size(tensor: TensorProto) -> int:
-    size = 1
-    for dim in tensor.dims:
-        size *= dim
-    return size
 
 
 def _graphs(model: ModelProto) -> list[GraphProto]:

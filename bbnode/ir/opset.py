@@ -142,9 +142,10 @@ _SHORT = {
     "event": types.EVENT_KIND, "token": types.CORRELATION_TOKEN, "u64": types.U64,
     "request": types.REQUEST_ID, "wire_request": types.WIRE_REQUEST_ID,
     "responses": types.RESPONSE_BATCH, "composite": types.COMPOSITE,
-    "metadata": types.METADATA, "results": types.SEARCH_RESULTS, "int64": types.TENSOR_INT64,
-    "batch": types.ANY, "bool": types.TENSOR_BOOL,
+    "metadata": types.METADATA, "metadatas": types.METADATA_VEC, "results": types.SEARCH_RESULTS,
+    "int64": types.TENSOR_INT64, "batch": types.ANY, "bool": types.TENSOR_BOOL,
     "float": types.TENSOR_FLOAT, "double": types.TENSOR_DOUBLE, "sequence": types.SEQUENCE,
+    "bytes": types.BYTES, "uint8": types.TENSOR_UINT8,
 }  # fmt: skip
 
 
@@ -196,6 +197,14 @@ def op(
     )
 
 
+def protocol_op(
+    protocol: str, op_type: str, inputs: str = "", outputs: str = "", *, doc: str
+) -> OpSpec:
+    """Register an op of a protocol, written in shorthand; it changes its component's state."""
+    domain = keys.PROTOCOL_DOMAIN_PREFIX + protocol
+    return op(domain, op_type, inputs, outputs, role="Protocol", changes=True, doc=doc)
+
+
 def _syscalls() -> None:
     d = keys.SYSCALL_DOMAIN
     r = REQUIRED
@@ -215,7 +224,7 @@ def _syscalls() -> None:
     op(d, "Any", "inputs*:T", "value:T", group="", doc="The first of its inputs to arrive.")
     op(d, "Gate", "value:T trigger:trigger", "value:T", doc="Holds a value until the trigger.")
     op(d, "Serialize.Enqueue", "value:any", "trigger:trigger", queue=r, doc="FIFO put.")
-    op(d, "Serialize.Dequeue", "trigger:trigger", "value:T", queue=r, suspends=True,
+    op(d, "Serialize.Dequeue", "trigger:trigger", "value:T", queue=r, deadline_ns=0, suspends=True,
        doc="FIFO take.")  # fmt: skip
     op(d, "CorrelateTag", "trigger:trigger", "token:token", doc="Mints a fresh token.")
     op(d, "Hold.Stash", "value:any", "", slot=r, doc="Buffers a value.")
@@ -242,6 +251,8 @@ def _syscalls() -> None:
     op(d, keys.OP_PEERS_WITHOUT, "peers:peers peer:peer", "kept:peers", doc="All but one peer.")
     op(d, "Peers.Count", "peers:peers", "count:int64", doc="How many peers are in a list.")
     op(d, "Peers.Contains", "peers:peers peer:peer", "found:bool", doc="True if it has the peer.")
+    op(d, "Metadata.Number", "metadata:metadata", "number:float", key=r,
+       doc="An entry that is a number.")  # fmt: skip
     op(d, "PassThrough", "value:T", "value:T", doc="Identity.")
     op(d, "Tee", "value:T", "outputs*:T", fanout=r, doc="The input, fanout times.")
     op(d, "Constant", "", "value:any", value=r, doc="A value carried in the attribute.")
@@ -292,11 +303,20 @@ def _books() -> None:
        to=types.TENSOR_FLOAT.id, doc="One entry of each answer, a tensor [n].")  # fmt: skip
     op(d, keys.OP_UNBUNDLE, "responses:responses", "parts*:responses", child_count=0,
        child_types="", doc="Answers that are composites, as one batch per part.")  # fmt: skip
-    op(d, "Merge", "responses:responses[results]", "results:results senders:peers", k=10,
-       doc="The k nearest of all answers, and who sent each.")  # fmt: skip
+    op(d, "Usable", "responses:responses[results] query?:tensor", "usable:responses[results]",
+       k=10, doc="Answers that can be true; who gave others is missing.")  # fmt: skip
+    op(d, "Merge", "responses:responses[results] query?:tensor", "results:results", k=10,
+       distinct=0, share=0, doc="The k nearest of all answers, and who sent each.")  # fmt: skip
     d = keys.SEARCH_DOMAIN
-    op(d, "Ids", "results:results", "ids:int64", doc="Ids, nearest first, int64 [k].")
-    op(d, "Distances", "results:results", "distances:float", doc="Distances, float32 [k].")
+    op(d, "Ids", "results:results", "ids:int64", doc="Ids, nearest first, int64 [k] or [Q, k].")
+    op(d, "Distances", "results:results", "distances:float",
+       doc="Distances, float32 [k] or [Q, k].")  # fmt: skip
+    op(d, "Metadata", "results:results", "metadata:metadatas", doc="Metadata of each hit.")
+    op(d, "Senders", "results:results", "senders:peers", doc="Who found each hit.")
+    op(d, "Entry", "results:results", "values:tensor", name=REQUIRED,
+       to=types.TENSOR_FLOAT.id, doc="One entry of each hit's metadata, a tensor.")  # fmt: skip
+    op(d, "WithEntry", "metadata:metadatas values:tensor", "made:metadatas", name=REQUIRED,
+       doc="Metadata with one entry more, of each row of a tensor [n].")  # fmt: skip
 
 
 def _role(
@@ -317,12 +337,18 @@ def _roles() -> None:
         ("ComputeLoss", "input:batch target:tensor", "loss:tensor", {}),
         ("Evaluate", "input:batch target:tensor", "loss:tensor", {}),
         ("Gradient", "input:batch target:tensor", "grads:tensor loss:tensor", {}),
+        ("GradientWithInput", "input:tensor target:tensor",
+         "grads:tensor input_grad:tensor loss:tensor", {}),
+        ("PullBack", "input:batch grad:tensor", "grads:tensor input_grad:tensor",
+         {"to_input": 0}),
         ("SetLearningRate", "rate:tensor", "cmd:cmd", {}),
         ("ApplyDelta", "delta:tensor", "cmd:cmd", {}),
         ("LoadParameters", "params:tensor", "cmd:cmd", {}),
         ("Params", "", "params:tensor", {}),
         ("Train", "", "stats:metadata", {"epochs": 1, "batch": 32}),
-    ), "Backward Step SetLearningRate ApplyDelta LoadParameters Train")  # fmt: skip
+        ("TrainAdjusted", "anchor?:tensor correction?:tensor", "stats:metadata work:tensor",
+         {"epochs": 1, "batch": 32, "proximal": 0.0, "frozen": ""}),
+    ), "Backward Step SetLearningRate ApplyDelta LoadParameters Train TrainAdjusted")  # fmt: skip
     _role("Aggregator", (
         ("Contribute", "tensor:tensor metadata:metadata", "cmd:cmd", {}),
         ("ContributeAll", "responses:responses", "cmd:cmd", {}),
@@ -339,19 +365,22 @@ def _roles() -> None:
     _role("Codec", (
         ("Encode", "tensor:tensor", "code:tensor", {}),
         ("Decode", "code:tensor", "tensor:tensor", {}),
+        ("DecodeAll", "responses:responses", "decoded:responses", {"parts": ""}),
         ("Train", "training:tensor", "cmd:cmd", {}),
     ), "Train")  # fmt: skip
     _role("Index", (
-        ("Add", "vector:tensor", "id:cmd", {}),
-        ("Search", "query:tensor", "results:results", {"k": 10}),
-        ("Remove", "id:tensor", "cmd:cmd", {}),
+        ("Add", "vector:tensor metadata?:metadatas id?:int64", "id:int64", {}),
+        ("Search", "query:tensor where?:metadata", "results:results", {"k": 10}),
+        ("Remove", "id:int64", "cmd:cmd", {}),
         ("Train", "training:tensor", "cmd:cmd", {}),
+        ("Centroids", "", "centroids:float", {"n": 16}),
     ), "Add Remove Train")  # fmt: skip
     _role("PeerSelector", (
         ("Select", "key?:any", "peers:peers", {"mode": "all", "n": 0}),
         ("Sample", "", "peers:peers", {"n": REQUIRED}),
         ("CurrentView", "", "peers:peers", {}),
-    ))  # fmt: skip
+        ("Observed", "responses:responses", "cmd:cmd", {}),
+    ), "Observed")  # fmt: skip
 
 
 _syscalls()

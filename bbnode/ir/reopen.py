@@ -163,11 +163,19 @@ class Recording:
 
     def _other_types(self, main: Function) -> Iterable[tuple[str, str]]:
         """Recorded types of values that were replaced by others, and not narrowed to them."""
+        # A payload that nobody reads travels as a trigger, whatever its type would be.
+        unread = {
+            node.outputs[0]
+            for node in main.nodes
+            if node.metadata.get(keys.WIRE_TRANSPORT_KEY) == keys.TRANSPORT_TRIGGER_ONLY
+            and node.op_type in keys.INBOUND_OPS
+            and node.outputs
+        }
         for name, now in main.types.items():
             before = self._types.get(name)
             if before is None or before is now or before.kind is None or now.kind is None:
                 continue
-            if not now.kind.is_a(before.kind):
+            if name in unread or not now.kind.is_a(before.kind):
                 yield name, base64.b64encode(before.content).decode()
 
 

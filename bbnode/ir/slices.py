@@ -1,8 +1,8 @@
 """Slices: the ops of each entry of a partition, and those that no entry can fire.
 
-Rule: an entry is something that starts an execution: `invoke`, one input as an event, a Recv,
-an event-sourced syscall, or a join over executions. Its outputs are the seeds, and it owns what
-can fire from them:
+Rule: an entry is something that starts an execution: `invoke`, with all inputs or with those of one
+part of the program, one input as an event, a Recv, an event-sourced syscall, or a join over
+executions. Its outputs are the seeds, and it owns what can fire from them:
 
 1. every op that depends on a seed by data or `after` and whose needs can all be met by the
    seeds and by ops that need no seed at all (seedless ops);
@@ -87,10 +87,41 @@ def cut_slices(
     unreachable = [p for p in range(len(flat.ops)) if p not in covered or p in never]
     if len(flat.inputs) > 1:
         # With one input, an event and an invoke are the same thing.
-        for name in flat.inputs:
-            positions = tuple(sorted(cutter.dependent((name,))))
-            slices.append(Slice(name=name, seeds=(name,), source=None, positions=positions))
+        parts = [part for part in input_parts(flat) if 1 < len(part) < len(flat.inputs)]
+        for seeds in (*((name,) for name in flat.inputs), *parts):
+            positions = tuple(sorted(cutter.dependent(seeds)))
+            name = part_name(seeds)
+            slices.append(Slice(name=name, seeds=seeds, source=None, positions=positions))
     return slices, unreachable
+
+
+def part_name(inputs: Iterable[str]) -> str:
+    """Return the name of the slice of several inputs; of one it is the input's own."""
+    return "+".join(inputs)
+
+
+def input_parts(flat: FlatFunction) -> list[tuple[str, ...]]:
+    """Return the inputs in parts: no op needs inputs of two of them, not even by way of others."""
+    readers: dict[str, list[FlatOp]] = {}
+    for op in flat.ops:
+        for name in () if is_entry(op) else op.needs():
+            readers.setdefault(name, []).append(op)
+    part = {name: [name] for name in flat.inputs}
+    first: dict[int, str] = {}  # of a group of ops: the input that reached it first
+    passed: set[int] = set()
+    for seed in flat.inputs:
+        fresh = [seed]
+        while fresh:
+            for op in readers.get(fresh.pop(), ()):
+                other = part[first.setdefault(op.group, seed)]
+                if other is not part[seed]:
+                    other += part[seed]
+                    part.update(dict.fromkeys(part[seed], other))
+                if op.position not in passed:
+                    passed.add(op.position)
+                    fresh += op.outputs
+    together = {id(names): set(names) for names in part.values()}
+    return [tuple(n for n in flat.inputs if n in names) for names in together.values()]
 
 
 def _entries(flat: FlatFunction) -> list[tuple[str, tuple[str, ...], FlatOp | None]]:

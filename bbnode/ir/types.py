@@ -132,8 +132,9 @@ COMPOSITE = _opaque("Composite", ANY)
 METADATA = _opaque("Metadata", ANY)  # small named scalars, e.g. num_samples
 BYTES = _opaque("Bytes", ANY)
 U64 = _opaque("U64", ANY)
-SEARCH_RESULTS = _opaque("SearchResults", ANY)  # Index.Search: (id, distance) pairs
+SEARCH_RESULTS = _opaque("SearchResults", ANY)  # Index.Search: ids, distances, metadata
 PEER_ID_VEC = register_type("PeerIdVec", parent=ANY, kind=TypeKind.SEQUENCE, element=PEER_ID)
+METADATA_VEC = register_type("MetadataVec", parent=ANY, kind=TypeKind.SEQUENCE, element=METADATA)
 
 # Element types that travel: those with one fixed-size little-endian representation, and texts; of
 # less than a byte each, several lie in one (`codec`).
@@ -163,6 +164,7 @@ TENSOR_INT64 = TENSOR_BY_ELEM[onnx.TensorProto.INT64]
 TENSOR_UINT64 = TENSOR_BY_ELEM[onnx.TensorProto.UINT64]
 TENSOR_BOOL = TENSOR_BY_ELEM[onnx.TensorProto.BOOL]
 TENSOR_STRING = TENSOR_BY_ELEM[onnx.TensorProto.STRING]
+TENSOR_UINT8 = TENSOR_BY_ELEM[onnx.TensorProto.UINT8]
 
 SEQUENCE = register_type("Sequence", parent=ANY, kind=TypeKind.ABSTRACT)
 OPTIONAL = register_type("Optional", parent=ANY, kind=TypeKind.ABSTRACT)

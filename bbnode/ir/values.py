@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, overload
+from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
+import numpy.typing as npt
 import onnx.helper
 from multiaddr import Multiaddr
 
@@ -27,6 +28,10 @@ Value = Any  # one of the carriers below, a numpy array, or a registered class
 
 # What a Metadata entry may be; kept flat so that it is cheap to bound and to print.
 Scalar = bool | int | float | str | bytes
+
+# Ids of items in an index are from 0 to this.
+MAX_INT64: Final = (1 << 63) - 1
+_SHOWN_HITS = 10
 
 
 class Trigger:
@@ -192,12 +197,6 @@ class OptionalValue:
         return hash((self.type.id, self.value is None))
 
 
-class SearchResults(tuple[tuple[int, float], ...]):
-    """(id, distance) pairs, nearest first."""
-
-    __slots__ = ()
-
-
 class Metadata(Mapping[str, Scalar]):
     """Small named scalars that travel with a tensor, e.g. `num_samples`, `loss`."""
 
@@ -232,16 +231,157 @@ class Metadata(Mapping[str, Scalar]):
         return hash(tuple(sorted(self._items)))
 
 
+class MetadataVec(tuple[Metadata, ...]):
+    """Metadata of several items, in their order."""
+
+    __slots__ = ()
+
+
+def metadata_of(given: Any, node: TypeNode | None) -> Metadata | MetadataVec | None:
+    """Return a mapping as Metadata, or a list of them as a MetadataVec, where `node` is that type.
+
+    None for anything else. Raises AuthorError for an entry that is no scalar.
+    """
+    if node is types.METADATA and isinstance(given, Mapping):
+        return given if isinstance(given, Metadata) else Metadata(_named(given))
+    is_list = node is types.METADATA_VEC and isinstance(given, list | tuple)
+    if is_list and all(isinstance(each, Mapping) for each in given):
+        return MetadataVec(Metadata(_named(each)) for each in given)
+    return None
+
+
+def _named(given: Mapping[Any, Any]) -> dict[str, Any]:
+    wrong = next((name for name in given if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise AuthorError(f"a name of Metadata is {wrong!r}; names are texts")
+    return dict(given)
+
+
+class Hit(NamedTuple):
+    """One item that a search found.
+
+    Attributes:
+        id: of the item in the index that found it.
+        distance: of the item to the query, in the index's metric.
+        metadata: of the item; empty if it has none.
+        sender: the peer whose index found it; None for an index of this node.
+    """
+
+    id: int
+    distance: float
+    metadata: Metadata
+    sender: PeerId | None
+
+
+class SearchResults:
+    """The results of a search: for each query its nearest items, nearest first.
+
+    Attributes:
+        ids: int64 [k], or [Q, k] for a batch of Q queries; -1 fills the end of a row.
+        distances: float32 of the same shape; +inf beside an id of -1.
+        metadata: of each hit, row by row; empty where no item has any.
+        senders: the peer that found each hit, row by row; empty where this node found all.
+    """
+
+    __slots__ = ("distances", "ids", "metadata", "senders")
+
+    def __init__(
+        self,
+        ids: Any,
+        distances: Any,
+        metadata: Iterable[Metadata] = (),
+        senders: Iterable[PeerId] = (),
+    ) -> None:
+        """Return results of these arrays. Raises AuthorError when they do not belong together."""
+        found = np.asarray(ids)
+        if found.size and found.dtype.kind not in "iu":
+            raise AuthorError(f"ids of search results are integers, not {found.dtype}")
+        if found.size and (found.min() < -1 or found.max() > MAX_INT64):
+            raise AuthorError("ids of search results are from 0 to 2**63 - 1, or -1 for none")
+        self.ids: npt.NDArray[np.int64] = found.astype(np.int64)
+        with np.errstate(over="ignore"):  # what float32 does not hold is infinitely far
+            self.distances: npt.NDArray[np.float32] = np.array(distances, np.float32)
+        self.metadata = MetadataVec(metadata)
+        self.senders = PeerIdVec(senders)
+        if self.ids.ndim not in (1, 2) or self.ids.shape != self.distances.shape:
+            raise AuthorError(
+                f"search results have ids {list(self.ids.shape)} and distances "
+                f"{list(self.distances.shape)}; both are [k], or [Q, k]"
+            )
+        is_hit = self.ids >= 0
+        if (is_hit[..., 1:] & ~is_hit[..., :-1]).any():
+            raise AuthorError("a search result with the id -1 comes before one that was found")
+        hits = int(np.count_nonzero(is_hit))
+        for name, items in (("metadata", self.metadata), ("senders", self.senders)):
+            if items and len(items) != hits:
+                raise AuthorError(f"{hits} search results with {name} of {len(items)}")
+        self.distances[~is_hit] = np.inf
+        self.ids.flags.writeable = self.distances.flags.writeable = False
+
+    @classmethod
+    def of_pairs(cls, pairs: Iterable[tuple[int, float]]) -> SearchResults:
+        """Return the results of one query from its (id, distance) pairs, nearest first."""
+        listed = list(pairs)
+        return cls([number for number, _ in listed], [far for _, far in listed])
+
+    @property
+    def queries(self) -> int:
+        """The number of queries."""
+        return len(self.ids) if self.ids.ndim == 2 else 1
+
+    def hits(self, query: int = 0) -> list[Hit]:
+        """Return what was found for one query of the batch, nearest first."""
+        ids, distances = np.atleast_2d(self.ids), np.atleast_2d(self.distances)
+        first = int(np.count_nonzero(ids[:query] >= 0))
+        return [
+            Hit(
+                id=int(number),
+                distance=float(distances[query, place]),
+                metadata=self.metadata[first + place] if self.metadata else Metadata(),
+                sender=self.senders[first + place] if self.senders else None,
+            )
+            for place, number in enumerate(ids[query])
+            if number >= 0
+        ]
+
+    def __len__(self) -> int:
+        """Return the number of hits of all queries."""
+        return int(np.count_nonzero(self.ids >= 0))
+
+    def __repr__(self) -> str:
+        if self.ids.ndim == 2:
+            return f"SearchResults({len(self)} hits of {self.queries} queries)"
+        told = [f"{hit.id} at {hit.distance:.6g}" for hit in self.hits()[:_SHOWN_HITS]]
+        return f"SearchResults({', '.join(told)}{', …' if len(self) > _SHOWN_HITS else ''})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SearchResults):
+            return NotImplemented
+        return (
+            np.array_equal(self.ids, other.ids)
+            and np.array_equal(self.distances, other.distances, equal_nan=True)
+            and self.metadata == other.metadata
+            and self.senders == other.senders
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.ids.tobytes(), self.senders))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseBatch:
     """Answers of a cohort, in PeerId order, and the peers that are missing.
 
-    `reasons`: of the missing peers, why there is no answer; none for a peer that was only late.
+    Attributes:
+        reasons: of the missing peers, why there is no answer; none for a peer that was only late.
+        took_ns: of the peers that answered, nanoseconds from the request to the answer, as the node
+            that asked measured them. They are this node's alone: a batch that is sent has none.
     """
 
     responses: tuple[tuple[PeerId, Value], ...]
     missing: tuple[PeerId, ...] = ()
     reasons: tuple[tuple[PeerId, WireRefusal], ...] = ()
+    took_ns: tuple[tuple[PeerId, int], ...] = ()
 
     @property
     def peers(self) -> PeerIdVec:
@@ -266,6 +406,7 @@ _TYPE_OF_CLASS: dict[type, TypeNode] = {
     bytes: types.BYTES,
     U64: types.U64,
     SearchResults: types.SEARCH_RESULTS,
+    MetadataVec: types.METADATA_VEC,
     PeerIdVec: types.PEER_ID_VEC,
 }
 
@@ -351,4 +492,13 @@ def size_of(value: Value) -> int:
         return 64 + (0 if value.value is None else size_of(value.value))
     if isinstance(value, ResponseBatch):
         return sum(size_of(child) for _, child in value.responses) + 64
+    if isinstance(value, SearchResults):
+        return value.ids.nbytes + value.distances.nbytes + size_of(value.metadata) + 64
+    if isinstance(value, MetadataVec):
+        return sum(map(_size_of_metadata, value)) + 64
     return 64
+
+
+def _size_of_metadata(value: Metadata) -> int:
+    texts = sum(len(item) for item in value.values() if isinstance(item, str | bytes))
+    return 64 * (1 + len(value)) + texts

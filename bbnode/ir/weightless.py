@@ -8,11 +8,18 @@ graph that outlives them is a copy that never held them.
 from __future__ import annotations
 
 import math
+import mmap
+import sys
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from onnx import ModelProto, TensorProto, helper
+
+from bbnode.ir.pieces import Content, InMemory
 
 # Sizes, axes and scales, which conversion and inference read, are smaller by far.
 _LARGE_BYTES = 1 << 16
@@ -35,56 +42,121 @@ _VARINT, _EIGHT_BYTES, _COUNTED, _FOUR_BYTES = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 
 
-def parted(content: bytes) -> tuple[ModelProto, dict[str, TensorProto]]:
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor whose values stay where they stand, and are read when they are asked for.
+
+    Attributes:
+        described: name, element type, dimensions and notes; no values.
+        source: what they are read from.
+        start: their place in it; there are as many bytes as the tensor declares.
+    """
+
+    described: TensorProto
+    source: Content
+    start: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values, little-endian as ONNX has them."""
+        return helper.tensor_dtype_to_np_dtype(self.described.data_type)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions."""
+        return tuple(self.described.dims)
+
+    def array(self) -> npt.NDArray[Any]:
+        """Return the values, which are those of the caller, or read anew. Raises NotRead."""
+        size = self.dtype.itemsize * math.prod(self.shape)
+        if isinstance(self.source, InMemory) and sys.byteorder == "little":
+            data = self.source.read(self.start, self.start + size)
+            return np.frombuffer(data, self.dtype).reshape(self.shape)
+        # Of pages of its own, which go when the array goes; a heap would keep them.
+        values = np.frombuffer(mmap.mmap(-1, size), self.dtype).reshape(self.shape)
+        self.read_into(values)
+        return values
+
+    def read_into(self, place: npt.NDArray[Any]) -> None:
+        """Fill a dense array of the same size; cast the values if it has another dtype.
+
+        Raises NotRead.
+        """
+        if place.dtype != self.dtype:
+            place[...] = self.array()
+            return
+        self.source.read_into(self.start, place.reshape(-1).view(np.uint8).data)
+        if sys.byteorder == "big":
+            place.byteswap(inplace=True)
+
+    def whole(self) -> TensorProto:
+        """Return the tensor with its values. Raises NotRead."""
+        made = copied(self.described)
+        size = self.dtype.itemsize * math.prod(self.shape)
+        made.raw_data = bytes(self.source.read(self.start, self.start + size))
+        return made
+
+
+def parted(content: Content) -> tuple[ModelProto, dict[str, StoredTensor]]:
     """Return a model whose large initializers have no values, and these tensors by name.
 
-    Each of them is a message of its own, whose memory goes when it goes. None is apart where
-    `content` is written in an unusual way.
+    None is apart where `content` is written in an unusual way; then it is read whole.
 
-    Raises google.protobuf.message.DecodeError.
+    Raises google.protobuf.message.DecodeError, NotRead.
     """
-    view = memoryview(content)
-    large: dict[str, TensorProto] = {}
+    large: dict[str, StoredTensor] = {}
     try:
-        light = b"".join(_light_model(view, large))
+        light = b"".join(_light_model(content, large))
     except ValueError:
-        return ModelProto.FromString(content), {}
+        return _whole(content), {}
     model = ModelProto.FromString(light)
     times = Counter(tensor.name for tensor in model.graph.initializer)
     if any(times[name] > 1 for name in large):
-        return ModelProto.FromString(content), {}
+        return _whole(content), {}
     return model, large
 
 
-def _light_model(view: memoryview, large: dict[str, TensorProto]) -> Iterator[Any]:
+def _whole(content: Content) -> ModelProto:
+    return ModelProto.FromString(content.read(0, content.size))  # type: ignore[arg-type]
+
+
+def _light_model(content: Content, large: dict[str, StoredTensor]) -> Iterator[Any]:
     """Yield the bytes of a model without the values of its large initializers, put into `large`."""
-    graphs = 0
-    for number, at, start, end in _fields(view):
+    graphs = kept = 0
+    for number, at, start, end in _fields(content, 0, content.size):
         if number != _GRAPH:
-            yield view[at:end]
             continue
         graphs += 1
         if graphs > 1:
             raise ValueError("graphs that are to be merged")
-        yield from _counted(_GRAPH, _light_graph(view[start:end], large))
+        yield content.read(kept, at)
+        yield from _counted(_GRAPH, _light_graph(content, start, end, large))
+        kept = end
+    yield content.read(kept, content.size)
 
 
-def _light_graph(view: memoryview, large: dict[str, TensorProto]) -> Iterator[Any]:
-    for number, at, start, end in _fields(view):
-        if number != _INITIALIZER or end - start < _LARGE_BYTES:
-            yield view[at:end]
+def _light_graph(
+    content: Content, start: int, end: int, large: dict[str, StoredTensor]
+) -> Iterator[Any]:
+    kept = start
+    for number, at, first, last in _fields(content, start, end):
+        if number != _INITIALIZER or last - first < _LARGE_BYTES:
             continue
-        tensor = view[start:end]
-        data = [field for field in _fields(tensor) if field[0] == _RAW_DATA]
+        data = [field for field in _fields(content, first, last) if field[0] == _RAW_DATA]
         if len(data) != 1 or data[0][3] - data[0][2] < _LARGE_BYTES:
-            yield view[at:end]
             continue
-        _, raw_at, _, raw_end = data[0]
-        whole = TensorProto.FromString(tensor)  # type: ignore[arg-type]  # any buffer will do
-        if whole.name in large:
+        _, raw_at, raw_start, raw_end = data[0]
+        around = b"".join((content.read(first, raw_at), content.read(raw_end, last)))
+        tensor = TensorProto.FromString(around)
+        if not is_whole(tensor, raw_end - raw_start):
+            continue
+        if tensor.name in large:
             raise ValueError("two tensors of one name")
-        large[whole.name] = whole
-        yield from _counted(_INITIALIZER, [tensor[:raw_at], tensor[raw_end:]])
+        large[tensor.name] = StoredTensor(tensor, content, raw_start)
+        yield content.read(kept, at)
+        yield from _counted(_INITIALIZER, [around])
+        kept = last
+    yield content.read(kept, end)
 
 
 def _counted(number: int, parts: Iterable[Any]) -> Iterator[Any]:
@@ -99,23 +171,22 @@ def _counted(number: int, parts: Iterable[Any]) -> Iterator[Any]:
     yield from parts
 
 
-def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
+def _fields(content: Content, at: int, size: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield number, place, place of the content, and end of each field of a message.
 
-    ValueError for what is no such field, or ends too early.
+    The message stands from `at` to `size`. ValueError for what is no such field, or ends too early.
     """
-    at, size = 0, len(view)
     while at < size:
-        key, start = _varint(view, at)
+        key, start = _varint(content, at)
         number, kind = key >> 3, key & 7
         if kind == _VARINT:
-            _, end = _varint(view, start)
+            _, end = _varint(content, start)
         elif kind == _EIGHT_BYTES:
             end = start + 8
         elif kind == _FOUR_BYTES:
             end = start + 4
         elif kind == _COUNTED:
-            length, start = _varint(view, start)
+            length, start = _varint(content, start)
             end = start + length
         else:
             raise ValueError(f"a field of kind {kind}")
@@ -125,10 +196,10 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
         at = end
 
 
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
+def _varint(content: Content, at: int) -> tuple[int, int]:
     """Return a number and where it ends."""
     value = 0
-    for index, byte in enumerate(view[at : at + _MAX_VARINT_BYTES]):
+    for index, byte in enumerate(content.glance(at, _MAX_VARINT_BYTES)):
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return value, at + index + 1
@@ -136,20 +207,19 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def without_weights(
-    model: ModelProto, apart: Mapping[str, TensorProto] | None = None
+    model: ModelProto, apart: Container[str] = ()
 ) -> tuple[ModelProto, dict[str, TensorProto]]:
     """Return a copy whose large initializers are inputs, and these tensors of the model by name.
 
-    `apart` has those of which the model has no values.
+    `apart` names those of which the model has no values.
     """
     large: dict[str, TensorProto] = {}
     small = []
     times = Counter(tensor.name for tensor in model.graph.initializer)
-    for given in model.graph.initializer:
-        tensor = (apart or {}).get(given.name, given)
+    for tensor in model.graph.initializer:
         outside = tensor.data_location == TensorProto.EXTERNAL
         # A name that stands there twice is for ONNX's checker to refuse.
-        if outside or times[tensor.name] > 1 or _size(tensor) < _LARGE_BYTES:
+        if outside or times[tensor.name] > 1 or not (tensor.name in apart or is_large(tensor)):
             small.append(tensor)
         else:
             large[tensor.name] = tensor
@@ -163,17 +233,25 @@ def without_weights(
     return light, large
 
 
-def is_whole(tensor: TensorProto) -> bool:
+def is_large(tensor: TensorProto) -> bool:
+    """Return True for a tensor that declares much; what it has is encoded to be counted."""
+    size = _BYTES_OF_ELEM.get(tensor.data_type)
+    declared = tensor.ByteSize() if size is None else size * math.prod(tensor.dims)
+    return declared >= _LARGE_BYTES
+
+
+def is_whole(tensor: TensorProto, raw_bytes: int | None = None) -> bool:
     """Return True if `raw_data`, and nothing else, holds just as many values as a tensor declares.
 
     ONNX's checker has nothing against such a tensor; it copies it twice to find that out. False
-    says nothing.
+    says nothing. `raw_bytes` is the size of `raw_data` where that is elsewhere.
     """
     size = _BYTES_OF_ELEM.get(tensor.data_type)
     return (
         size is not None
         and all(dim >= 0 for dim in tensor.dims)
-        and len(tensor.raw_data) == size * math.prod(tensor.dims)
+        and (len(tensor.raw_data) if raw_bytes is None else raw_bytes)
+        == size * math.prod(tensor.dims)
         and tensor.data_location == TensorProto.DEFAULT
         and not tensor.HasField("segment")
         and not any(getattr(tensor, name) for name in _ELSEWHERE)
@@ -202,12 +280,6 @@ def copied(tensor: TensorProto) -> TensorProto:
     made = TensorProto()
     made.CopyFrom(tensor)
     return made
-
-
-def _size(tensor: TensorProto) -> int:
-    """Return the bytes of what a tensor declares; those it has are encoded to be counted."""
-    size = _BYTES_OF_ELEM.get(tensor.data_type)
-    return tensor.ByteSize() if size is None else size * math.prod(tensor.dims)
 
 
 def _with_initializers(model: ModelProto, tensors: Iterable[TensorProto]) -> ModelProto:

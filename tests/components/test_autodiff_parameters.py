@@ -179,5 +179,5 @@ def test_a_name_of_what_cannot_be_trained_is_refused() -> None:
     half = [node("Cast", ["w"], ["v"], to=1), node("Mul", ["x", "v"], ["y"])]
     model = model_of(half, {"w": normal(4)}, inputs={"x": X}, dtype=np.float32)
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones(4, np.float16), "w"))
-    with pytest.raises(InvalidForwardModel, match="'w' is FLOAT16; train float32 or float64"):
+    with pytest.raises(InvalidForwardModel, match="'w' is FLOAT16; weights are trained in float32"):
         choose_parameters(model)

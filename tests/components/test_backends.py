@@ -304,3 +304,120 @@ def test_optimizers_that_are_left_out_would_have_changed_nothing(tmp_path) -> No
         assert made[0] == made[1], name
     assert len(idle["plain"]) > len(idle["quantized"]) > 0
     assert "GeluFusionL1" not in idle["gelu"]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["plain", "in-an-If"])
+@pytest.mark.parametrize("held", [False, True], ids=["fed", "initializers"])
+def test_a_batch_normalization_in_training_mode_leaves_what_it_reads_alone(
+    held: bool, inside: bool
+) -> None:
+    """ONNX Runtime's kernel writes over the statistics that it is given."""
+    port = helper.make_tensor_value_info
+    nodes = [
+        node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y", "m2", "v2"], training_mode=1),
+        node("Identity", ["m"], ["old"]),
+        node("Add", ["m2", "m"], ["z"]),
+    ]
+    made = ["y", "m2", "v2", "old", "z"]
+    if inside:
+        branch = helper.make_graph(nodes, "then", [], [port(name, 1, None) for name in made])
+        told = node("Constant", [], ["told"], value=onnx.numpy_helper.from_array(np.array(True)))
+        nodes = [told, node("If", ["told"], made, then_branch=branch, else_branch=branch)]
+    kept = {"s": 1.0, "b": 0.0, "m": 2.0, "v": 1.0}
+    arrays = {name: np.full(3, value, np.float32) for name, value in kept.items()}
+    fed = [port("x", 1, ["n", 3, 2])] + ([] if held else [port(n, 1, [3]) for n in arrays])
+    graph = helper.make_graph(
+        nodes, "norm", fed, [port(name, 1, None) for name in made],
+        [onnx.numpy_helper.from_array(a, n) for n, a in arrays.items()] if held else [],
+    )  # fmt: skip
+    model = helper.make_model(graph, ir_version=13, opset_imports=[helper.make_opsetid("", 25)])
+    x = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
+    prepared = OrtBackend(OrtBackendConfig()).prepare(model)
+    for _ in range(2):
+        y, mean, variance, old, total = prepared.run([x] if held else [x, *arrays.values()])
+        np.testing.assert_allclose(mean, 1.8 + 0.1 * x.mean((0, 2)), rtol=1e-5)
+        np.testing.assert_allclose(variance, 0.9 + 0.1 * x.var((0, 2)), rtol=1e-5)
+        np.testing.assert_array_equal(old, arrays["m"])
+        np.testing.assert_allclose(total, mean + 2, rtol=1e-6)
+        np.testing.assert_allclose(y.mean((0, 2)), np.zeros(3), atol=1e-5)
+    assert all(np.all(array == kept[name]) for name, array in arrays.items())
+
+
+@pytest.mark.parametrize("perm", [[1, 2, 0], [1, 0, 2]], ids=str)
+@pytest.mark.parametrize(
+    ("axes", "pads"), [([-1], [1, 2]), ([1, 2], [1, 2, 0, 0]), ([2, 0, 1], [1, 2, 3, 0, 0, 0])]
+)
+def test_a_pad_of_named_axes_stays_right_beside_transposes(
+    perm: list[int], axes: list[int], pads: list[int]
+) -> None:
+    """ONNX Runtime's optimizer moves a Transpose past it, and mixes up the pads."""
+    nodes = [
+        node("Transpose", ["x"], ["t"], perm=perm),
+        node("Pad", ["t", "pads", "", "axes"], ["p"]),
+        node("Transpose", ["p"], ["y"], perm=np.argsort(perm).tolist()),
+    ]
+    held = {"pads": np.array(pads), "axes": np.array(axes)}
+    graph = helper.make_graph(
+        nodes, "pads", [helper.make_tensor_value_info("x", 1, ["n", 3, 4])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in held.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, ir_version=13, opset_imports=[helper.make_opsetid("", 25)])
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    widths = np.zeros((3, 2), int)
+    widths[axes] = np.reshape(pads, (2, -1)).T
+    expected = np.pad(x.transpose(perm), widths).transpose(np.argsort(perm))
+    (made,) = OrtBackend(OrtBackendConfig()).prepare(model).run([x])
+    np.testing.assert_array_equal(made, expected)
+
+
+def _concat(axis: int, shapes: list[list[int]]) -> None:
+    """Run a Concat of arrays of these shapes, whose sizes are open, and compare with numpy's."""
+    names = [f"x{i}" for i in range(len(shapes))]
+    arrays = [np.full(shape, i + 1, F32) for i, shape in enumerate(shapes)]
+    fed = [
+        helper.make_tensor_value_info(n, 1, [None] * len(s))
+        for n, s in zip(names, shapes, strict=True)
+    ]
+    graph = helper.make_graph(
+        [node("Concat", names, ["y"], axis=axis)],
+        "joined", fed, [helper.make_tensor_value_info("y", 1, None)],
+    )  # fmt: skip
+    model = helper.make_model(graph, ir_version=13, opset_imports=[helper.make_opsetid("", 25)])
+    (made,) = OrtBackend(OrtBackendConfig()).prepare(model).run(arrays)
+    np.testing.assert_array_equal(made, np.concatenate(arrays, axis))
+
+
+@pytest.mark.parametrize(
+    ("axis", "shapes"),
+    [
+        (0, [[0, 2], [3, 2]]),
+        (0, [[2], [0], [3]]),
+        (1, [[3, 2], [3, 0], [3, 1]]),
+        (-1, [[3, 0], [3, 2]]),
+        (1, [[0, 2], [0, 3]]),
+        (1, [[2, 0, 4], [2, 3, 4]]),
+        (-2, [[2, 1, 0], [2, 5, 0]]),
+    ],
+    ids=str,
+)
+def test_what_is_empty_is_joined(axis: int, shapes: list[list[int]]) -> None:
+    _concat(axis, shapes)
+
+
+@pytest.mark.parametrize(
+    ("axis", "shapes"),
+    [
+        (1, [[3, 2], [0, 2]]),
+        (1, [[0, 2], [3, 2]]),
+        (-1, [[3, 2], [3, 2], [0, 2]]),
+        (0, [[2, 0], [3, 4]]),
+        (1, [[2, 3, 4], [2, 3, 0]]),
+        (-2, [[2, 3, 0], [2, 3, 4]]),
+    ],
+    ids=str,
+)
+def test_an_empty_part_of_other_sizes_is_refused(axis: int, shapes: list[list[int]]) -> None:
+    """ONNX Runtime takes it, and leaves its part of the result as memory was."""
+    with pytest.raises(errors.BackendError, match="y/sizes"):
+        _concat(axis, shapes)

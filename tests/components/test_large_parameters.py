@@ -10,7 +10,6 @@ import pytest
 from onnx import ModelProto
 from onnx.helper import make_node as node
 
-from bbnode.components.autodiff import InvalidForwardModel
 from bbnode.components.contracts import WritingGraph
 from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
 from bbnode.components.errors import BackendError, TrainingFailed
@@ -121,28 +120,3 @@ def test_places_that_do_not_fit_are_refused_and_those_that_do_are_the_outputs() 
         graph.run_into([X.astype(np.float64)], {0: place})
     with pytest.raises(BackendError, match="2 input"):
         graph.run_into([X, X], {0: place})
-
-
-@pytest.mark.parametrize("sign", [None, "", "!"])
-def test_a_model_read_in_parts_is_the_one_read_whole(sign, monkeypatch) -> None:
-    model = mlp_forward((130, 140, 150, 3), seed=2)
-    names = [tensor.name for tensor in model.graph.initializer]
-    chosen = () if sign is None else (sign + names[0],)
-    config = OnnxModelConfig(model=model.SerializeToString(), trainable=chosen)
-    read = []
-    for least in (1 << 40, 0):
-        monkeypatch.setattr(onnx_models, "_LARGE_BYTES", least)
-        made = OnnxModel(config)
-        made.bind({"backend": ort()})
-        out = made.forward(CTX, np.ones((2, 130), np.float32))
-        read.append(
-            (made.serialize(), made.config.model, made.export().SerializeToString(), out.tobytes())
-        )
-    assert read[0] == read[1]
-
-
-def test_bytes_that_are_no_model_are_refused_in_parts_too(monkeypatch) -> None:
-    monkeypatch.setattr(onnx_models, "_LARGE_BYTES", 0)
-    for content in (b"", b"junk", mlp_forward((130, 140)).SerializeToString()[:-7]):
-        with pytest.raises(InvalidForwardModel):
-            OnnxModel(OnnxModelConfig(model=content))

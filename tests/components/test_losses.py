@@ -6,6 +6,7 @@ What equals torch's own functions to the last digits stands in test_torch_traini
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from onnx.helper import make_node as node
 
 from bbnode.components.autodiff import LOSSES, training_graphs
 from bbnode.components.autodiff.losses import LossSettings
+from bbnode.components.autodiff.optimizers import OptimizerSettings
 from bbnode.components.autodiff.training import TrainingOptions
+from bbnode.components.models.onnx_model import OnnxModelConfig
 from tests.components.graphs import model_of, numeric_gradient, run_ort, run_reference
 
 RNG = np.random.default_rng(5)
@@ -93,3 +96,12 @@ def test_a_loss_is_its_formula_and_has_its_gradient(case: str) -> None:
         np.testing.assert_allclose(got["loss"], formula(Y), rtol=1e-12)
         expected = numeric_gradient(graphs.loss, feeds, "w", "loss", np.ones(()))
         np.testing.assert_allclose(got["grad/w"], expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("settings", [LossSettings, OptimizerSettings])
+def test_settings_of_a_model_have_the_defaults_of_what_they_set(settings: type) -> None:
+    of_model = {each.name: each.default for each in fields(OnnxModelConfig)}
+    of_model["name"] = of_model["optimizer"]
+    assert {each.name: of_model[each.name] for each in fields(settings)} == {
+        each.name: each.default for each in fields(settings)
+    }

@@ -7,11 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnx.helper import make_node as node
 
 from bbnode.components import errors
-from bbnode.components.autodiff import InvalidForwardModel, UnknownLoss
+from bbnode.components.autodiff import (
+    InvalidForwardModel,
+    UnknownLoss,
+    UnsupportedGradient,
+    training_graphs,
+)
 from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
 from bbnode.components.backends.reference import ReferenceBackend, ReferenceBackendConfig
 from bbnode.components.contracts import ComponentError, Model, is_offloaded
@@ -275,7 +280,7 @@ def test_bytes_that_are_no_state_are_refused(junk: bytes) -> None:
 
 
 def test_models_that_cannot_be_trained_are_refused_at_once() -> None:
-    with pytest.raises(InvalidForwardModel, match="no ModelProto"):
+    with pytest.raises(InvalidForwardModel, match=r"2 bytes.* not an ONNX model"):
         OnnxModel(OnnxModelConfig(model=b"\xff\xff"))
     with pytest.raises(UnknownLoss):
         OnnxModel(OnnxModelConfig(model=CONFIG.model, loss="hinge"))
@@ -310,14 +315,50 @@ class Counting(OrtBackend):
         return super().build_graph(model)
 
 
-def test_the_bootstrap_prepares_what_a_round_needs() -> None:
-    backend = Counting()
-    rng = np.random.default_rng(0)
-    model = onnx_model(CONFIG, None, backend)
+def test_the_bootstrap_prepares_what_a_round_needs(source) -> None:
+    for data, needed in ((None, ["forward", "loss"]), (source, ["forward", "loss", "train_step"])):
+        backend = Counting()
+        model = onnx_model(CONFIG, data, backend)
+        model.bootstrap(CTX)
+        assert sorted(backend.built) == needed
+        model.forward(CTX, np.ones((2, 4), np.float32))
+        assert len(backend.built) == len(needed)
+
+
+@pytest.mark.parametrize("op", [("QuickGelu", "com.microsoft"), ("Det", "")])
+def test_an_op_that_gradients_do_not_pass_is_run_and_refused_by_name_for_training(
+    op: tuple[str, str], source
+) -> None:
+    name, domain = op
+    shape = ["n", 2, 2] if name == "Det" else ["n", 4]
+    nodes = [node("Mul", ["x", "w"], ["h"]), node(name, ["h"], ["d"], name="odd", domain=domain)]
+    nodes.append(node("Unsqueeze", ["d", "axis"], ["y"]))
+    graph = helper.make_graph(
+        nodes, "odd",
+        [helper.make_tensor_value_info("x", 1, shape)],
+        [helper.make_tensor_value_info("y", 1, ["n", 1] if name == "Det" else ["n", 1, 4])],
+        [numpy_helper.from_array(np.full(shape[1:], 2.0, np.float32), "w"),
+         numpy_helper.from_array(np.asarray([1]), "axis")],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    made = helper.make_model(graph, ir_version=10, opset_imports=opsets)
+    config = OnnxModelConfig(model=made.SerializeToString(), loss="mse")
+    model = onnx_model(config)
     model.bootstrap(CTX)
-    assert sorted(backend.built) == ["forward", "loss", "train_step"]
-    model.forward(CTX, rng.normal(size=(2, 4)).astype(np.float32))
-    assert len(backend.built) == 3
+    batch = np.arange(12, dtype=np.float32).reshape(3, *shape[1:])
+    out = np.asarray(model.forward(CTX, batch))
+    wanted = np.linalg.det(2 * batch) if name == "Det" else 2 * batch / (1 + np.exp(-3.404 * batch))
+    np.testing.assert_allclose(out, wanted[:, None], rtol=1e-3, atol=1e-4)
+    assert model.compute_loss(CTX, batch, out) == 0
+    named = rf"'odd'.*{domain or 'ai.onnx'}\.{name}"
+    for refused in (
+        lambda: model.gradient(CTX, batch, out),
+        lambda: model.backward(CTX, out),
+        lambda: onnx_model(config, source),
+        lambda: training_graphs(made, "mse"),
+    ):
+        with pytest.raises(UnsupportedGradient, match=named):
+            refused()
 
 
 def test_a_frozen_state_is_the_one_of_then_and_costs_nothing(source) -> None:

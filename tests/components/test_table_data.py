@@ -240,7 +240,11 @@ def test_missing_values_are_refused_dropped_or_filled(tmp_path) -> None:
     path = tmp_path / "m.csv"
     path.write_text(MISSING)
     two = {"features": ("a", "b")}
-    refused(path, r"column 'a' .* row 1 has no value, and 1 row\(s\) .*\"drop\" or \"mean\"", **two)
+    refused(
+        path,
+        r"column 'a' .* row 1 has no value, and 1 row\(s\) .*\"drop\", \"mean\" or \"keep\"",
+        **two,
+    )
     refused(path, r"column 'word' .* row 2 has no value.* missing = \"drop\"$", features=("word",))
     refused(path, "column 'word' .* row 2 has no value", missing="mean", features=("word",))
     refused(path, "column 'label' .* row 3 has no value", missing="mean", **two)
@@ -249,6 +253,9 @@ def test_missing_values_are_refused_dropped_or_filled(tmp_path) -> None:
     gaps = {"a": [1, None, 3.0, float("nan")], "label": [1, 2, 3, 4]}
     x, y = whole(written(tmp_path / "g.arrow", pa.table(gaps)), missing="mean")
     assert (x, y) == ([[1], [2], [3], [2]], [1, 2, 3, 4])
+    x, _ = whole(tmp_path / "g.arrow", missing="keep")
+    np.testing.assert_array_equal(x, [[1], [np.nan], [3], [np.nan]])
+    refused(path, "column 'label' .* row 3 has no value", missing="keep", **two)
     refused(tmp_path / "g.arrow", r"row 1 has no value, and 2 row\(s\)")
     only_drops = written(tmp_path / "d.arrow", pa.table({"a": [1, None], "label": [None, 1]}))
     refused(only_drops, "each row .* has a missing value", missing="drop")

@@ -161,6 +161,9 @@ def test_steps_are_those_of_torch_optim() -> None:
         ("adagrad", {}),
         ("rmsprop", {"momentum": 0.5, "centered": True}),
         ("lion", {"weight_decay": 0.1}),
+        ("yogi", {}),
+        ("adagrad", {"initial_square": 1e-4}),
+        ("adam", {"bias_correction": False, "initial_square": 1e-4, "weight_decay": 0.1}),
     ],
 )
 def test_a_saved_state_goes_on_where_it_was(source, optimizer, more) -> None:
@@ -277,7 +280,7 @@ def test_data_that_do_not_fit_are_told_before_the_first_round(tmp_path) -> None:
         ({"device": "cuda:99"}, InvalidComponentConfig, "device is 'cuda:99'"),
         ({"threads": 0}, InvalidComponentConfig, "threads is 0"),
         ({"learning_rate": 0.0}, InvalidComponentConfig, "learning_rate"),
-        ({"mode": "eval"}, InvalidComponentConfig, "mode is 'eval'"),
+        ({"mode": "eval"}, InvalidComponentConfig, "'mode'.*it is 'eval'"),
         ({"running_variance": "population"}, InvalidComponentConfig, "running_variance"),
         ({"example": ("float32[1",)}, InvalidComponentConfig, "example"),
     ],

@@ -194,7 +194,7 @@ def test_training_mode_where_it_cannot_be_is_refused_by_name() -> None:
         training_graphs(dropped(1.0), "mse", ["w"], train)
     computed = dropped()
     computed.graph.node[0].input[1] = "computed"
-    computed.graph.node.insert(0, node("Identity", ["ratio"], ["computed"]))
+    computed.graph.node.insert(0, node("Abs", ["ratio"], ["computed"]))
     with pytest.raises(InvalidForwardModel, match=r"ratio of node 'drop'.* is computed"):
         training_graphs(computed, "mse", ["w"], train)
 
@@ -470,7 +470,7 @@ REFUSED = {
     "final": ({"schedule": "cosine", "decay_steps": 5, "final_rate": 1.0}, "final_rate=1.0"),
     "factor": ({"decay_factor": 0.5}, "decay_factor=0.5"),
     "accumulate": ({"accumulate": 0}, "accumulate is 0"),
-    "mode": ({"mode": "training"}, "mode is 'training'; choose as_written or train"),
+    "mode": ({"mode": "training"}, "'mode': Input should be 'as_written' or 'train'"),
     "smooth": ({"label_smoothing": 1.0}, "label_smoothing=1.0"),
     "mse": ({"loss": "mse", "label_smoothing": 0.1}, "the loss 'mse' has no such setting"),
     "weights": ({"class_weights": (1.0, 2.0)}, "class_weights of 2: the output tells 3"),

@@ -26,6 +26,26 @@ TENSORS = st.one_of(
     hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
     for dtype in ("f4", "f8", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?", ">f4")
 )
+
+
+@st.composite
+def search_results(draw: st.DrawFn) -> values.SearchResults:
+    """Results of one query, or of a batch, with and without metadata and senders."""
+    leading = draw(st.sampled_from([(), (0,), (1,), (3,)]))
+    width = draw(st.integers(0, 3))
+    found = draw(hnp.arrays("i1", leading, elements=st.integers(0, width)))
+    is_hit = np.arange(width) < np.asarray(found)[..., None]
+    ids = draw(hnp.arrays("i8", is_hit.shape, elements=st.integers(0, 2**63 - 1)))
+    far = draw(hnp.arrays("f4", is_hit.shape))
+    hits = int(is_hit.sum())
+    return values.SearchResults(
+        np.where(is_hit, ids, -1),
+        far,
+        draw(st.one_of(st.just([]), st.lists(METADATA, min_size=hits, max_size=hits))),
+        draw(st.one_of(st.just([]), st.lists(PEERS, min_size=hits, max_size=hits))),
+    )
+
+
 LEAVES = st.one_of(
     st.just(values.TRIGGER),
     PEERS,
@@ -36,7 +56,8 @@ LEAVES = st.one_of(
     U64.map(values.RequestId),
     U64.map(values.Timestamp),
     st.lists(PEERS, max_size=4).map(values.PeerIdVec),
-    st.lists(st.tuples(U64, st.floats(allow_nan=False)), max_size=3).map(values.SearchResults),
+    st.lists(METADATA, max_size=3).map(values.MetadataVec),
+    search_results(),
 )
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=4).map(values.Composite), max_leaves=8

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from bbnode.ir.weightless import is_whole, parted, without_weights
+from bbnode.ir.pieces import InMemory
+from bbnode.ir.weightless import StoredTensor, is_whole, parted, without_weights
 
 
 def _tensor() -> TensorProto:
@@ -63,11 +64,11 @@ def _model(*tensors: TensorProto) -> onnx.ModelProto:
     return helper.make_model(made, producer_name="someone", opset_imports=[])
 
 
-def _together(model: onnx.ModelProto, apart: dict[str, TensorProto]) -> onnx.ModelProto:
+def _together(model: onnx.ModelProto, apart: dict[str, StoredTensor]) -> onnx.ModelProto:
     for tensor in model.graph.initializer:
         if tensor.name in apart:
             assert not tensor.raw_data
-            tensor.CopyFrom(apart[tensor.name])
+            tensor.CopyFrom(apart[tensor.name].whole())
     return model
 
 
@@ -77,13 +78,15 @@ def test_a_model_in_parts_is_the_whole_one() -> None:
     typed = helper.make_tensor("typed", TensorProto.FLOAT, WEIGHT.shape, WEIGHT)
     half = numpy_helper.from_array(WEIGHT.astype(np.float16), "half")
     model = _model(_tensor(), noted, typed, half)
-    light, apart = parted(model.SerializeToString())
+    light, apart = parted(InMemory(model.SerializeToString()))
     assert list(apart) == ["noted", "half"]
     assert light.ByteSize() < model.ByteSize() - noted.ByteSize()
     assert [*light.graph.initializer[1].dims] == [128, 256]
     assert _together(light, apart) == model
-    split = without_weights(parted(model.SerializeToString())[0], apart)
-    assert split == without_weights(model)
+    split, large = without_weights(parted(InMemory(model.SerializeToString()))[0], apart)
+    whole, all_large = without_weights(model)
+    assert split == whole
+    assert list(large) == list(all_large)
 
 
 def test_what_is_written_in_an_unusual_way_is_read_whole() -> None:
@@ -93,7 +96,7 @@ def test_what_is_written_in_an_unusual_way_is_read_whole() -> None:
     content = _model(large).SerializeToString()
     merged = content + content  # protobuf reads one after the other into one model
     for odd in (*(m.SerializeToString() for m in (twice, named_as_a_small_one)), merged):
-        light, apart = parted(odd)
+        light, apart = parted(InMemory(odd))
         assert not apart
         assert light == onnx.ModelProto.FromString(odd)
 
@@ -116,8 +119,8 @@ def test_damaged_bytes_are_read_and_refused_as_protobuf_does(
         whole = onnx.ModelProto.FromString(content)
     except DecodeError:
         with pytest.raises(DecodeError):
-            parted(content)
+            parted(InMemory(content))
         return
-    assert _together(*parted(content)).SerializeToString(deterministic=True) == (
+    assert _together(*parted(InMemory(content))).SerializeToString(deterministic=True) == (
         whole.SerializeToString(deterministic=True)
     )

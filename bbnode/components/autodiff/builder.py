@@ -73,6 +73,21 @@ class OtherNodes:
         return self.made
 
 
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """A value that stands from `first` to `last` of an axis of `size`, in zeros otherwise."""
+
+    value: str
+    axis: int
+    first: int
+    last: int
+    size: int
+
+
+_GRAPH, _GRAPHS = AttributeProto.GRAPH, AttributeProto.GRAPHS
+_HOLD_GRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})  # of ai.onnx
+
+
 class GraphBuilder:
     """A growing list of nodes and constants beside a graph whose names are taken.
 
@@ -84,9 +99,13 @@ class GraphBuilder:
 
     Attributes:
         nodes: what was emitted, in order.
+        made: every node that was emitted, taken ones too, by each of its outputs.
+        of_products: gradients that rules found to be made of products alone, and masked.
         initializers: the constants that these read.
         instead: forward nodes, by their first output, that are written in another way where the
             gradient needs it; `prune` does so.
+        padded: values emitted here that are another one with zeros around it.
+        sizes: values with the product of these dimensions, [1] int64.
     """
 
     def __init__(
@@ -98,8 +117,12 @@ class GraphBuilder:
         known: Iterable[TensorProto] = (),
     ) -> None:
         self.nodes: list[NodeProto] = []
+        self.made: dict[str, NodeProto] = {}
+        self.of_products: set[str] = set()
         self.initializers: list[TensorProto] = []
         self.instead: dict[str, Instead] = {}
+        self.padded: dict[str, Padded] = {}
+        self.sizes: dict[Dims, str] = {}
         self.opsets = tuple(opsets)
         self.known = {tensor.name: tensor for tensor in known}
         self._taken = set(taken)
@@ -107,6 +130,7 @@ class GraphBuilder:
         self._counters: dict[str, int] = {}
         self._emitted: dict[tuple[object, ...], list[str]] = {}
         self._constants: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+        self._attributes: dict[tuple[str, str], AttributeProto] = {}
 
     @property
     def taken(self) -> frozenset[str]:
@@ -156,10 +180,19 @@ class GraphBuilder:
         results = [self.fresh(op_type) for _ in range(outputs)]
         node = NodeProto(op_type=op_type, input=names, output=results, name=results[0])
         for name in sorted(attributes):  # sorted: the bytes must not hang on the rule's spelling
-            node.attribute.append(helper.make_attribute(name, attributes[name]))
+            self._write(name, attributes[name], node)
         self.nodes.append(node)
+        self.made.update(dict.fromkeys(results, node))
         self._emitted[key] = results
         return results
+
+    def _write(self, name: str, value: AttributeValue, node: NodeProto) -> None:
+        """Add an attribute to a node; most are like one that was made before."""
+        key = name, repr(value)
+        known = self._attributes.get(key)
+        if known is None:
+            known = self._attributes[key] = helper.make_attribute(name, value)
+        node.attribute.append(known)
 
     def op(self, op_type: str, *inputs: str, **attributes: AttributeValue) -> str:
         """Emit one node with a single output and return its name."""
@@ -220,19 +253,19 @@ def prune(
     A node that `instead` has another way to write is written so where that makes more that is
     needed.
     """
-    needed = set(outputs)
+    needed = {*outputs} - {""}
     kept: list[NodeProto] = []
     waiting = list(nodes)
     ways = dict(instead or {})
     while waiting:
         node = waiting.pop()
-        other = ways.get(first_output(node))
+        other = ways.get(first_output(node)) if ways else None
         if other is not None and not needed.isdisjoint(other.names()):
             del ways[first_output(node)]  # what stands there makes that output too
             waiting += other.nodes()
-        elif any(name in needed for name in node.output if name):
+        elif not needed.isdisjoint(node.output):
             kept.append(node)
-            needed.update(captured_names(node))
+            needed |= captured_names(node)
     kept.reverse()
     return kept, [tensor for tensor in initializers if tensor.name in needed]
 
@@ -245,10 +278,14 @@ def first_output(node: NodeProto) -> str:
 def subgraphs(node: NodeProto) -> list[GraphProto]:
     """Return the graphs that a node's attributes hold."""
     graphs: list[GraphProto] = []
+    if not node.domain and node.op_type not in _HOLD_GRAPHS:  # without a look at each attribute
+        return graphs
     for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
+        kind = attribute.type
+        if kind == _GRAPH:
             graphs.append(attribute.g)
-        graphs += attribute.graphs
+        elif kind == _GRAPHS:
+            graphs += attribute.graphs
     return graphs
 
 
@@ -257,7 +294,8 @@ def captured_names(node: NodeProto) -> set[str]:
 
     A name that a subgraph gives to a value of its own is not among them.
     """
-    names = {name for name in node.input if name}
+    names = {*node.input}
+    names.discard("")
     for graph in subgraphs(node):
         names |= free_names(graph).keys()
     return names

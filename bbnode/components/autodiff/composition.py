@@ -17,13 +17,16 @@ from bbnode.components.autodiff.table import VjpContext
 from bbnode.ir.keys import FRAMEWORK_IR_VERSION
 
 
-def pull_back_through(ctx: VjpContext, outputs: Sequence[str | None]) -> Sequence[str | None]:
+def pull_back_through(
+    ctx: VjpContext, outputs: Sequence[str | None], emitted: Sequence[NodeProto] | None = None
+) -> Sequence[str | None]:
     """Return the gradients of the node's inputs through nodes that the rule has emitted.
 
     Args:
         ctx: the node.
         outputs: per output of the node, the emitted value that equals it; None where that output
             has no gradient.
+        emitted: where these nodes are; those of the sweep by default.
 
     Raises:
         UnsupportedGradient, GradientRuleError: of one of the emitted nodes.
@@ -37,7 +40,7 @@ def pull_back_through(ctx: VjpContext, outputs: Sequence[str | None]) -> Sequenc
     for index, name in enumerate(ctx.inputs):
         if ctx.wants(index):
             wanted.setdefault(name, index)
-    nodes = _emitted(ctx, seeds)
+    nodes = _between(ctx, seeds, ctx.b.nodes if emitted is None else emitted)
     found = pull_back(ctx.b, nodes, _types(ctx, nodes), seeds, list(wanted))
     grads: list[str | None] = [None] * len(ctx.inputs)
     for name, index in wanted.items():
@@ -45,12 +48,14 @@ def pull_back_through(ctx: VjpContext, outputs: Sequence[str | None]) -> Sequenc
     return grads
 
 
-def _emitted(ctx: VjpContext, outputs: Mapping[str, str]) -> list[NodeProto]:
+def _between(
+    ctx: VjpContext, outputs: Mapping[str, str], emitted: Sequence[NodeProto]
+) -> list[NodeProto]:
     """Return, in order, the emitted nodes between the node's inputs and `outputs`."""
     leaves = set(ctx.inputs)
     needed = set(outputs) - leaves
     nodes: list[NodeProto] = []
-    for node in reversed(ctx.b.nodes):
+    for node in reversed(emitted):
         if not needed.isdisjoint(node.output):
             nodes.append(node)
             needed |= captured_names(node) - leaves

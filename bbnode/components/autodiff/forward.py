@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import onnx
-from onnx import (
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    ValueInfoProto,
-)
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.autodiff.functions import expand_functions
@@ -24,7 +21,7 @@ from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
 from bbnode.ir.intake import ModelNotTaken, brought_up, first_line
 from bbnode.ir.keys import ONNX_OPSET_VERSION
 from bbnode.ir.versions import onnx_version
-from bbnode.ir.weightless import copied, is_whole, without_weights
+from bbnode.ir.weightless import StoredTensor, copied, is_whole, without_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +34,8 @@ class ForwardGraph:
         other_opsets: imports of further domains, as (domain, version).
         nodes: in topological order.
         inputs: what a caller feeds, parameters not among them.
-        parameters: the tensors that are trained, in the order of the flat vector.
+        parameters: the tensors that are trained, in the order of the flat vector; without values
+            where these were kept apart.
         constants: all other initializers.
         left: float ones of these, with the reason why they are not trained.
         outputs: in the order of the graph; the loss is computed from the first.
@@ -59,7 +57,7 @@ class ForwardGraph:
 def read_forward(
     forward: ModelProto,
     wrt: Sequence[str] | None = None,
-    apart: Mapping[str, TensorProto] | None = None,
+    apart: Mapping[str, StoredTensor] | None = None,
 ) -> ForwardGraph:
     """Check, flatten and upgrade `forward`, and split its initializers.
 
@@ -80,11 +78,12 @@ def read_forward(
         ) from error
     except OutOfBounds as error:
         raise InvalidForwardModel(what=str(error), remedy="give a smaller model") from error
-    light, large = without_weights(forward, apart)
+    alone = apart or {}
+    light, large = without_weights(forward, alone)
     _forget_notes(light)
     try:
         for tensor in large.values():
-            if not is_whole(tensor):
+            if tensor.name not in alone and not is_whole(tensor):
                 onnx.checker.check_tensor(tensor)
     except onnx.checker.ValidationError as error:
         raise InvalidForwardModel(
@@ -102,11 +101,15 @@ def read_forward(
     graph = model.graph
     tensors = _in_order(forward, large, graph.initializer)
     held = {tensor.name for tensor in tensors}
-    chosen = choose_parameters(model, wrt or (), exporters_hints(forward), tensors)
+
+    def values(tensor: TensorProto) -> npt.NDArray[np.generic]:
+        found = alone.get(tensor.name)
+        return numpy_helper.to_array(tensor) if found is None else found.array()
+
+    chosen = choose_parameters(model, wrt or (), exporters_hints(forward), tensors, values)
     if not graph.output:
         raise InvalidForwardModel(what="it has no output", remedy="give the graph an output")
     trained = frozenset(chosen.trained)
-    alone = apart or {}  # which keep nothing else in memory
     try:
         graph = expand_functions(model, trained).graph
     except (RuntimeError, ValueError) as error:  # whatever ONNX's C++ parts refuse
@@ -126,14 +129,21 @@ def read_forward(
         inputs=tuple(info for info in graph.input if info.name not in held),
         parameters=tuple(tensor for tensor in tensors if tensor.name in trained),
         constants=tuple(
-            copied(tensor) if tensor.name in large and tensor.name not in alone else tensor
-            for tensor in tensors
-            if tensor.name not in trained
+            _alone(tensor, large, alone) for tensor in tensors if tensor.name not in trained
         ),
         left=chosen.left,
         outputs=tuple(graph.output),
         producer=forward.producer_name,
     )
+
+
+def _alone(
+    tensor: TensorProto, large: Mapping[str, TensorProto], apart: Mapping[str, StoredTensor]
+) -> TensorProto:
+    """Return a tensor with its values, which keeps nothing else of the author's in memory."""
+    if tensor.name in apart:
+        return apart[tensor.name].whole()
+    return copied(tensor) if tensor.name in large else tensor
 
 
 def _forget_notes(model: ModelProto) -> None:

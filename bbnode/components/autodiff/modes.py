@@ -176,11 +176,6 @@ class _Parting:
         batch = [b.fresh(f"{name}/mean"), b.fresh(f"{name}/variance")]
         made = NodeProto()
         made.CopyFrom(node)
-        # Copies of no value: ONNX Runtime writes the batch's statistics over these two inputs, so
-        # each node has its own; a module that is used twice reads what its first use made.
-        none = b.scalar(0.0, elem_type)
-        olds = [self.updated.get(name, name) for name in node.input[3:5]]
-        made.input[3:5] = [b.op("Mul", old, none) for old in olds]
         before = b.take()
         del made.attribute[:]
         kept = [a for a in node.attribute if a.name not in ("momentum", "training_mode")]

@@ -6,6 +6,7 @@ anywhere; what it reads from around it keeps its name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,8 @@ class NestedBody:
         known = [
             tensor
             for name in self.captured
-            if (tensor := b.known.get(name)) is not None and _elements(tensor) <= _SMALL_ELEMENTS
+            if (tensor := b.known.get(name)) is not None
+            and math.prod(tensor.dims) <= _SMALL_ELEMENTS
         ]
         held = {tensor.name for tensor in known}
         graph = GraphProto(name="body")
@@ -84,13 +86,6 @@ class NestedBody:
             if found.elem_type == 0:
                 types[name] = declared
         return types
-
-
-def _elements(tensor: TensorProto) -> int:
-    count = 1
-    for size in tensor.dims:
-        count *= size
-    return count
 
 
 def _whole(b: GraphBuilder, graph: GraphProto) -> ModelProto:

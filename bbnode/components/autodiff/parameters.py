@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from bbnode.components.autodiff.builder import FLOATS, TRAINABLE, captured_names, subgraphs
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.autodiff.table import is_piecewise_constant, lookup
+
+# Returns the values of a tensor.
+Values: TypeAlias = Callable[[TensorProto], npt.NDArray[np.generic]]
 
 # Where torch's exporter says of an initializer: PARAMETER, BUFFER or CONSTANT_TENSOR.
 _TORCH_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -80,6 +83,7 @@ def choose_parameters(
     patterns: Sequence[str] = (),
     hints: Mapping[str, str] | None = None,
     tensors: Sequence[TensorProto] | None = None,
+    values: Values = numpy_helper.to_array,
 ) -> ParameterChoice:
     """Return which float initializers of `model` are trained.
 
@@ -91,17 +95,20 @@ def choose_parameters(
             without any. A name adds whatever it names; a pattern, of what is trained by default.
         hints: `exporters_hints` of the model as it was exported.
         tensors: its initializers, where they are kept beside it.
+        values: returns the values of one.
 
     Raises:
         InvalidForwardModel: a name or pattern fits nothing, or nothing is left to train; a
             parameter is of another type than float32 or float64, or is not finite.
     """
     held = list(model.graph.initializer if tensors is None else tensors)
-    default = _Choice(model, exporters_hints(model) if hints is None else hints, held).make()
+    default = _Choice(
+        model, exporters_hints(model) if hints is None else hints, held, values
+    ).make()
     if not patterns:
         choice = default
     else:
-        trained = _selected(held, default, patterns)
+        trained = _selected(held, default, patterns, values)
         left = {name: why for name, why in default.left.items() if name not in trained}
         left |= {n: "`trainable` leaves it out" for n in default.trained if n not in trained}
         choice = ParameterChoice(tuple(name for name in _names(held) if name in trained), left)
@@ -138,18 +145,22 @@ def check_parameters(held: Sequence[TensorProto], names: Sequence[str]) -> None:
             kind = TensorProto.DataType.Name(tensors[name].data_type)
             raise InvalidForwardModel(
                 what=f"parameter {name!r} is {kind}",
-                remedy="train float32 or float64 initializers: convert it, or leave it out of "
+                remedy="weights are trained in float32: export the model in float32 (precision = "
+                '"mixed" computes products in float16 all the same), or leave it out of '
                 f"`trainable` (add {'!' + name!r})",
             )
     kinds = {tensors[name].data_type for name in names}
     if len(kinds) > 1:
         raise InvalidForwardModel(
-            what="its parameters mix float32 and float64", remedy="convert them to one of the two"
+            what="its parameters mix float32 and float64", remedy="convert them to float32"
         )
 
 
 def _selected(
-    held: Sequence[TensorProto], default: ParameterChoice, patterns: Sequence[str]
+    held: Sequence[TensorProto],
+    default: ParameterChoice,
+    patterns: Sequence[str],
+    values: Values,
 ) -> frozenset[str]:
     names = _names(held)
     chosen = set(default.trained) if patterns[0].startswith("!") else set[str]()
@@ -179,7 +190,8 @@ def _selected(
             remedy="take less away",
         )
     for tensor in held:
-        if tensor.name in chosen and tensor.data_type in TRAINABLE and not _is_finite(tensor):
+        trained = tensor.name in chosen and tensor.data_type in TRAINABLE
+        if trained and not _is_finite(values(tensor)):
             raise InvalidForwardModel(
                 what=f"parameter {tensor.name!r} holds NaN or infinity",
                 remedy=f"leave it out of `trainable` (add {'!' + tensor.name!r})",
@@ -214,8 +226,13 @@ class _Choice:
     """The choice that is made where nobody says one."""
 
     def __init__(
-        self, model: ModelProto, hints: Mapping[str, str], tensors: list[TensorProto]
+        self,
+        model: ModelProto,
+        hints: Mapping[str, str],
+        tensors: list[TensorProto],
+        values: Values,
     ) -> None:
+        self._values = values
         self._tensors = tensors
         self._hints = hints
         held = {tensor.name for tensor in self._tensors}
@@ -258,7 +275,7 @@ class _Choice:
             return "no gradient reaches it"
         if hint in ("BUFFER", "CONSTANT_TENSOR"):
             return "the exporter says that it is a buffer"
-        if not _is_finite(tensor):
+        if not _is_finite(self._values(tensor)):
             return "its values are not finite"
         if hint == "PARAMETER":
             return None
@@ -276,7 +293,7 @@ class _Choice:
     ) -> str | None:
         """Return what the values and their use tell of a tensor that is no layer's weight."""
         if uses and all(index in _FIRST_STATES.get(n.op_type, ()) for n, index in uses):
-            return None if _array(tensor).any() else "the first state, zeros"
+            return None if self._values(tensor).any() else "the first state, zeros"
         elementwise = [
             node
             for node, index in self._final_uses(tensor.name)
@@ -286,7 +303,7 @@ class _Choice:
             return None
         if all(self._normalizes(node, tensor.name) for node in elementwise):
             return "it normalizes the input"
-        values = _array(tensor)
+        values = self._values(tensor)
         if _is_mask(values):
             return "a mask"
         if _is_sinusoids(values):
@@ -329,7 +346,7 @@ class _Choice:
         for node, index in self._uses[tensor.name]:
             if node.op_type != "InstanceNormalization" or index not in (1, 2):
                 return False
-            values = _array(tensor)
+            values = self._values(tensor)
             if not np.all(values == (1 if index == 1 else 0)):
                 return False
             behind = [each for each, _ in self._final_uses(node.output[0])]
@@ -386,13 +403,8 @@ def _casts_to_integers(node: NodeProto) -> bool:
     )
 
 
-def _array(tensor: TensorProto) -> npt.NDArray[np.generic]:
-    return numpy_helper.to_array(tensor)
-
-
-def _is_finite(tensor: TensorProto) -> bool:
-    values = _array(tensor)
-    if tensor.data_type == onnx.TensorProto.BFLOAT16:
+def _is_finite(values: npt.NDArray[np.generic]) -> bool:
+    if values.dtype.kind == "V":  # bfloat16, of which numpy has no sums
         values = values.astype(np.float32)
     with np.errstate(all="ignore"):
         # A sum is NaN or infinite if a part is; the reverse does not hold.

@@ -6,12 +6,12 @@ order); contributions to a value are added in that order, so that sums come out 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from onnx import NodeProto
 
 from bbnode.components.autodiff.builder import FLOATS, GraphBuilder, InferredType, captured_names
-from bbnode.components.autodiff.errors import UnsupportedGradient
+from bbnode.components.autodiff.errors import GradientRuleError, UnsupportedGradient
 from bbnode.components.autodiff.table import VjpContext, is_piecewise_constant, lookup
 
 
@@ -48,6 +48,7 @@ def pull_back(
         GradientRuleError: a rule cannot handle its node.
     """
     active = active_values(nodes, types, wrt)
+    made = {output: node for node in nodes for output in node.output}
     pending: dict[str, list[str]] = {value: [grad] for value, grad in seeds.items()}
     for node in reversed(nodes):
         if active.isdisjoint(node.output):
@@ -57,11 +58,16 @@ def pull_back(
             continue
         entry = lookup(node.domain, node.op_type)
         if entry is None:
-            name = node.name or node.output[0]
-            raise UnsupportedGradient(node=name, op_type=node.op_type, domain=node.domain)
-        context = VjpContext(b, node, grads, types, active)
+            raise _without_rule(node)
+        context = VjpContext(b, node, grads, types, active, made)
+        try:
+            rule = entry.rule(context)
+        except GradientRuleError as error:
+            if (cause := _of_unknown_type(nodes, types, active)) is not None:
+                raise _without_rule(cause) from error
+            raise
         # A rule leaves out trailing inputs that have no gradient.
-        found = [*zip(node.input, entry.rule(context), strict=False), *context.captured]
+        found = [*zip(node.input, rule, strict=False), *context.captured]
         for name, grad in found:
             if grad is not None and name in active:
                 pending.setdefault(name, []).append(grad)
@@ -72,16 +78,57 @@ def pull_back(
     return results
 
 
+def _without_rule(node: NodeProto) -> UnsupportedGradient:
+    name = node.name or node.output[0]
+    return UnsupportedGradient(node=name, op_type=node.op_type, domain=node.domain)
+
+
+def _of_unknown_type(
+    nodes: Iterable[NodeProto], types: Mapping[str, InferredType], active: Collection[str]
+) -> NodeProto | None:
+    """Return an op without a rule that nobody knows the type of, nor of what is made of it."""
+    for node in nodes:
+        made = node.output[0] if node.output else ""
+        if made in active and lookup(node.domain, node.op_type) is None:
+            known = types.get(made)
+            if known is None or not known.elem_type:
+                return node
+    return None
+
+
 def _collect(b: GraphBuilder, pending: dict[str, list[str]], value: str) -> str | None:
     """Return the sum of the contributions to `value` so far."""
     parts = pending.get(value)
     if not parts:
         return None
-    total = parts[0]
-    for part in parts[1:]:
+    first, *others = _joined(b, parts)
+    total = first
+    for part in others:
         total = b.op("Add", total, part)
     pending[value] = [total]
     return total
+
+
+def _joined(b: GraphBuilder, parts: Sequence[str]) -> Sequence[str]:
+    """Return the contributions, with one in place of those of slices that make up an axis.
+
+    Each of those is a slice's gradient in zeros; without the zeros, their sum is the slices behind
+    each other.
+    """
+    found = sorted(
+        ((p.axis, p.first, p.last, part) for part in parts if (p := b.padded.get(part))),
+    )
+    if len(found) < 2:
+        return parts
+    axis, at, size = found[0][0], 0, b.padded[found[0][3]].size
+    for own, first, last, _ in found:
+        if own != axis or first != at or first == last:
+            return parts
+        at = last
+    if at != size:
+        return parts
+    whole = b.op("Concat", *(b.padded[part].value for *_, part in found), axis=axis)
+    return [whole, *(part for part in parts if part not in b.padded)]
 
 
 def zeros_like(b: GraphBuilder, types: Mapping[str, InferredType], value: str) -> str:

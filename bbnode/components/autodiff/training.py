@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from bbnode.components.autodiff.builder import (
+    HALVES,
     INT64,
     TRAINABLE,
     GraphBuilder,
@@ -23,6 +24,8 @@ from bbnode.components.autodiff.builder import (
     prune,
 )
 from bbnode.components.autodiff.errors import InvalidForwardModel, TrainingSettingRefused
+from bbnode.components.autodiff.folding import folded, shared
+from bbnode.components.autodiff.forms import last_states, pools_first, swaps
 from bbnode.components.autodiff.forward import ForwardGraph, read_forward
 from bbnode.components.autodiff.losses import LossSettings, find_loss
 from bbnode.components.autodiff.modes import RunningVariance, TrainingMode, part_modes
@@ -31,12 +34,14 @@ from bbnode.components.autodiff.optimizers import (
     OptimizerSettings,
     StepInputs,
     clipped,
+    descended,
     find_optimizer,
+    subtracts_alone,
 )
 from bbnode.components.autodiff.precision import in_half_precision
 from bbnode.components.autodiff.reverse import pull_back
 from bbnode.ir.keys import FRAMEWORK_IR_VERSION, PRODUCER_NAME
-from bbnode.ir.weightless import described
+from bbnode.ir.weightless import StoredTensor, described
 
 BOOL = int(TensorProto.BOOL)
 
@@ -78,12 +83,19 @@ class TrainingGraphs:
     - `gradients`: parameters, statistics, inputs, labels, draw, loss scale -> loss, gradients,
       statistics, finite
     - `pullback`: parameters, statistics, inputs, gradient of the first output -> gradients
+    - `joint_gradients`: parameters, statistics, inputs, labels -> loss, gradients, gradient of the
+      first input
+    - `pulled_parameters`: as `pullback`, and last out is the first output itself
+    - `pulled_input`: the same, with the gradient of the first input before it
+    - `adjusted_step` and `adjusted_train_step`: as the next two, and one more input like each
+      parameter, then `proximal`, []: to a gradient comes this input, and `proximal` times the
+      parameter, before it is clipped
     - `step`: parameters, gradients, learning rate, step, state -> parameters, state
     - `train_step`: parameters, statistics, inputs, labels, learning rate, step, draw, loss scale,
       state -> parameters, loss, state, statistics, finite
 
-    State is one tensor per parameter for each of `state_kinds`, kind by kind. `forward`, `loss` and
-    `pullback` are of the model as it is evaluated.
+    State is one tensor per parameter for each of `state_kinds`, kind by kind. `forward`, `loss`,
+    `pullback` and the three after it are of the model as it is evaluated.
 
     Attributes:
         initial: the parameters' values in the forward model, in the order of all tuples here.
@@ -96,6 +108,7 @@ class TrainingGraphs:
         gradient_names: outputs of `gradients` and `pullback`, inputs of `step`.
         updated_names: outputs of `step` and `train_step`.
         state_kinds: the kinds of tensors that the optimizer keeps for each parameter.
+        state_initial: the number that each kind begins with.
         counts_steps: True if a step depends on its number (`step_name`, int64 []).
         draws: True if training draws masks, by the number of the draw (`draw_name`, int64 []).
         scales_loss: True if the loss is scaled (`loss_scale_name`, float32 []); `finite_name` then
@@ -113,6 +126,7 @@ class TrainingGraphs:
     gradient_names: tuple[str, ...]
     updated_names: tuple[str, ...]
     state_kinds: tuple[str, ...]
+    state_initial: tuple[float, ...]
     counts_steps: bool
     draws: bool
     scales_loss: bool
@@ -126,6 +140,14 @@ class TrainingGraphs:
     loss_scale_name: str
     finite_name: str
     writer: _Writer = field(repr=False, compare=False)
+
+    def derive(self) -> None:
+        """Differentiate now instead of when a graph with gradients is first asked for.
+
+        Raises:
+            UnsupportedGradient, GradientRuleError.
+        """
+        _ = self.writer.sweep, self.writer.step_nodes
 
     def without_values(self) -> TrainingGraphs:
         """Return the same graphs, with `initial` without its values: for who keeps these itself."""
@@ -159,6 +181,21 @@ class TrainingGraphs:
         return self.writer.pullback()
 
     @cached_property
+    def joint_gradients(self) -> ModelProto:
+        """The gradients of the loss, by parameters and input."""
+        return self.writer.joint_gradients()
+
+    @cached_property
+    def pulled_parameters(self) -> ModelProto:
+        """The pullback to the parameters, with the output that it is of."""
+        return self.writer.pullback("pulled_parameters", with_output=True)
+
+    @cached_property
+    def pulled_input(self) -> ModelProto:
+        """The pullback to parameters and input, with the output that it is of."""
+        return self.writer.pullback("pulled_input", with_output=True, to_input=True)
+
+    @cached_property
     def step(self) -> ModelProto:
         """One step of the optimizer."""
         return self.writer.step()
@@ -167,6 +204,16 @@ class TrainingGraphs:
     def train_step(self) -> ModelProto:
         """The gradients of a batch, and a step with them."""
         return self.writer.train_step()
+
+    @cached_property
+    def adjusted_step(self) -> ModelProto:
+        """One step of the optimizer with gradients that are adjusted."""
+        return self.writer.step(adjusted=True)
+
+    @cached_property
+    def adjusted_train_step(self) -> ModelProto:
+        """The gradients of a batch, and a step with them once they are adjusted."""
+        return self.writer.train_step(adjusted=True)
 
 
 def gradient_graph(forward: ModelProto, loss: str, wrt: Sequence[str] | None = None) -> ModelProto:
@@ -179,7 +226,9 @@ def training_graphs(
     loss: str,
     wrt: Sequence[str] | None = None,
     options: TrainingOptions | None = None,
-    apart: Mapping[str, TensorProto] | None = None,
+    apart: Mapping[str, StoredTensor] | None = None,
+    *,
+    at_once: bool = True,
 ) -> TrainingGraphs:
     """Differentiate `forward`, and return all graphs that training needs.
 
@@ -189,12 +238,18 @@ def training_graphs(
         wrt: initializers to train, all float ones by default.
         options: of loss, optimizer and training mode.
         apart: initializers by name of which `forward` has no values (`weightless.parted`).
+        at_once: False differentiates when a graph with gradients is first asked for, which then
+            raises UnsupportedGradient or GradientRuleError.
 
     Raises:
         InvalidForwardModel, UnknownLoss, UnsupportedGradient, GradientRuleError,
         TrainingSettingRefused.
     """
-    return _Writer(read_forward(forward, wrt, apart), loss, options or TrainingOptions()).graphs()
+    writer = _Writer(read_forward(forward, wrt, apart), loss, options or TrainingOptions())
+    graphs = writer.graphs()
+    if at_once:
+        graphs.derive()
+    return graphs
 
 
 class _Writer:
@@ -230,6 +285,8 @@ class _Writer:
         self.draw = b.public("draw")
         self.scale = b.public("loss_scale")
         self.finite = b.public("finite")
+        self.proximal = b.public("proximal")
+        self.pulls = [b.public(f"pull/{name}") for name in self.params]
         self.grads = [b.public(f"grad/{name}") for name in self.params]
         self.updated = [b.public(f"updated/{name}") for name in self.params]
         self.kinds = self.optimizer.kinds(options.optimizer)
@@ -241,10 +298,12 @@ class _Writer:
         output = forward.outputs[0].name
         self.infos = {info.name: info for info in forward.outputs}
         self.step_builder = GraphBuilder(b.taken, prefix="step/")
+        self.adjusted_builder = GraphBuilder(b.taken, prefix="adjusted/")
         self.constants: list[TensorProto] = list(forward.constants)
         self.extra_constants: list[TensorProto] = []
         given = [*self._like_parameters(self.params), *forward.inputs]
         types = model_types(self._model("types", forward.nodes, given, [output]))
+        forward = self._fold(types)
         self.output_type = types[output]
         self._check_output(output)
         self.label_type = self.kind.label_type(self.output_type, options.loss)
@@ -271,12 +330,24 @@ class _Writer:
             new = self.new_statistics[name]
             self.infos[new] = _parameter_info(new, tensor)
 
-        trained = list(self.modes.trained)
+        outputs = [info.name for info in forward.outputs]
+        outputs += self.modes.updated.values()
+        trained = swaps(self.modes.trained, types)
+        trained = pools_first(b, trained, outputs)
+        trained = last_states(b, trained, types, outputs)
         if self.mixed:
             trained = in_half_precision(trained, types, b)
         self.trained = [*trained, *self.loss_nodes]
-        self.sweep = self._sweep()
-        self.step_nodes = self._emit_step()
+        self.seed = self.scale if self.mixed else b.fresh("seed")
+
+    def _fold(self, types: Mapping[str, InferredType]) -> ForwardGraph:
+        """Compute what is known of the forward graph before it runs; return what is left of it."""
+        outputs = [info.name for info in self.f.outputs]
+        nodes, tensors = folded(self.f.nodes, self.constants, outputs, types)
+        self.b.known.update((tensor.name, tensor) for tensor in tensors)
+        self.constants = tensors
+        self.f = replace(self.f, nodes=tuple(nodes), constants=tuple(tensors))
+        return self.f
 
     def _name_outputs(self, lists: Iterable[Sequence[str]]) -> None:
         for names in lists:
@@ -295,14 +366,18 @@ class _Writer:
                 remedy="give the graph's inputs and outputs shapes; dimensions may be symbols",
             )
 
-    def _sweep(self) -> list[NodeProto]:
-        """Return the nodes from the loss back to the gradients, and what else training moves."""
+    @cached_property
+    def sweep(self) -> list[NodeProto]:
+        """The nodes from the loss back to the gradients, and what else training moves.
+
+        Raises UnsupportedGradient, GradientRuleError.
+        """
         b = self.b
         labels = _info(self.labels, self.label_type)
         inputs = [*self._inputs(), labels, *self._draw_input(), *self._scale_input()]
         types = model_types(self._model("types", self.trained, inputs, [self.loss]))
-        seed = self.scale if self.mixed else b.scalar(1.0, self.output_type.elem_type)
-        found = pull_back(b, self.trained, types, {self.loss: seed}, self.params)
+        self.has_halves = any(kind.elem_type in HALVES for kind in types.values())
+        found = pull_back(b, self.trained, types, {self.loss: self.seed}, self.params)
         grads = [found[name] for name in self.params]
         if self.mixed:
             back = b.op("Div", b.scalar(1.0, self.float_type), self.scale)
@@ -325,12 +400,27 @@ class _Writer:
             )
         return nodes
 
-    def _emit_step(self) -> list[NodeProto]:
+    @cached_property
+    def step_nodes(self) -> list[NodeProto]:
+        """The nodes of a step."""
+        return self._emit_step(self.step_builder)
+
+    @cached_property
+    def adjusted_nodes(self) -> list[NodeProto]:
+        """The nodes of a step with gradients that are adjusted before."""
+        b = self.adjusted_builder
+        grads = [
+            b.op("Add", b.op("Add", grad, pull), b.op("Mul", param, self.proximal))
+            for grad, pull, param in zip(self.grads, self.pulls, self.params, strict=True)
+        ]
+        return self._emit_step(b, grads)
+
+    def _emit_step(self, b: GraphBuilder, grads: Sequence[str] = ()) -> list[NodeProto]:
         """Return the nodes from gradients to updated parameters and state."""
-        b, settings = self.step_builder, self.options.optimizer
+        settings = self.options.optimizer
         inputs = StepInputs(b, self.rate, self.step_number, self.float_type)
         names: dict[str, str] = {}
-        cut = clipped(inputs, settings, self.grads)
+        cut = clipped(inputs, settings, grads or self.grads)
         for at, (param, grad) in enumerate(zip(self.params, cut, strict=True)):
             state = {kind: each[at] for kind, each in zip(self.kinds, self.state, strict=True)}
             value, moved = self.optimizer.emit(inputs, settings, param, grad, state)
@@ -351,7 +441,8 @@ class _Writer:
             gradient_names=tuple(self.grads),
             updated_names=tuple(self.updated),
             state_kinds=self.kinds,
-            counts_steps=self.optimizer.counts_steps,
+            state_initial=self.optimizer.initial(self.options.optimizer),
+            counts_steps=self.optimizer.counts_steps(self.options.optimizer),
             draws=self.modes.draws,
             scales_loss=self.mixed,
             output_dims=tuple(self.output_type.dims or ()),
@@ -381,42 +472,79 @@ class _Writer:
         labels = _info(self.labels, self.label_type)
         return self._model(
             "gradients",
-            [*self.trained, *self.sweep],
+            [*self._seed(), *self.trained, *self.sweep],
             [*self._inputs(), labels, *self._draw_input(), *self._scale_input()],
             [self.loss, *self.grads, *self.new_statistics.values(), *self._finite_output()],
         )
 
-    def pullback(self) -> ModelProto:
-        # Of its own: it is of the form that is evaluated.
-        b = GraphBuilder(self.b.taken, opsets=self.b.opsets, known=self.b.known.values())
+    def pullback(
+        self, name: str = "pullback", *, with_output: bool = False, to_input: bool = False
+    ) -> ModelProto:
         output = self.f.outputs[0].name
-        nodes = list(self.modes.evaluated)
-        types = model_types(self._model("types", nodes, self._inputs(), [output]))
-        found = pull_back(b, nodes, types, {output: self.output_grad}, self.params)
-        named = [_identity(found[n], g) for n, g in zip(self.params, self.grads, strict=True)]
         inputs = [*self._inputs(), _info(self.output_grad, self.output_type)]
-        all_nodes = [*nodes, *b.nodes, *named]
-        return self._model("pullback", all_nodes, inputs, self.grads, b)
+        seeds, nodes = {output: self.output_grad}, list(self.modes.evaluated)
+        return self._pulled(name, nodes, inputs, seeds, [output] if with_output else [], to_input)
 
-    def step(self) -> ModelProto:
+    def joint_gradients(self) -> ModelProto:
+        nodes = [*self._seed(), *self.modes.evaluated, *self.loss_nodes]
+        inputs = [*self._inputs(), _info(self.labels, self.label_type)]
+        return self._pulled(
+            "joint_gradients", nodes, inputs, {self.loss: self.seed}, [self.loss], to_input=True
+        )
+
+    def _pulled(
+        self, name: str, nodes: list[NodeProto], inputs: Sequence[ValueInfoProto],
+        seeds: Mapping[str, str], told: Sequence[str], to_input: bool,
+    ) -> ModelProto:  # fmt: skip
+        """Return nodes of the evaluated form and their sweep -> gradients, [input's,] `told`."""
+        # A builder of its own: its names hang on no sweep.
+        b = GraphBuilder(self.b.taken, "pulled/", opsets=self.b.opsets, known=self.b.known.values())
+        types = model_types(self._model("types", nodes, inputs, [*seeds]))
+        wrt, grads = [*self.params], [*self.grads]
+        if to_input:
+            first = self.f.inputs[0]
+            by_input = f"grad/{first.name}"
+            self.infos[by_input] = ValueInfoProto(name=by_input, type=first.type)
+            wrt, grads = [*wrt, first.name], [*grads, by_input]
+        found = pull_back(b, nodes, types, seeds, wrt)
+        named = [_identity(found[n], g) for n, g in zip(wrt, grads, strict=True)]
+        return self._model(name, [*nodes, *b.nodes, *named], inputs, [*grads, *told], b)
+
+    def step(self, *, adjusted: bool = False) -> ModelProto:
         gradients = self._like_parameters(self.grads)
-        inputs = [*self._like_parameters(self.params), *gradients, *self._step_inputs()]
+        inputs = [
+            *self._like_parameters(self.params), *gradients, *self._step_inputs(),
+            *self._states(), *self._adjustment(adjusted),
+        ]  # fmt: skip
         outputs = [*self.updated, *_chained(self.moved)]
-        return self._model("step", self.step_nodes, [*inputs, *self._states()], outputs)
+        name = "adjusted_step" if adjusted else "step"
+        return self._model(name, self._steps(adjusted), inputs, outputs)
 
-    def train_step(self) -> ModelProto:
+    def train_step(self, *, adjusted: bool = False) -> ModelProto:
         nodes = [*self.trained, *self.sweep]
         moved = _chained(self.moved)
-        step = self._held_back() if self.mixed else self.step_nodes
         # A step needs no gradient under its public name, which is a copy.
         public = {*self.grads}
-        nodes += _renamed(step, {n.output[0]: n.input[0] for n in nodes if n.output[0] in public})
+        named = {n.output[0]: n.input[0] for n in nodes if n.output[0] in public}
+        if self._is_plain_descent() and not adjusted:
+            # Gradients are linear in the seed: beginning with the rate, all of them come out
+            # multiplied by it, without a pass over the weights.
+            nodes = [node for node in nodes if node.output[0] not in public]
+            nodes.insert(0, _identity(self.rate, self.seed))
+            nodes = descended(
+                nodes, self.f.parameters, [named[g] for g in self.grads], self.updated
+            )
+        else:
+            step = self._steps(adjusted)
+            step = self._held_back(step) if self.mixed else step
+            nodes = [*self._seed(), *nodes, *_renamed(step, named)]
         return self._model(
-            "train_step",
+            "adjusted_train_step" if adjusted else "train_step",
             nodes,
             [
                 *self._inputs(), _info(self.labels, self.label_type), *self._step_inputs(),
                 *self._draw_input(), *self._scale_input(), *self._states(),
+                *self._adjustment(adjusted),
             ],
             [
                 *self.updated, self.loss, *moved, *self.new_statistics.values(),
@@ -424,13 +552,35 @@ class _Writer:
             ],
         )  # fmt: skip
 
-    def _held_back(self) -> list[NodeProto]:
+    def _steps(self, adjusted: bool) -> list[NodeProto]:
+        return self.adjusted_nodes if adjusted else self.step_nodes
+
+    def _adjustment(self, adjusted: bool) -> list[ValueInfoProto]:
+        proximal = _info(self.proximal, InferredType(self.float_type, ()))
+        return [*self._like_parameters(self.pulls), proximal] if adjusted else []
+
+    def _seed(self) -> list[NodeProto]:
+        """Return the node that makes the gradient of the loss itself, which is 1."""
+        if self.mixed:
+            return []
+        one = helper.make_tensor(self.seed, self.output_type.elem_type, (), [1.0])
+        return [helper.make_node("Constant", [], [self.seed], name=self.seed, value=one)]
+
+    def _is_plain_descent(self) -> bool:
+        """Return True if a step subtracts rate times gradient, and the rate may come first.
+
+        Not in halves, in which the product of a small gradient and a rate is 0.
+        """
+        same = self.output_type.elem_type == self.float_type
+        return same and not self.has_halves and subtracts_alone(self.options.optimizer)
+
+    def _held_back(self, step: Sequence[NodeProto]) -> list[NodeProto]:
         """Return the nodes of a step that keeps the old values where gradients are not finite."""
         new = [*self.updated, *_chained(self.moved)]
         old = [*self.params, *_chained(self.state)]
         b = GraphBuilder(self.b.taken, prefix="held/")
         made = {name: b.fresh(name) for name in new}
-        nodes = _renamed(self.step_nodes, made)
+        nodes = _renamed(step, made)
         for before, name in zip(old, new, strict=True):
             inputs = [self.finite, made[name], before]
             nodes.append(helper.make_node("Where", inputs, [name], name=name))
@@ -447,7 +597,7 @@ class _Writer:
         return [info for names in self.state for info in self._like_parameters(names)]
 
     def _step_inputs(self) -> list[ValueInfoProto]:
-        counted = [self.step_number] if self.optimizer.counts_steps else []
+        counted = [self.step_number] if self.optimizer.counts_steps(self.options.optimizer) else []
         rate = _info(self.rate, InferredType(self.float_type, ()))
         return [rate, *(_info(name, InferredType(INT64, ())) for name in counted)]
 
@@ -470,8 +620,11 @@ class _Writer:
     ) -> ModelProto:
         b = builder or self.b
         own = [*self.constants, *self.extra_constants, *self.b.initializers]
-        own += [*self.step_builder.initializers, *(builder.initializers if builder else ())]
+        own += [*self.step_builder.initializers, *self.adjusted_builder.initializers]
+        own += [*(builder.initializers if builder else ())]
         kept, tensors = prune(nodes, own, outputs, b.instead)
+        if name != "types":
+            kept, tensors = shared(*folded(kept, tensors, outputs), outputs)
         return helper.make_model(
             helper.make_graph(
                 kept,

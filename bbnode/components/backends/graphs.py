@@ -151,6 +151,25 @@ def scaled_sum_model() -> ModelProto:
     return _vector_model("scaled_sum", nodes, {"acc": ["n"], "x": ["n"], "weight": []}, "total")
 
 
+def running_mean_model(count: int) -> ModelProto:
+    """Return `mean [n]` after steps to each of `count` vectors, float32.
+
+    Each is `mean + share [] * (x [n] - mean)`; inputs are the mean, then each x and its share.
+    """
+    nodes, shapes, mean = [], {"mean": ["n"]}, "mean"
+    for at in range(count):
+        x, share, apart, step = f"x{at}", f"share{at}", f"apart{at}", f"step{at}"
+        shapes |= {x: ["n"], share: []}
+        made = "result" if at == count - 1 else f"mean{at}"
+        nodes += [
+            helper.make_node("Sub", [x, mean], [apart], name=f"subtract{at}"),
+            helper.make_node("Mul", [apart, share], [step], name=f"scale{at}"),
+            helper.make_node("Add", [mean, step], [made], name=f"add{at}"),
+        ]
+        mean = made
+    return _vector_model("running_mean", nodes, shapes, mean)
+
+
 def quotient_model() -> ModelProto:
     """Return `x [n] / by [] -> quotient [n]`, float32."""
     nodes = [helper.make_node("Div", ["x", "by"], ["quotient"], name="divide")]

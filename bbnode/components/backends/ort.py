@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, TensorProto
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from bbnode.components.backends.caching import CachingBackend
 from bbnode.components.backends.graphs import check_count, from_onnx, to_onnx, type_of_text
-from bbnode.components.backends.lowering import lowered
+from bbnode.components.backends.lowering import all_nodes, lowered, mended
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError, BackendUnavailable
 from bbnode.components.registry import register_component
@@ -370,6 +370,7 @@ class OrtBackend(CachingBackend):
         # Products by int4 weights otherwise round their other factor to int8.
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         label = f"{self.TYPE_NAME}: graph {model.graph.name!r}"
+        model = mended(model)
         try:
             session = self._session(model, options)
         except _FAILURES as error:
@@ -421,7 +422,7 @@ class OrtBackend(CachingBackend):
 def _idle_optimizers(model: ModelProto) -> list[str]:
     """Return the optimizers that can't find what they look for in a model."""
     ops: set[str] = set()
-    for node in _all_nodes(model):
+    for node in all_nodes(model):
         if not is_onnx_domain(node.domain):
             return []  # a function of its own, or one of ONNX Runtime's, stands for whatever ops
         ops.add(node.op_type)
@@ -461,27 +462,15 @@ def _fed_bytes(model: ModelProto) -> int:
 
 
 def _has_scan(model: ModelProto) -> bool:
-    return any(node.op_type == "Scan" for node in _all_nodes(model))
+    return any(node.op_type == "Scan" for node in all_nodes(model))
 
 
 def _sums_at_indices(model: ModelProto) -> bool:
     """Return True if a ScatterND with a reduction is anywhere in the model."""
     return any(
         node.op_type == "ScatterND" and any(each.name == "reduction" for each in node.attribute)
-        for node in _all_nodes(model)
+        for node in all_nodes(model)
     )
-
-
-def _all_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Yield the nodes of a model, of its functions, and of the graphs inside of nodes."""
-    bodies: list[GraphProto | FunctionProto] = [model.graph, *model.functions]
-    while bodies:
-        for node in bodies.pop().node:
-            yield node
-            for attribute in node.attribute:
-                if attribute.type == AttributeProto.GRAPH:
-                    bodies.append(attribute.g)
-                bodies += attribute.graphs
 
 
 def _forget_model(session: Any) -> None:

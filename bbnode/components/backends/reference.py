@@ -194,7 +194,8 @@ class _ReferenceGraph:
         check_count(self._label, self._inputs, inputs)
         feeds = dict(zip(self._inputs, map(to_onnx, inputs), strict=True))
         try:
-            made = self._evaluator.run(None, feeds)
+            with np.errstate(over="ignore"):  # beyond its type a number is infinite, as in ONNX
+                made = self._evaluator.run(None, feeds)
             return [
                 each if kind is None else from_onnx(each, kind)
                 for each, kind in zip(made, self._kinds, strict=True)

@@ -7,15 +7,16 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, ClassVar, TypeAlias, cast
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.lib import format as npy
 
-from bbnode.components.data import numbers
+from bbnode.components.data import numbers, numpy_files
 from bbnode.components.data.base import FEATURE_TYPES, Array, ByRow
-from bbnode.components.data.data_file import UNREADABLE, DataFile, memory_limit, told
+from bbnode.components.data.data_file import UNREADABLE, DataFile, told
 from bbnode.components.data.numbers import ApartArrays, FileArray, Joined
+from bbnode.components.data.numpy_files import SUFFIX
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
@@ -24,10 +25,6 @@ from bbnode.ir import types
 from bbnode.ir.types import TypeNode
 
 _WANTED = "an .npz file, or a folder of .npy files"
-_SUFFIX = ".npy"
-_LOCAL_HEADER_BYTES = 30  # of a member of a zip file, before its name (APPNOTE.TXT, 4.3.7)
-_LENGTHS_AT = 26  # in that header: of the name and of the extra field, 2 bytes each
-_MOST_HEADER_BYTES = 10_000  # of an .npy file; numpy reads no longer ones
 _MOST_LISTED = 20  # names of arrays in an error
 
 _Stored: TypeAlias = tuple[str, Array, DataFile]  # by name, with the file that it is mapped from
@@ -46,6 +43,8 @@ class ArrayDataSourceConfig(StandardizedConfig):
         labels: name of the array of labels.
         dtype: of the features. "auto": integers of 32 and 64 bits become int64 (tokens), all
             else float32; "keep": as stored; or a name, "float32", "uint8", ….
+        missing: what is done where a feature is NaN: "refuse" names the row; "keep" gives it out,
+            for programs that count missing values or train trees.
     """
 
     path: str = path_setting()
@@ -53,6 +52,7 @@ class ArrayDataSourceConfig(StandardizedConfig):
     inputs: tuple[str, ...] = ()
     labels: str = "y"
     dtype: str = numbers.AUTO
+    missing: Literal["refuse", "keep"] = "refuse"
 
 
 @register_component
@@ -74,6 +74,7 @@ class ArrayDataSource(StandardizedDataSource):
 
     def __init__(self, config: ArrayDataSourceConfig) -> None:
         super().__init__(config)
+        self.require_choice("missing", Literal["refuse", "keep"])
         self.require(bool(self._features()), "`features` names no array")
         plain = config.features == ArrayDataSourceConfig.features and config.standardize == "none"
         self.require(
@@ -129,14 +130,13 @@ class ArrayDataSource(StandardizedDataSource):
         return (*self._features(), self.config.labels)
 
     def _from_folder(self, folder: Path) -> list[_Stored]:
-        there = sorted(file.stem for file in folder.iterdir() if file.suffix == _SUFFIX)
+        there = sorted(file.stem for file in folder.iterdir() if file.suffix == SUFFIX)
         self._refuse_missing(folder, there)
         found: list[_Stored] = []
         for name in self._names():
-            file = DataFile(folder / f"{name}{_SUFFIX}", self.TYPE_NAME)
+            file = DataFile(folder / f"{name}{SUFFIX}", self.TYPE_NAME)
             with file.stream() as opened:
-                header = _header(opened)
-                found.append((name, _mapped(opened, file.size, opened.tell(), header), file))
+                found.append((name, numpy_files.whole(file, opened), file))
         return found
 
     def _from_archive(self, path: Path) -> list[_Stored]:
@@ -145,42 +145,21 @@ class ArrayDataSource(StandardizedDataSource):
             if opened.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
                 raise DataUnavailable(
                     f"{self.TYPE_NAME}: {path} is one array, of features or of labels; put "
-                    f"{' and '.join(name + _SUFFIX for name in self._names())} into a folder and "
+                    f"{' and '.join(name + SUFFIX for name in self._names())} into a folder and "
                     "set `path` to that, or write both with numpy.savez"
                 )
             opened.seek(0)
             with zipfile.ZipFile(opened) as archive:
-                infos = {info.filename.removesuffix(_SUFFIX): info for info in archive.infolist()}
+                infos = {info.filename.removesuffix(SUFFIX): info for info in archive.infolist()}
                 self._refuse_missing(path, sorted(infos))
                 return [
-                    (name, self._member(file, opened, archive, infos[name]), file)
+                    (
+                        name,
+                        numpy_files.member(file, opened, archive, infos[name], self.TYPE_NAME),
+                        file,
+                    )
                     for name in self._names()
                 ]
-
-    def _member(
-        self, file: DataFile, opened: BinaryIO, archive: zipfile.ZipFile, info: zipfile.ZipInfo
-    ) -> Array:
-        with archive.open(info) as member:
-            header = _header(member)
-            start = member.tell()
-            if start + header.size != info.file_size:
-                raise ValueError(
-                    f"array {info.filename!r} declares {header.size} bytes of values and has "
-                    f"{info.file_size - start}"
-                )
-            if info.compress_type != zipfile.ZIP_STORED:
-                if header.size > memory_limit():
-                    raise DataUnavailable(
-                        f"{self.TYPE_NAME}: {file.path}: the compressed array {info.filename!r} is "
-                        f"{header.size >> 20} MiB, too much for the memory of this machine; write "
-                        "it with numpy.savez (uncompressed), which is mapped"
-                    )
-                values = np.frombuffer(member.read(), header.dtype)
-                return values.reshape(header.shape, order=header.order)
-        lengths = file.read(info.header_offset + _LENGTHS_AT, 4)
-        before = sum(int.from_bytes(lengths[at : at + 2], "little") for at in (0, 2))
-        offset = info.header_offset + _LOCAL_HEADER_BYTES + before + start
-        return _mapped(opened, file.size, offset, header)
 
     def _refuse_missing(self, path: Path, there: Sequence[str]) -> None:
         missing = [name for name in self._names() if name not in there]
@@ -211,44 +190,6 @@ class ArrayDataSource(StandardizedDataSource):
         )
         mapped = (file,) if isinstance(array, np.memmap) else ()
         made = FileArray(array, dtype, mapped)
-        made.refuse_misfits(self.TYPE_NAME, f"array {name!r}")
+        keeps = self.config.missing == "keep" and not is_label
+        made.refuse_misfits(self.TYPE_NAME, f"array {name!r}", nan=keeps)
         return made
-
-
-@dataclass(frozen=True)
-class _Header:
-    shape: tuple[int, ...]
-    order: Any  # "C" or "F"
-    dtype: np.dtype[Any]
-    size: int  # bytes of the values
-
-
-def _header(file: IO[bytes]) -> _Header:
-    """Read the header of an .npy file; the values begin where the file then stands."""
-    version = npy.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"version {version} of the .npy format is of structured arrays")
-    begin = file.tell()
-    length = int.from_bytes(file.read(2 * version[0]), "little")
-    if length > _MOST_HEADER_BYTES:
-        raise ValueError(f"the header of an array is {length} bytes long")
-    file.seek(begin)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError("it holds pickled Python objects, which could run code")
-    if any(size < 0 for size in shape):
-        raise ValueError(f"the shape {list(shape)} is negative")
-    size = dtype.itemsize
-    for each in shape:  # in integers of Python, which do not overflow
-        size *= each
-    return _Header(shape, "F" if fortran else "C", dtype, size)
-
-
-def _mapped(opened: BinaryIO, size: int, offset: int, header: _Header) -> Array:
-    if offset + header.size > size:
-        raise ValueError(f"it ends before the {header.size} bytes of an array do")
-    if header.size == 0:
-        return np.empty(header.shape, header.dtype)
-    mapped = np.memmap(opened, header.dtype, "r", offset, header.shape, order=header.order)
-    return cast(Array, mapped)

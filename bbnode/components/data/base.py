@@ -231,7 +231,14 @@ class MemoryDataSource(DataSource):
                 wanted = getattr(self.config, "label_dtype", "auto")
                 if wanted != "auto" and labels.dtype != np.dtype(wanted):
                     labels = _Converted(labels, np.dtype(wanted))
-                self._loaded = _Examples(self.served(features), labels, self.chosen(labels))
+                loaded = _Examples(self.served(features), labels, self.chosen(labels))
+                least = getattr(self.config, "min_examples", 1)
+                if len(loaded) < least:  # the number stays here: peers read why an op fails
+                    raise DataUnavailable(
+                        f"{self.TYPE_NAME}: there are fewer examples than min_examples={least}, "
+                        "which this peer's owner has set; take more examples, or lower it"
+                    )
+                self._loaded = loaded
             return self._loaded
 
 
@@ -344,6 +351,8 @@ class SplitConfig:
             examples.
         alpha: of "dirichlet" and "quantity": small values make peers differ more.
         batch_size: examples of a NextBatch; 0 is all at once.
+        min_examples: a peer with fewer gives none of them out, to training or statistics: what is
+            told of very few examples tells of each of them.
         seed: of deal and shuffling; the same on all peers that share a data set.
         label_dtype: of labels that are numbers. "auto": as the source has them, integers as
             classes (int64); "float32" for the targets of a regression that are whole numbers.
@@ -358,6 +367,7 @@ class SplitConfig:
     partition: Partition = "iid"
     alpha: float = 0.5
     batch_size: int = 0
+    min_examples: int = 1
     seed: int = 0
     label_dtype: LabelType = "auto"
 
@@ -390,6 +400,8 @@ class SplitDataSource(MemoryDataSource):
             config.split != "validation" or validation > 0,
             'split "validation" is empty; set validation_fraction, 0.1 say, on all peers',
         )
+        least = config.min_examples
+        self.require(least >= 1, f"min_examples {least} has to be 1 or more")
         seed = config.split_seed
         self.require(seed >= 0, f"split_seed must not be negative ({seed})")
         alpha = config.alpha

@@ -75,8 +75,11 @@ class FileArray:
         gathered: Array = self._stored[self._file_rows(rows)]
         return gathered.astype(self.dtype, copy=False)
 
-    def refuse_misfits(self, component: str, what: str) -> None:
-        """Raise DataUnavailable for the first value of `what` that the type cannot hold."""
+    def refuse_misfits(self, component: str, what: str, *, nan: bool = False) -> None:
+        """Raise DataUnavailable for the first value of `what` that the type cannot hold.
+
+        With `nan`, NaN is one that float types hold: it stands for a missing value.
+        """
         if np.can_cast(self._stored.dtype, self.dtype, "safe") and self.dtype.kind != "f":
             return
         a_row = max(1, self._stored.dtype.itemsize * int(np.prod(self.shape[1:])))
@@ -89,6 +92,8 @@ class FileArray:
             with np.errstate(over="ignore", invalid="ignore"):
                 cast = part.astype(self.dtype)
             good = np.isfinite(cast) if self.dtype.kind == "f" else cast == part
+            if nan and self.dtype.kind == "f" and part.dtype.kind == "f":
+                good |= np.isnan(part)
             if not good.all():
                 at = np.argwhere(~good)[0]
                 inside = f"[{', '.join(map(str, at[1:]))}]" if len(at) > 1 else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
 from bbnode.ir.decoding import shown
 
-Missing = Literal["refuse", "mean", "drop"]
+Missing = Literal["refuse", "mean", "drop", "keep"]
 
 # Columns of a mapped table that take no more are put side by side in memory, once: to gather a row
 # from many columns of a file takes longer than to train on it.
@@ -52,7 +53,8 @@ class TableDataSourceConfig(StandardizedConfig):
         one_hot: names of columns of strings that become a column of 0 and 1 for each category.
         missing: what is done where a value is missing (null or NaN). "refuse" names row and
             column; "mean" takes the mean of the training part, of columns of numbers; "drop"
-            leaves out the row.
+            leaves out the row; "keep" gives NaN out, in columns of numbers, for programs that count
+            missing values or train trees.
         missing_words: words that stand for a missing value in strings and CSV, besides "", NA, NaN,
             null and the like.
         dtype: of the features. "auto": float32, but int64 for lists of integers of 32 and 64 bits
@@ -145,7 +147,9 @@ class TableDataSource(StandardizedDataSource):
         dtype = self._dtype([found[name] for name in features], parts)
         arrays = [FileArray(part, dtype, opened.mapped, kept) for part in parts]
         for name, array in zip(features, arrays, strict=True):
-            array.refuse_misfits(self.TYPE_NAME, f"column {shown(name)}")
+            array.refuse_misfits(
+                self.TYPE_NAME, f"column {shown(name)}", nan=config.missing == "keep"
+            )
         as_it_is = len(arrays) == 1 and found[features[0]].is_list
         made: ByRow = arrays[0] if as_it_is else Joined(arrays, dtype)
         size = dtype.itemsize * int(np.prod(made.shape))
@@ -230,9 +234,9 @@ class TableDataSource(StandardizedDataSource):
             return kept
         for column, missing in with_gaps:
             can_fill = not (column.categories or column.is_list or column.name == self.config.label)
-            if how == "mean" and can_fill:
+            if how in ("mean", "keep") and can_fill:
                 continue
-            more = ' or "mean"' if can_fill else ""
+            more = ', "mean" or "keep"' if can_fill else ""
             raise self._refusal(
                 column.name,
                 f"row {int(np.argmax(missing))} has no value, and {int(missing.sum())} row(s) in "
@@ -247,11 +251,13 @@ class TableDataSource(StandardizedDataSource):
         return labels
 
     def _filled(self, column: Column, labels: FileArray, kept: Rows | None) -> ByRow:
-        """Return the values of a column of features, without gaps, and one-hot if it is to be."""
+        """Return the values of a column of features, gaps filled, and one-hot if it is to be."""
         if column.name in self.config.one_hot:
             return OneHot(column.values, len(column.categories))
         if column.missing is None or kept is not None:
             return column.values
+        if self.config.missing == "keep":
+            return Filled(column.values, column.missing, math.nan)
         rows = None if self.config.split == "all" else self.split_of(labels)["train"]
         try:
             mean = columns.mean_of(column, rows)

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
 from bbnode.components.data.data_file import DataFile, read_whole
-from bbnode.components.errors import DataUnavailable
+from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
 from bbnode.ir.decoding import shown
@@ -94,14 +94,18 @@ class CharacterTokenizer:
 class FileTokenizer:
     """A `tokenizer.json` of Hugging Face, run by its library `tokenizers`."""
 
-    def __init__(self, path: Path, pad_id: int | None, component: str) -> None:
-        """Load it. Raises DataUnavailable: the library, or a good file, is not there."""
+    def __init__(self, path: Path, pad_id: int | None, component: str, cut: int = 0) -> None:
+        """Load it; with `cut`, texts become at most so many tokens, special ones included.
+
+        Raises DataUnavailable: the library, or a good file, is not there; InvalidComponentConfig:
+        `cut` leaves no token for the text.
+        """
         try:
             library: Any = importlib.import_module("tokenizers")
         except ImportError as error:
             raise DataUnavailable(
-                f"{component}: tokenizer_file needs the library tokenizers; run: "
-                "pip install 'tokenizers>=0.20'"
+                f"{component}: {path.name} needs the library tokenizers; run: "
+                "pip install 'tokenizers>=0.20.2'"
             ) from error
         content = read_whole(path, component, _MAX_TOKENIZER_BYTES)
         self._component = component
@@ -111,9 +115,17 @@ class FileTokenizer:
             padding = self._tokenizer.padding
             self._tokenizer.no_padding()
             self._tokenizer.no_truncation()
+            special = self._tokenizer.num_special_tokens_to_add(False)
+            if cut > special:
+                self._tokenizer.enable_truncation(cut)
             self.vocabulary = int(self._tokenizer.get_vocab_size())
         except BaseException as error:
             raise self._failed(f"{path} is no tokenizer.json", error) from error
+        if 0 < cut <= special:
+            raise InvalidComponentConfig(
+                f"{component}: {cut} token(s) leave none for the text beside the {special} "
+                f"special ones of {path}; raise max_tokens"
+            )
         known = [self._tokenizer.token_to_id(token) for token in _PAD_TOKENS]
         found = [padding["pad_id"]] if padding else [each for each in known if each is not None]
         if pad_id is None and not found:
@@ -129,7 +141,8 @@ class FileTokenizer:
 
     def encode(self, texts: Sequence[str], *, whole: bool) -> list[Ids]:
         try:
-            found = self._tokenizer.encode_batch(list(texts), add_special_tokens=whole)
+            # Without the tokens' places in the text, which nobody asks for.
+            found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=whole)
         except BaseException as error:
             raise self._failed("the tokenizer fails on a text", error) from error
         return [np.array(each.ids, np.int64) for each in found]

@@ -9,9 +9,12 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +33,7 @@ from bbnode.components.backends.graphs import scaled_sum_model
 from bbnode.components.contracts import (
     Backend,
     CarriedOver,
+    Component,
     ComponentError,
     DataSource,
     Model,
@@ -60,22 +64,18 @@ from bbnode.components.models.weights import (
     pack_state,
     unpack_state,
 )
-from bbnode.components.registry import register_component
+from bbnode.components.registry import checked_config, register_component
+from bbnode.components.settings import content_setting
 from bbnode.ir import intake
-from bbnode.ir.intake import ModelSource
+from bbnode.ir.intake import ModelNotTaken, ModelSource
 from bbnode.ir.values import Composite, Metadata, Value
-from bbnode.ir.weightless import parted, without_values
+from bbnode.ir.weightless import StoredTensor, without_values
 
 logger = logging.getLogger(__name__)
 
 Vector = npt.NDArray[np.float32]
+ModelContent: TypeAlias = bytes | str | Path
 
-_CHOICES = {
-    "precision": ("float32", "mixed"),
-    "mode": ("as_written", "train"),
-    "running_statistics": ("federated", "local"),
-    "running_variance": ("auto", "population", "sample"),
-}
 _SCHEDULE_FIELDS = ("warmup_steps", "decay_steps", "decay_factor", "final_rate")
 
 # Ops that compute nothing of no rows, and so do not stumble over them.
@@ -91,12 +91,24 @@ _OF_ROWS = frozenset(
 _TYPED_DATA = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
 
 
+def read_model(source: ModelSource) -> bytes:
+    """Return what an artifact holds of a model: a file with the tensors beside it, as bytes.
+
+    For authors: files are those of the machine that the program is written on.
+
+    Raises ModelNotTaken.
+    """
+    return intake.read_model(source).SerializeToString(deterministic=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OnnxModelConfig:
     """Settings of `OnnxModel`.
 
     Attributes:
-        model: bytes of the forward ModelProto, float32 initializers as parameters.
+        model: bytes of the forward ModelProto, float32 initializers as parameters; or the path of
+            a file on this machine, from which weights are read straight into the flat vector, as
+            from files of tensors beneath its folder. An artifact holds bytes alone.
         loss: of the first output: "softmax_cross_entropy" and "nll" (int64 class labels),
             "bce_with_logits" and "kl" (probabilities), "mse", "mae", "huber", "cosine".
         learning_rate: the first one, that `schedule` scales.
@@ -104,14 +116,18 @@ class OnnxModelConfig:
             order; by default weights, and not masks, tables or constants.
         lora: adapters that are trained in place of the weights: `targets` (names or patterns of
             layers), `rank`, `alpha`, `seed`, `merge`; what `trainable` names is trained with them.
-        optimizer: "sgd", "adam", "adamw", "adagrad", "rmsprop" or "lion".
+        optimizer: "sgd", "adam", "adamw", "yogi", "adagrad", "rmsprop" or "lion".
         momentum: of sgd and rmsprop: the share of the last move that is made again.
         nesterov: of sgd with a momentum: look ahead by it.
         weight_decay: None is 0.01 for adamw and 0 for the others.
-        betas: of adam, adamw and lion; None is (0.9, 0.999), for lion (0.9, 0.99).
+        betas: of adam, adamw, yogi and lion; None is (0.9, 0.999), for lion (0.9, 0.99).
+        bias_correction: of adam, adamw and yogi: divide the means by 1 - beta^step.
+        initial_square: of adam, adamw, yogi and adagrad: the square that each parameter begins
+            with; None is 1e-6 for yogi, else 0.
         smoothing: of rmsprop: the share of the old mean square.
         centered: of rmsprop: by the variance instead of the mean square.
-        eps: beside the root in a denominator; None is 1e-8, for adagrad 1e-10.
+        eps: beside the root in a denominator; None is 1e-8, for adagrad 1e-10, for yogi
+            1e-3.
         clip_value: the greatest size of one number of a gradient; 0 does not clip.
         clip_norm: the greatest norm of a whole gradient, after `clip_value`; 0 does not clip.
         keep_optimizer_state: do not begin anew when parameters are loaded, as each round of a
@@ -124,6 +140,10 @@ class OnnxModelConfig:
         decay_factor: of "step" and "exponential".
         final_rate: of "linear" and "cosine".
         accumulate: batches whose mean gradient makes one step of `train`.
+        max_steps: that one call of `train` makes on this node, however many epochs are asked for;
+            what was trained until then counts. 0 is no bound.
+        max_train_s: likewise in seconds: the training ends with the batch that it is at, so that
+            its result depends on how fast the node is. 0 is no bound.
         precision: "mixed" computes products in float16, with a scaled loss.
         mode: "train" puts BatchNormalization and Dropout into training mode while training;
             "as_written" leaves them as they are.
@@ -140,7 +160,7 @@ class OnnxModelConfig:
         huber_delta: of "huber": where it turns from quadratic to linear.
     """
 
-    model: bytes
+    model: bytes | str | Path = content_setting(read_model)
     loss: str = "softmax_cross_entropy"
     learning_rate: float = 0.1
     trainable: tuple[str, ...] = ()
@@ -150,6 +170,8 @@ class OnnxModelConfig:
     nesterov: bool = False
     weight_decay: float | None = None
     betas: tuple[float, float] | None = None
+    bias_correction: bool = True
+    initial_square: float | None = None
     smoothing: float = 0.99
     centered: bool = False
     eps: float | None = None
@@ -162,6 +184,8 @@ class OnnxModelConfig:
     decay_factor: float = 0.1
     final_rate: float = 0.0
     accumulate: int = 1
+    max_steps: int = 0
+    max_train_s: float = 0.0
     precision: Precision = "float32"
     mode: TrainingMode = "as_written"
     running_statistics: Literal["federated", "local"] = "federated"
@@ -181,7 +205,6 @@ _QUICK_PRODUCTS = 1 << 22
 _QUICK_SUMS = 1 << 18
 # Parameters from which on steps write into buffers; binding these costs a small graph too much.
 _LARGE_PARAMS = 1 << 23
-_LARGE_BYTES = 1 << 25  # of a model, which is then read in parts
 
 
 def _quick_batch(model: Any, batch: Value, *_: Value) -> bool:
@@ -224,46 +247,57 @@ class OnnxModel(Model):
     TYPE_NAME: ClassVar[str] = "bbnode.OnnxModel"
     Config: ClassVar[type] = OnnxModelConfig
     depends: ClassVar[Mapping[str, str]] = {"backend": "compute", "data_source": "data"}
-    needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {"data_source": ("train",)}
+    needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "data_source": ("train", "train_adjusted")
+    }
     config: OnnxModelConfig
 
     def __init__(self, config: OnnxModelConfig) -> None:
-        """Derive the training graphs.
+        """Read the model.
 
         Raises:
-            InvalidComponentConfig: a number is out of its range.
+            InvalidComponentConfig: a setting is of another type, or out of its range.
             AutodiffError: the model, its loss or its optimizer cannot be trained; says which node
-                or setting, and why.
+                or setting, and why. An op that gradients do not pass is told by `bind`, where the
+                program trains, or by the first method that needs them; inference does without.
         """
+        config = checked_config(type(self), config)
         super().__init__(config)
-        large = config.lora is None and len(config.model) >= _LARGE_BYTES
-        model, apart = _parsed_apart(config.model) if large else (_parsed(config.model), {})
-        graphs = _derive(config, model, apart)
-        initial, moved = _Arrays(graphs.initial), _Arrays(graphs.statistics)
-        self._graphs = graphs = graphs.without_values()
-        for tensor in model.graph.initializer:  # which then hold those that are not trained
-            whole = apart.pop(tensor.name, None)
-            if whole is not None and tensor.name not in initial:
-                tensor.CopyFrom(whole)
-        whole = None
-        # From here on the weights are in the flat vector, and nowhere else.
-        self._begin(initial, moved)
+        with _opened(config) as (model, apart):
+            graphs = _derive(config, model, apart)
+            initial, moved = _Arrays(graphs.initial, apart), _Arrays(graphs.statistics, {})
+            self._graphs = graphs = graphs.without_values()
+            for tensor in model.graph.initializer:  # which then hold those that are not trained
+                if tensor.name in apart and tensor.name not in initial:
+                    tensor.CopyFrom(apart[tensor.name].whole())
+            # From here on the weights are in the flat vector, and nowhere else.
+            self._begin(initial, moved)
         emptied = without_values(model, self._trained)
         self.config = replace(config, model=emptied.SerializeToString(deterministic=True))
         self._labels = Labels(
-            self.TYPE_NAME, find_loss(config.loss), _loss_settings(config), graphs.output_dims
+            self.TYPE_NAME, find_loss(config.loss), loss_settings(config), graphs.output_dims
         )
-        self._axes = [_dims(info) for info in _fed(graphs)]
+        self._axes = [_dims(info) for info in graphs.writer.f.inputs]
         self._takes_empty = all(node.op_type in _OF_ROWS for node in graphs.writer.modes.evaluated)
+
+    def bind(self, dependencies: Mapping[str, Component]) -> None:
+        """Receive what it depends on, and differentiate where the program trains.
+
+        Raises:
+            UnsupportedGradient, GradientRuleError: an op that gradients do not pass.
+        """
+        super().bind(dependencies)
+        if self.has_dependency("data_source"):
+            self._graphs.derive()
 
     def _begin(self, initial: Mapping[str, Weights], moved: Mapping[str, Weights]) -> None:
         """Check the settings, and begin with these parameters and running statistics."""
         config, rate = self.config, self.config.learning_rate
         self.require(0 < rate < math.inf, f"learning_rate {rate} is not a positive number")
+        self.require(config.max_steps >= 0, f"max_steps is {config.max_steps}; 0 or more")
+        seconds = config.max_train_s
+        self.require(0 <= seconds < math.inf, f"max_train_s is {seconds}; 0 or more seconds")
         self.require(config.accumulate >= 1, f"accumulate is {config.accumulate}; 1 or more")
-        for name, known in _CHOICES.items():
-            chosen = getattr(config, name)
-            self.require(chosen in known, f"{name} is {chosen!r}; choose {' or '.join(known)}")
         self._schedule = Schedule(
             name=config.schedule,
             rate=rate,
@@ -300,10 +334,17 @@ class OnnxModel(Model):
         logger.info("parameters", extra={"size": self.size, "trained": chosen.told()})
         if self.has_dependency("data_source"):
             self._check_data()
-        one = self.config.accumulate == 1
-        trains = (graphs.train_step,) if one else (graphs.gradients, graphs.step)
-        for model in (graphs.forward, graphs.loss, *trains):
+        needed = [graphs.forward, graphs.loss]
+        if self.has_dependency("data_source"):
+            needed += self._needed_to_train()
+        for model in needed:
             self._prepare(model)
+
+    def _needed_to_train(self) -> tuple[ModelProto, ...]:
+        """Return the graphs that `train` runs."""
+        graphs = self._graphs
+        one = self.config.accumulate == 1
+        return (graphs.train_step,) if one else (graphs.gradients, graphs.step)
 
     @property
     def _params(self) -> Vector:
@@ -319,6 +360,16 @@ class OnnxModel(Model):
     def size(self) -> int:
         """The length P of the parameter vector."""
         return int(self._params.size)
+
+    @property
+    def layout(self) -> Layout:
+        """The parts of the vector in their order: name to shape."""
+        return self._layout
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The names of `layout` that steps move; the others are running statistics."""
+        return tuple(self._trained)
 
     @property
     def last_input(self) -> Value | None:
@@ -395,6 +446,105 @@ class OnnxModel(Model):
         if self._graphs.statistics or self._graphs.draws or self._graphs.scales_loss:
             self._take(stepper, self._joined(stepper))
         return joined, np.asarray(loss)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if gradients are of the model as it is evaluated, in float32."""
+        graphs = self._graphs
+        return not (graphs.statistics or graphs.draws or graphs.scales_loss)
+
+    @offload(reads_only=True, unless=_quick_batch)
+    def gradient_with_input(
+        self, ctx: OpContext, input: Value, target: Value
+    ) -> tuple[Value, Value, Value]:
+        """Return the gradients of the mean loss, [P] and shaped like the input, and that loss, [].
+
+        Raises:
+            ComponentError: the input is not one float32 tensor of the declared shape, or the model
+                trains in a form of its own (running statistics, masks, float16).
+            ParameterMismatch: the input, the loss or a gradient holds NaN or infinity.
+        """
+        inputs = self._pullable(input, to_input=True)
+        labels = self._target(target, inputs)
+        feeds = [*self._split(self._params), *inputs, labels]
+        *grads, by_input, loss = self._run(self._graphs.joint_gradients, feeds)
+        joined = self._join(grads)
+        self._all_finite("the gradient would hold", joined, by_input, loss)
+        return joined, by_input, np.asarray(loss)
+
+    @offload(reads_only=True, unless=_quick_batch)
+    def pull_back(
+        self, ctx: OpContext, input: Value, grad: Value, *, to_input: int
+    ) -> tuple[Value, Value]:
+        """Return the gradients of sum(`grad` · first output), [P] and shaped like the input.
+
+        Raises:
+            ComponentError: as `gradient_with_input`; or `grad` is not shaped like the output.
+            ParameterMismatch: the input, `grad` or a gradient holds NaN or infinity.
+        """
+        inputs = self._pullable(input, to_input=bool(to_input))
+        given = np.asarray(grad)
+        self._check_dims("the gradient", given, self._graphs.output_dims)
+        self._all_finite("the gradient holds", given)
+        if _shape(given)[:1] != _shape(inputs[0])[:1]:
+            raise ComponentError(
+                f"{self.TYPE_NAME}: the gradient is of {list(given.shape)[:1]} rows and the batch "
+                f"of {list(_shape(inputs[0]))[:1]}; give the one that belongs to this batch"
+            )
+        graphs = self._graphs
+        graph = graphs.pulled_input if to_input else graphs.pulled_parameters
+        *grads, output = self._run(graph, [*self._split(self._params), *inputs, given])
+        if _shape(output) != given.shape:
+            raise ComponentError(
+                f"{self.TYPE_NAME}: the gradient is {list(given.shape)}, and the output "
+                f"{list(_shape(output))}"
+            )
+        by_input = grads.pop() if to_input else np.zeros(0, np.float32)
+        joined = self._join(grads)
+        self._all_finite("the gradient would hold", joined, by_input)
+        return joined, by_input
+
+    def _pullable(self, batch: Value, *, to_input: bool) -> list[Value]:
+        """Return the inputs of a batch that gradients are pulled to; ComponentError as above."""
+        if not self.is_plain:
+            raise ComponentError(
+                f"{self.TYPE_NAME}: the model trains in a form of its own (BatchNormalization, "
+                'Dropout or precision="mixed"), and gradients that are pulled back are of the one '
+                "that is evaluated; leave these out"
+            )
+        inputs = self._inputs(batch)
+        infos = self._graphs.writer.f.inputs
+        is_float = infos[0].type.tensor_type.elem_type == TensorProto.FLOAT
+        if to_input and (len(infos) > 1 or not is_float):
+            raise ComponentError(
+                f"{self.TYPE_NAME}: a gradient by the input is of one float32 tensor, and the "
+                f"model takes {', '.join(info.name for info in infos)}"
+            )
+        for info, value in zip(infos, inputs, strict=True):
+            if info.type.tensor_type.elem_type == TensorProto.FLOAT:
+                dims = tuple(
+                    each.dim_value if each.HasField("dim_value") else None
+                    for each in info.type.tensor_type.shape.dim
+                )
+                self._check_dims(f"input {info.name!r}", np.asarray(value), dims)
+                self._all_finite(f"input {info.name!r} holds", np.asarray(value))
+        return inputs
+
+    def _check_dims(self, what: str, value: Weights, dims: Sequence[int | str | None]) -> None:
+        """Refuse what ONNX might stretch: ComponentError."""
+        same = len(dims) == value.ndim and all(
+            not isinstance(dim, int) or dim == size
+            for dim, size in zip(dims, value.shape, strict=True)
+        )
+        if not same or value.dtype != np.float32:
+            wanted = ["?" if not isinstance(dim, int) else dim for dim in dims]
+            raise ComponentError(
+                f"{self.TYPE_NAME}: {what} is {value.dtype}{list(value.shape)}, not float32{wanted}"
+            )
+
+    def _all_finite(self, what: str, *values: Value) -> None:
+        if not all(np.isfinite(np.asarray(value)).all() for value in values):
+            raise ParameterMismatch(f"{self.TYPE_NAME}: {what} NaN or infinity")
 
     def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
         """Take `rate`, float32 [], for all steps from now on, instead of the schedule's.
@@ -475,28 +625,110 @@ class OnnxModel(Model):
         """Train over the bound DataSource: `epochs` passes in batches of `batch`.
 
         Returns `num_samples` (examples of one pass), `loss` (mean over the last epoch, weighted
-        by batch sizes), `steps`, and with mixed precision `rescaled`, the number of
-        times that gradients were beyond float16 and the scale of the loss was cut.
+        by batch sizes), `steps`, with mixed precision `rescaled`, the number of times that
+        gradients were beyond float16 and the scale of the loss was cut, and where `max_steps` or
+        `max_train_s` ended the training `work`, the part of the epochs that was done.
 
         Raises:
             TrainingFailed: epochs or batch below 1, or the loss stopped being finite (the
                 parameters are then what they were before).
         """
+        return self._train(ctx, epochs, batch, ())[0]
+
+    @offload
+    def train_adjusted(
+        self,
+        ctx: OpContext,
+        anchor: Value | None,
+        correction: Value | None,
+        *,
+        epochs: int,
+        batch: int,
+        proximal: float,
+        frozen: str = "",
+    ) -> tuple[Metadata, Value]:
+        """Train with `proximal` (w - `anchor`) + `correction` added to each gradient.
+
+        Both are vectors [P]; without an anchor it is the present parameters. Parameters that
+        `frozen` names, one a line, stay as they are, and so does their state. Returns the metadata
+        of `train`, and float32 [3]: the steps made, the sum of their learning rates, the part of
+        the epochs that was done.
+
+        Raises:
+            ParameterMismatch: a vector does not fit, or holds NaN or infinity.
+            TrainingFailed: as `train`; or `proximal` is below 0 or not finite; or `frozen` names
+                all parameters, or none that there is, or some beside `clip_norm`.
+        """
+        if not 0 <= proximal < math.inf:
+            raise TrainingFailed(
+                f"{self.TYPE_NAME}: proximal is {proximal}; it weighs a distance: 0 or more"
+            )
+        to = self._params if anchor is None else self._checked(anchor, "anchor")
+        pull = np.zeros(self.size, np.float32)
+        if correction is not None:
+            pull = self._checked(correction, "correction")
+        if proximal:
+            (pull,) = self._run(scaled_sum_model(), [pull, to, np.asarray(-proximal, np.float32)])
+        pulls = self._split(pull)[: len(self._trained)]
+        adjustment = [*pulls, np.asarray(proximal, np.float32)]
+        return self._train(ctx, epochs, batch, adjustment, self._places(frozen.splitlines()))
+
+    def _places(self, names: Sequence[str]) -> frozenset[int]:
+        """Return the numbers of parameters that no step is to move; TrainingFailed as above."""
+        places = {name: at for at, name in enumerate(self._trained)}
+        unknown = [name for name in names if name not in self._layout]
+        if unknown or (names and self.config.clip_norm) or places.keys() <= {*names}:
+            why = f"there is no parameter {unknown[0]!r:.80}" if unknown else "nothing is left"
+            if not unknown and self.config.clip_norm:
+                why = "clip_norm is of the gradients of all parameters; use clip_value"
+            raise TrainingFailed(f"{self.TYPE_NAME}: frozen names {len(names)} parameter(s): {why}")
+        return frozenset(places[name] for name in names if name in places)
+
+    def _train(
+        self,
+        ctx: OpContext,
+        epochs: int,
+        batch: int,
+        adjustment: Sequence[Value],
+        frozen: frozenset[int] = frozenset(),
+    ) -> tuple[Metadata, Value]:
         if epochs < 1 or batch < 1:
             raise TrainingFailed(
                 f"{self.TYPE_NAME}: {epochs} epoch(s) with batches of {batch}; both 1 or more"
             )
         source: DataSource = self.dependency("data_source")
-        stepper = self._stepper()
+        stepper = self._stepper(adjustment, frozen)
         before = stepper.progress
-        loss = math.nan
+        loss, seen = math.nan, 0
+        most = before.steps + self.config.max_steps if self.config.max_steps else math.inf
+        until = time.monotonic() + (self.config.max_train_s or math.inf)
+
+        def ended() -> bool:
+            return stepper.progress.steps >= most or time.monotonic() >= until
+
         for epoch in range(epochs):
-            loss = self._epoch(stepper, source, batch)
+            if epoch and ended():
+                break
+            loss, rows = self._epoch(stepper, source, batch, ended)
+            seen += rows
             if not math.isfinite(loss):
                 raise TrainingFailed(
                     f"{self.TYPE_NAME}: the loss is {loss} in epoch {epoch + 1}; lower "
                     f"learning_rate ({self.config.learning_rate})"
                 )
+        self._take_finite(stepper)
+        steps = stepper.progress.steps - before.steps
+        work = seen / (epochs * source.num_samples)
+        told = {"num_samples": source.num_samples, "loss": loss, "steps": steps}
+        if self._graphs.scales_loss:
+            told["rescaled"] = stepper.progress.rescaled - before.rescaled
+        if work < 1:
+            told["work"] = work
+        rates = math.fsum(self._rate(before, step) for step in range(steps))
+        return Metadata(told), _frozen(np.array([steps, rates, work], np.float32))
+
+    def _take_finite(self, stepper: Stepper) -> None:
+        """Make what training ended with the model's own; TrainingFailed where it is not finite."""
         moved = (*stepper.values, *self._tail(stepper.statistics), *stepper.state)
         if not all(np.isfinite(part).all() for part in moved):
             raise TrainingFailed(
@@ -504,20 +736,25 @@ class OnnxModel(Model):
                 f"lower learning_rate ({self.config.learning_rate}), or set clip_norm"
             )
         self._take(stepper, self._joined(stepper))
-        steps = stepper.progress.steps - before.steps
-        told = {"num_samples": source.num_samples, "loss": loss, "steps": steps}
-        if self._graphs.scales_loss:
-            told["rescaled"] = stepper.progress.rescaled - before.rescaled
-        return Metadata(told)
 
-    def _epoch(self, stepper: Stepper, source: DataSource, batch: int) -> float:
-        """Go through one epoch; return its mean loss."""
+    def _rate(self, before: Progress, step: int) -> float:
+        """Return the learning rate of a step that was made after `before`."""
+        return self._schedule.at(before.steps + step) if before.rate is None else before.rate
+
+    def _epoch(
+        self, stepper: Stepper, source: DataSource, batch: int, ended: Callable[[], bool]
+    ) -> tuple[float, int]:
+        """Go through one epoch, or its first batches; return mean loss and number of examples."""
         losses: list[float] = []
+        seen = 0
         sums = Accumulated(self._run)
         for features, target in source.epoch_batches(batch):
+            if seen and ended():
+                break
             inputs = self._inputs(features)
             labels = self._target(target, inputs)
             rows = len(np.atleast_1d(inputs[0]))
+            seen += rows
             if self.config.accumulate == 1:
                 losses.append(stepper.train(inputs, labels) * rows)
                 continue
@@ -528,7 +765,7 @@ class OnnxModel(Model):
                 stepper.step(sums.mean())
         if sums.batches:
             stepper.step(sums.mean())
-        return math.fsum(losses) / source.num_samples
+        return math.fsum(losses) / seen, seen
 
     def serialize(self) -> bytes:
         """Return the parameters, the state of training, and what forward and backward keep."""
@@ -732,7 +969,7 @@ class OnnxModel(Model):
         if schema is not None:
             slot = self.depends["data_source"]
             where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
-            loss, settings = find_loss(self.config.loss), _loss_settings(self.config)
+            loss, settings = find_loss(self.config.loss), loss_settings(self.config)
             try:
                 check_fit(schema, self._graphs, loss, settings, where=where)
             except DataDoesNotFit:
@@ -800,13 +1037,14 @@ class OnnxModel(Model):
         """Return the local statistics, one tensor each."""
         return [*named(self._local, self._local_layout).values()]
 
-    def _stepper(self) -> Stepper:
+    def _stepper(
+        self, adjustment: Sequence[Value] = (), frozen: frozenset[int] = frozenset()
+    ) -> Stepper:
         """Return what training begins with."""
         values = self._split(self._params)
         count = len(self._trained)
         size = sum(map(math.prod, self._trained.values()))
-        kinds = self._graphs.state_kinds
-        state = self._state or tuple(np.zeros(size, np.float32) for _ in kinds)
+        state = self._state or initial_state(size, self._graphs.state_initial)
         return Stepper(
             self._graphs,
             self._run,
@@ -815,7 +1053,9 @@ class OnnxModel(Model):
             statistics=[*values[count:], *self._kept()],
             state=[part for vector in state for part in named(vector, self._trained).values()],
             progress=self._progress,
-            buffers=self._buffers(),
+            adjustment=adjustment,
+            frozen=frozen,
+            buffers=None if frozen else self._buffers(),
         )
 
     def _buffers(self) -> Buffers | None:
@@ -920,7 +1160,14 @@ class HeldModel(OnnxModel):
     depends: ClassVar[Mapping[str, str]] = {"backend": "compute"}
     needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
-    def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
+    def _train(
+        self,
+        ctx: OpContext,
+        epochs: int,
+        batch: int,
+        adjustment: Sequence[Value],
+        frozen: frozenset[int] = frozenset(),
+    ) -> tuple[Metadata, Value]:
         """Refuse: ComponentError."""
         raise ComponentError(f"{self.TYPE_NAME} has no data to train on; bind bbnode.OnnxModel")
 
@@ -928,17 +1175,18 @@ class HeldModel(OnnxModel):
         """Check nothing: there are no data."""
 
 
-def read_model(source: ModelSource) -> bytes:
-    """Return what `OnnxModelConfig.model` takes: a file with the tensors beside it, as bytes.
-
-    For authors: files are those of the machine that the program is written on.
-
-    Raises ModelNotTaken.
-    """
-    return intake.read_model(source).SerializeToString(deterministic=True)
+@contextmanager
+def _taken() -> Iterator[None]:
+    try:
+        yield
+    except ModelNotTaken as error:
+        raise InvalidForwardModel(what=error.what, remedy=error.remedy) from error
 
 
-def _parsed(content: bytes) -> ModelProto:
+def _parsed(content: ModelContent) -> ModelProto:
+    if not isinstance(content, bytes):
+        with _taken():
+            return intake.read_model(content)
     try:
         return onnx.load_model_from_string(content)
     except ProtobufDecodeError as error:
@@ -948,33 +1196,42 @@ def _parsed(content: bytes) -> ModelProto:
         ) from error
 
 
-def _parsed_apart(content: bytes) -> tuple[ModelProto, dict[str, TensorProto]]:
-    try:
-        return parted(content)
-    except ProtobufDecodeError:
-        return _parsed(content), {}  # which says it
+@contextmanager
+def _opened(config: OnnxModelConfig) -> Iterator[tuple[ModelProto, dict[str, StoredTensor]]]:
+    """Yield a model, and those of its tensors that are read while the context lasts."""
+    if config.lora is not None:  # which changes the weights that it adapts
+        yield _parsed(config.model), {}
+        return
+    with _taken(), intake.opened_model(config.model) as opened:
+        yield opened
 
 
 class _Arrays(Mapping[str, Weights]):
     """Tensors by name, each of which becomes an array when it is asked for, and is not kept."""
 
-    def __init__(self, tensors: Sequence[TensorProto]) -> None:
+    def __init__(self, tensors: Sequence[TensorProto], apart: Mapping[str, StoredTensor]) -> None:
         self._tensors = {tensor.name: tensor for tensor in tensors}
+        self._apart = apart
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each, which takes no array."""
         return {name: tuple(tensor.dims) for name, tensor in self._tensors.items()}
 
-    def drained(self) -> Iterator[tuple[str, Weights]]:
-        """Yield each array, the last one first, and forget its tensor.
-
-        In this order a heap gives memory back, which shrinks from its end alone.
-        """
-        for name in reversed([*self._tensors]):
-            yield name, numpy_helper.to_array(self._tensors.pop(name))
+    def fill(self, places: Mapping[str, Vector]) -> None:
+        """Put each into its place."""
+        for name, tensor in self._tensors.items():
+            if name in self._apart:
+                self._apart[name].read_into(places[name])
+            else:
+                places[name][...] = numpy_helper.to_array(tensor)
 
     def __getitem__(self, name: str) -> Weights:
-        return numpy_helper.to_array(self._tensors[name])
+        tensor = self._tensors[name]
+        stored = self._apart.get(name)
+        return numpy_helper.to_array(tensor) if stored is None else stored.array()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -994,7 +1251,10 @@ def _filled(layout: Layout, given: Iterable[Mapping[str, Weights]]) -> Vector:
     vector = np.empty(sum(map(math.prod, layout.values())), np.float32)
     views = named(vector, layout)
     for values in given:
-        for name, value in values.drained() if isinstance(values, _Arrays) else values.items():
+        if isinstance(values, _Arrays):
+            values.fill(views)
+            continue
+        for name, value in values.items():
             views[name][...] = value
     return _frozen(vector)
 
@@ -1013,8 +1273,26 @@ def _listed(weights: Mapping[str, Weights]) -> str:
     return ", ".join([*told, f"{more} more"] if more else told) or "none"
 
 
-def _loss_settings(config: OnnxModelConfig) -> LossSettings:
+def initial_state(size: int, numbers: Iterable[float]) -> tuple[Vector, ...]:
+    """Return an optimizer's state before its first step, a vector of each number."""
+    # Zeros take no memory until they are written.
+    return tuple(
+        np.full(size, number, np.float32) if number else np.zeros(size, np.float32)
+        for number in numbers
+    )
+
+
+def loss_settings(config: OnnxModelConfig) -> LossSettings:
+    """Return what a model's settings say of its loss."""
     return LossSettings(**{each.name: getattr(config, each.name) for each in fields(LossSettings)})
+
+
+def optimizer_settings(config: OnnxModelConfig) -> OptimizerSettings:
+    """Return what a model's settings say of its optimizer."""
+    names = [each.name for each in fields(OptimizerSettings) if each.name != "name"]
+    return OptimizerSettings(
+        name=config.optimizer, **{name: getattr(config, name) for name in names}
+    )
 
 
 def _with_adapters(
@@ -1028,30 +1306,23 @@ def _with_adapters(
 
 
 def _derive(
-    config: OnnxModelConfig, model: ModelProto, apart: Mapping[str, TensorProto]
+    config: OnnxModelConfig, model: ModelProto, apart: Mapping[str, StoredTensor]
 ) -> TrainingGraphs:
-    of_optimizer = [each.name for each in fields(OptimizerSettings) if each.name != "name"]
-    optimizer = {name: getattr(config, name) for name in of_optimizer}
     options = TrainingOptions(
-        optimizer=OptimizerSettings(name=config.optimizer, **optimizer),
-        loss=_loss_settings(config),
+        optimizer=optimizer_settings(config),
+        loss=loss_settings(config),
         mode=config.mode,
         running_variance=config.running_variance,
         seed=config.seed,
         precision=config.precision,
     )
     model, wrt = _with_adapters(config, model)
-    graphs = training_graphs(model, config.loss, wrt or None, options, apart)
+    graphs = training_graphs(model, config.loss, wrt or None, options, apart, at_once=False)
     if any(t.data_type != TensorProto.FLOAT for t in (*graphs.initial, *graphs.statistics)):
         raise InvalidForwardModel(
             what="its parameters are float64", remedy="convert them to float32"
         )
     return graphs
-
-
-def _fed(graphs: TrainingGraphs) -> list[ValueInfoProto]:
-    """Return the inputs that a caller feeds the model."""
-    return [info for info in graphs.forward.graph.input if info.name in graphs.input_names]
 
 
 def _dims(info: ValueInfoProto) -> list[str]:

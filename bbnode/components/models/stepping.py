@@ -135,6 +135,9 @@ class Stepper:
         statistics: the running ones, likewise.
         state: the optimizer's, kind by kind one tensor per parameter.
         progress: the counters.
+        adjustment: inputs of the adjusted graphs, which are run where there are any: what is added
+            to the gradient of each parameter, and a share of the parameters that is.
+        frozen: the numbers of parameters that no step moves; not with buffers.
         written: the flat vectors that hold `values` (and have room behind them) and each kind of
             `state`; none where these are not in buffers.
     """
@@ -149,6 +152,8 @@ class Stepper:
         statistics: list[Value],
         state: list[Value],
         progress: Progress,
+        adjustment: Sequence[Value] = (),
+        frozen: frozenset[int] = frozenset(),
         buffers: Buffers | None = None,
     ) -> None:
         self._graphs = graphs
@@ -158,6 +163,8 @@ class Stepper:
         self.statistics = statistics
         self.state = state
         self.progress = progress
+        self.adjustment = adjustment
+        self.frozen = frozen
         self.written: list[Vector] = []
         self._buffers = buffers
 
@@ -167,9 +174,10 @@ class Stepper:
         while True:
             feeds = [
                 *self.values, *self.statistics, *inputs, labels,
-                *self._step_inputs(), *self._batch_inputs(), *self.state,
+                *self._step_inputs(), *self._batch_inputs(), *self.state, *self.adjustment,
             ]  # fmt: skip
-            results = self._moved(graphs.train_step, feeds, count + 1)
+            step = graphs.adjusted_train_step if self.adjustment else graphs.train_step
+            results = self._moved(step, feeds, count + 1)
             del feeds  # the old parameters go with it
             finite = bool(results.pop()) if graphs.scales_loss else True
             kept = count + 1 + len(self.state)
@@ -208,15 +216,21 @@ class Stepper:
     def step(self, grads: Sequence[Value]) -> None:
         """Make a step of the optimizer with gradients that were computed elsewhere."""
         count = len(self.values)
-        feeds = [*self.values, *grads, *self._step_inputs(), *self.state]
-        results = self._moved(self._graphs.step, feeds, count)
+        feeds = [*self.values, *grads, *self._step_inputs(), *self.state, *self.adjustment]
+        graph = self._graphs.adjusted_step if self.adjustment else self._graphs.step
+        results = self._moved(graph, feeds, count)
         self.values, self.state = results[:count], results[count:]
         self.progress = self.progress.stepped()
 
     def _moved(self, model: ModelProto, feeds: Sequence[Value], state_at: int) -> list[Value]:
-        if self._buffers is None:
-            return self._run(model, feeds)
-        results, self.written = self._buffers.run(model, feeds, state_at)
+        if self._buffers is not None:
+            results, self.written = self._buffers.run(model, feeds, state_at)
+            return results
+        results = self._run(model, feeds)
+        for at in self.frozen:
+            results[at] = self.values[at]
+            for kept in range(at, len(self.state), len(self.values)):
+                results[state_at + kept] = self.state[kept]
         return results
 
     def _drawn(self) -> None:

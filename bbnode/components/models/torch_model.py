@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 import numpy as np
@@ -17,8 +18,9 @@ from onnx import ModelProto, helper, numpy_helper
 
 from bbnode.components.autodiff import TrainingGraphs
 from bbnode.components.autodiff.forward import read_forward
-from bbnode.components.autodiff.losses import LossSettings, find_loss
-from bbnode.components.autodiff.optimizers import OptimizerSettings, find_optimizer
+from bbnode.components.autodiff.losses import find_loss
+from bbnode.components.autodiff.modes import TrainingMode
+from bbnode.components.autodiff.optimizers import find_optimizer
 from bbnode.components.autodiff.parameters import choose_parameters
 from bbnode.components.contracts import CarriedOver, OpContext, Weights, offload
 from bbnode.components.data.schema import DataSchema
@@ -29,7 +31,14 @@ from bbnode.components.errors import (
     ParameterMismatch,
 )
 from bbnode.components.models.fit import Wanted, check_labels
-from bbnode.components.models.onnx_model import OnnxModel, OnnxModelConfig
+from bbnode.components.models.onnx_model import (
+    OnnxModel,
+    OnnxModelConfig,
+    initial_state,
+    loss_settings,
+    optimizer_settings,
+)
+from bbnode.components.models.onnx_model import read_model as model_bytes
 from bbnode.components.models.stepping import Stepper
 from bbnode.components.models.torch_export import (
     aliases,
@@ -41,8 +50,8 @@ from bbnode.components.models.torch_export import (
 )
 from bbnode.components.models.torch_training import Recipe, TorchNet, TorchStepper
 from bbnode.components.models.weights import named
-from bbnode.components.registry import register_component
-from bbnode.components.settings import local_setting
+from bbnode.components.registry import checked_config, register_component
+from bbnode.components.settings import content_setting, local_setting
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.values import Composite, Value
 
@@ -63,8 +72,8 @@ class TorchModelConfig(OnnxModelConfig):
     """Settings of `TorchModel`: those of `OnnxModel`, and what is computed where.
 
     Attributes:
-        model: bytes of an ONNX model with the same parameters, whose values are the initial ones;
-            the ones of PyTorch, drawn with `seed`, without it.
+        model: bytes or path of an ONNX model with the same parameters, whose values are the
+            initial ones; the ones of PyTorch, drawn with `seed`, without it.
         module: "package.module:Class", a torch.nn.Module.
         arguments: keyword arguments of the class.
         device: "cpu", "cuda", "cuda:1", or "auto": CUDA where there is one.
@@ -76,8 +85,8 @@ class TorchModelConfig(OnnxModelConfig):
             export with; needed where there is no `model`.
     """
 
-    model: bytes = b""
-    mode: str = "train"  # type: ignore[assignment]
+    model: bytes | str | Path = content_setting(model_bytes, default=b"")
+    mode: TrainingMode = "train"
     module: str = local_setting(default="")
     arguments: Mapping[str, Any] | None = local_setting(default=None)
     device: str = "auto"
@@ -95,7 +104,11 @@ class _NetFacts:
     draws: bool
     scales_loss: bool
     state_kinds: tuple[str, ...]
+    state_initial: tuple[float, ...]
     input_names: tuple[str, ...] = field(default=())
+
+    def derive(self) -> None:
+        """Do nothing: PyTorch differentiates what it has computed."""
 
 
 @register_component
@@ -121,15 +134,15 @@ class TorchModel(OnnxModel):
             InvalidComponentConfig: a setting is out of its range.
             AutodiffError: there is no such loss or optimizer, or a setting means nothing for it.
         """
+        config = checked_config(type(self), config)
         super(OnnxModel, self).__init__(config)
         self._check_settings()
-        settings = LossSettings(**_some(config, LossSettings))
+        settings = loss_settings(config)
         loss = find_loss(config.loss)
         loss.check(settings)
-        chosen = OptimizerSettings(
-            name=config.optimizer, **_some(config, OptimizerSettings, without="name")
-        )
-        kinds = find_optimizer(chosen).kinds(chosen)
+        chosen = optimizer_settings(config)
+        optimizer = find_optimizer(chosen)
+        kinds = optimizer.kinds(chosen)
         torch = require_torch()
         device = self._device(torch)
         module = self._module(torch)
@@ -164,6 +177,7 @@ class TorchModel(OnnxModel):
             draws=in_training,
             scales_loss=self._net.scales_loss,
             state_kinds=kinds,
+            state_initial=optimizer.initial(chosen),
         )
         # The base asks no more of its graphs, where the methods below do not.
         self._graphs = cast(TrainingGraphs, facts)
@@ -440,7 +454,7 @@ class TorchModel(OnnxModel):
             Wanted(dtype, labels),
             output,
             loss,
-            LossSettings(**_some(self.config, LossSettings)),
+            loss_settings(self.config),
             where=where,
         )
 
@@ -470,25 +484,23 @@ class TorchModel(OnnxModel):
         """Return labels as they come; they are checked against the output, once there is one."""
         return target
 
-    def _stepper(self) -> Stepper:
+    def _stepper(
+        self, adjustment: Sequence[Value] = (), frozen: frozenset[int] = frozenset()
+    ) -> Stepper:
         values = self._split(self._params)
         count = len(self._trained)
-        vectors = self._state or tuple(
-            np.zeros(sum(map(np.size, values[:count])), np.float32) for _ in self._net.recipe.kinds
-        )
+        size = sum(map(np.size, values[:count]))
+        vectors = self._state or initial_state(size, self._graphs.state_initial)
         made = TorchStepper(
             self._net,
             values=values[:count],
             statistics=[*values[count:], *self._kept()],
             state=[part for each in vectors for part in named(each, self._trained).values()],
             progress=self._progress,
+            adjustment=adjustment,
+            frozen=frozen,
         )
         return cast(Stepper, made)  # it has the same methods and attributes
-
-
-def _some(config: Any, settings: type, *, without: str = "") -> dict[str, Any]:
-    names = [each.name for each in fields(settings) if each.name != without]
-    return {name: getattr(config, name) for name in names}
 
 
 def _statistics(forward: ModelProto) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from bbnode.components.autodiff.losses import LossSettings, find_loss
-from bbnode.components.autodiff.optimizers import OptimizerSettings
+from bbnode.components.autodiff.optimizers import DEFAULT_EPS, OptimizerSettings
 from bbnode.components.errors import ComponentError, TrainingFailed
 from bbnode.components.models.labels import Labels
 from bbnode.components.models.schedule import Schedule
@@ -227,14 +227,19 @@ class TorchStepper:
         statistics: list[Value],
         state: list[Value],
         progress: Progress,
+        adjustment: Sequence[Value] = (),
+        frozen: frozenset[int] = frozenset(),
     ) -> None:
+        self._frozen = frozen
         self._net = net
+        self._adjustment = [net.tensor(each) for each in adjustment]
         self._shared: tuple[list[Value], list[Value]] | None = values, statistics
         self.progress = progress
         self.written: tuple[()] = ()  # torch has its own buffers
         self._first_state = state
         self._optimizer: Any = None
-        self._lion: list[Tensor] = []
+        self._own: Callable[[float, OptimizerSettings], None] | None = None  # not torch's step
+        self._kept: list[Tensor] = []  # its state
         net.load(values, statistics)
 
     @property
@@ -253,8 +258,8 @@ class TorchStepper:
         net = self._net
         if self._optimizer is None:
             return self._first_state
-        if net.recipe.optimizer.name == "lion":
-            return [_array(each) for each in self._lion]
+        if self._own is not None:
+            return [_array(each) for each in self._kept]
         _, names = _OPTIMIZERS[net.recipe.optimizer.name]
         zeros: dict[Tensor, Tensor] = {}
         return [
@@ -321,14 +326,21 @@ class TorchStepper:
         set_rate = self.progress.rate
         rate = net.recipe.schedule.at(self.progress.steps) if set_rate is None else set_rate
         self._shared = None
+        if self._adjustment:
+            *pulls, proximal = self._adjustment
+            with net.torch.no_grad():
+                for parameter, pull in zip(net.trained, pulls, strict=True):
+                    parameter.grad.add_(pull.reshape(parameter.shape)).add_(parameter * proximal)
+        for at in self._frozen:  # an optimizer passes over parameters without a gradient
+            net.trained[at].grad = None
         if settings.clip_value:
             net.torch.nn.utils.clip_grad_value_(net.trained, settings.clip_value)
         if settings.clip_norm:
             net.torch.nn.utils.clip_grad_norm_(net.trained, settings.clip_norm)
         if self._optimizer is None:
             self._optimizer = self._made()
-        if settings.name == "lion":
-            self._lion_step(rate, settings)
+        if self._own is not None:
+            self._own(rate, settings)
             return
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -341,8 +353,12 @@ class TorchStepper:
             net.tensor(value).reshape(p.shape).clone()
             for value, p in zip(self._first_state, net.trained * len(net.recipe.kinds), strict=True)
         ]
+        self._kept = shaped
         if settings.name == "lion":
-            self._lion = shaped
+            self._own = self._lion_step
+        elif settings.name == "yogi" or not settings.bias_correction:
+            self._own = self._moments_step
+        if self._own is not None:
             return settings
         name, names = _OPTIMIZERS[settings.name]
         options: dict[str, Any] = {"weight_decay": settings.weight_decay or 0.0}
@@ -358,7 +374,7 @@ class TorchStepper:
         if settings.eps is not None:
             options["eps"] = settings.eps
         made = getattr(net.torch.optim, name)(net.trained, lr=1.0, **options)
-        if self.progress.age:
+        if self.progress.age or settings.initial_square:
             count = len(net.trained)
             for at, parameter in enumerate(net.trained):
                 kept = {
@@ -374,12 +390,43 @@ class TorchStepper:
         """Chen et al., 2023, arXiv:2302.06675, algorithm 2."""
         first, second = settings.betas or (0.9, 0.99)
         with self._net.torch.no_grad():
-            for parameter, momentum in zip(self._net.trained, self._lion, strict=True):
+            for parameter, momentum in zip(self._net.trained, self._kept, strict=True):
                 grad = parameter.grad
+                if grad is None:
+                    continue
                 direction = (momentum * first + grad * (1 - first)).sign_()
                 parameter.mul_(1 - rate * (settings.weight_decay or 0.0))
                 parameter.sub_(direction, alpha=rate)
                 momentum.mul_(second).add_(grad, alpha=1 - second)
+
+    def _moments_step(self, rate: float, s: OptimizerSettings) -> None:
+        """Adam's and AdamW's without bias correction, and Yogi's with and without."""
+        net, count = self._net, len(self._net.trained)
+        first, second = s.betas or (0.9, 0.999)
+        at = self.progress.age + 1
+        below = (1 - first**at, 1 - second**at) if s.bias_correction else (1.0, 1.0)
+        decay = s.weight_decay or 0.0
+        if s.name == "adamw" and s.weight_decay is None:
+            decay = 0.01
+        eps = DEFAULT_EPS[s.name] if s.eps is None else s.eps
+        means, squares = self._kept[:count], self._kept[count:]
+        with net.torch.no_grad():
+            for parameter, mean, square in zip(net.trained, means, squares, strict=True):
+                grad = parameter.grad
+                if grad is None:
+                    continue
+                if s.name == "adamw":
+                    parameter.mul_(1 - rate * decay)
+                elif decay:
+                    grad = grad.add(parameter, alpha=decay)
+                new = grad * grad
+                mean.mul_(first).add_(grad, alpha=1 - first)
+                if s.name == "yogi":
+                    square.sub_(new * (square - new).sign_(), alpha=1 - second)
+                else:
+                    square.mul_(second).add_(new, alpha=1 - second)
+                root = (square / below[1]).sqrt_().add_(eps)
+                parameter.addcdiv_(mean, root, value=-rate / below[0])
 
 
 def _array(tensor: Tensor) -> Value:

@@ -1,8 +1,9 @@
 """Gradient rules of Attention and RotaryEmbedding.
 
-Rule: Attention is written as the products, masks and softmax of its operator page, and the sweep
-goes back through them; nothing of the forward pass is kept for it. A row that sees nothing has the
-output 0 and the gradient 0.
+Rule: Attention is written as the products, masks and softmax of its operator page, in the forward
+pass as well, and the sweep goes back through them. Halves, and a further output that the page
+leaves open, keep the node itself in the forward pass, and the sweep computes what it needs again.
+A row that sees nothing has the output 0 and the gradient 0.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto, helper
 
-from bbnode.components.autodiff.builder import FLOATS, INT64
+from bbnode.components.autodiff.builder import (
+    FLOATS,
+    INT64,
+    TRAINABLE,
+    OtherNodes,
+    first_output,
+)
 from bbnode.components.autodiff.composition import pull_back_through
 from bbnode.components.autodiff.table import Term, VjpContext, vjp
 
@@ -28,13 +35,37 @@ def _attention(ctx: VjpContext) -> Grads:
 
     Y = softmax(cap(scale Q K^T) + mask) V, per head.
     """
-    b = ctx.b
     mode = int(ctx.attribute("qk_matmul_output_mode", 0))
     if len(ctx.grads) > 3 and ctx.grads[3] is not None and mode not in (_RAW, _PROBABILITIES):
         raise ctx.error(
             f"releases of ONNX differ in what qk_matmul_output_mode {mode} puts out",
             "take its output 3 in mode 0 or 3, or work the scores out with MatMul",
         )
+    names = list(ctx.node.output)
+    known = len(names) < 4 or not names[3] or mode in (_RAW, _PROBABILITIES)
+    if ctx.elem_type(ctx.y) not in TRAINABLE or not known:
+        return pull_back_through(ctx, _written_out(ctx, mode)[: len(ctx.grads)])
+    b, key = ctx.b, first_output(ctx.node)
+    other = b.instead.get(key)
+    if other is None:
+        ctx.b = b.nested()  # what the sweep emits stands too late for the forward pass
+        outputs, early, ctx.b = _written_out(ctx, mode), ctx.b, b
+        b.initializers += early.initializers
+        ends = [
+            helper.make_node("Identity", [value], [name], name=name)
+            for value, name in zip(outputs, names, strict=False)
+            if name
+        ]
+        read = tuple(name for node in early.nodes for name in node.output)
+        other = b.instead[key] = OtherNodes((*early.nodes, *ends), read)
+    nodes = other.nodes()
+    equal = {node.output[0]: node.input[0] for node in nodes if node.output[0] in names}
+    return pull_back_through(ctx, [equal.get(name) for name in names], nodes)
+
+
+def _written_out(ctx: VjpContext, mode: int) -> list[str]:
+    """Emit all four outputs by simpler ops."""
+    b = ctx.b
     rank = ctx.rank(ctx.inputs[0])
     heads = [int(ctx.attribute(name, 0)) for name in ("q_num_heads", "kv_num_heads")]
     if rank == 3 and not all(heads):
@@ -73,8 +104,7 @@ def _attention(ctx: VjpContext) -> Grads:
         width = b.op("Mul", b.ints([heads[0]]), b.op("Shape", value, start=3))
         shape = b.op("Concat", b.op("Shape", made, start=0, end=2), width, axis=0)
         made = b.op("Reshape", made, shape, allowzero=1)
-    outputs = [made, *presents, raw.name if mode == _RAW else soft]
-    return pull_back_through(ctx, outputs[: len(ctx.grads)])
+    return [made, *presents, raw.name if mode == _RAW else soft]
 
 
 def _per_head(ctx: VjpContext, value: str, heads: int) -> str:

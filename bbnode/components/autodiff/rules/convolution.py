@@ -32,11 +32,11 @@ _FEW_WINDOWS = 32
 # The same holds of the forward convolution below so many (512 channels at 2 x 2: 3.4 times as
 # fast, at 4 x 4 the same), whose product has no copies of the results to sum.
 _FEWEST_WINDOWS = 8
-# From so many windows per example on, products per position of the kernel beat copying all shifted
-# inputs into one matrix (64 channels at 56 x 56: 1.6 times as fast).
-_MANY_WINDOWS = 64
+# From so many windows per example on, a product per position of the kernel beats one of all that is
+# copied side by side (128 channels at 8 x 8: 1.4 times as fast; 256 at 4 x 4: 0.9 times).
+_MANY_WINDOWS = 32
 _MOST_POSITIONS = 64  # of a kernel written out; each is a few nodes
-_THIN = 4  # channels; fewer fill no vector of a product
+_THIN, _WIDE = 4, 16  # channels; fewer fill no vector of a product, or only one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,16 +222,19 @@ def _of_batch(windows: Windows) -> Windows:
     )
 
 
-def _turned_input(ctx: VjpContext, windows: Windows) -> str:
-    """Return the input with batch and channels exchanged.
+def _reads_turned(windows: Windows) -> bool:
+    """Return True if windows are so few that the forward node reads the turned input."""
+    counts = windows.outputs()
+    return counts is not None and 1 < math.prod(counts) < _FEWEST_WINDOWS
 
-    Where windows are few the forward node reads it too: as one product over the whole batch.
+
+def _turned_input(ctx: VjpContext, windows: Windows) -> str:
+    """Return the input with batch and channels exchanged, which the forward node then reads too.
+
+    It is one product over the whole batch.
     """
     b, inputs = ctx.b, ctx.inputs
     swap = [1, 0, *range(2, len(windows.kernel) + 2)]
-    counts = windows.outputs()
-    if counts is None or not 1 < math.prod(counts) < _FEWEST_WINDOWS:
-        return b.op("Transpose", inputs[0], perm=swap)
     key = first_output(ctx.node)
     known = b.instead.get(key)
     if known is None:
@@ -280,40 +283,100 @@ def _kernel_gradient(
     thin = shape[1] < _THIN and any(stride != 1 for stride in windows.strides)
     if groups != 1 or thin or found is None or math.prod(windows.kernel) > _MOST_POSITIONS:
         return _kernel_gradient_by_convolution(ctx, x, windows, groups, shape[1])
-    b = ctx.b
-    swap = [1, 0, *range(2, len(shape))]
-    grad = b.op("Flatten", b.op("Transpose", ctx.g, perm=swap), axis=1)
-    shifted = _shifted(ctx, _turned_input(ctx, windows), windows, found)
-    outer, inner, positions = shape[0], shape[1], math.prod(windows.kernel)
-    # Positions are the second axis of what is joined: reading off them is no op for each.
-    if math.prod(found) < _MANY_WINDOWS:
-        joined = b.op("Concat", *shifted, axis=1)
-        matrix = b.op("Reshape", joined, b.ints([inner * positions, -1]))
-        product = b.op("Gemm", grad, matrix, transB=1)
+    if 1 < shape[1] < _WIDE and not _reads_turned(windows):
+        return _thin_kernel_gradient(ctx, x, windows, found, shape)
+    b, rank = ctx.b, len(shape)
+    # Channels last: what a position of the kernel sees are whole rows then, and a product's right
+    # factor as it is.
+    axes = range(2, rank)
+    if _reads_turned(windows):
+        data = b.op("Transpose", _turned_input(ctx, windows), perm=[*axes, 1, 0])
     else:
-        right = b.op("Transpose", grad, perm=[1, 0])
-        parts = [b.op("MatMul", b.op("Flatten", part, axis=1), right) for part in shifted]
+        data = b.op("Transpose", x, perm=[*axes, 0, 1])
+    data = _padded(ctx, data, windows, 0, rank - 2)
+    grad = b.op("Flatten", b.op("Transpose", ctx.g, perm=[1, *axes, 0]), axis=1)
+    shifted = [
+        _seen(ctx, data, windows, found, at, range(rank - 2))
+        for at in itertools.product(*map(range, windows.kernel))
+    ]
+    outer, inner, positions = shape[0], shape[1], len(shifted)
+    if positions == 1:
+        turned = b.op("MatMul", grad, b.op("Flatten", *shifted, axis=rank - 1))
+    elif math.prod(found) < _MANY_WINDOWS:
+        stacked = b.op("Concat", *shifted, axis=0)
+        product = b.op("MatMul", grad, b.op("Reshape", stacked, b.ints([positions, -1, inner])))
+        turned = b.op("Transpose", product, perm=[1, 2, 0])
+    else:
+        parts = [b.op("MatMul", grad, b.op("Flatten", part, axis=rank - 1)) for part in shifted]
         joined = b.op("Concat", *parts, axis=1)
-        apart = b.op("Reshape", joined, b.ints([inner, positions, outer]), allowzero=1)
-        product = b.op("Transpose", apart, perm=[2, 0, 1])
-    return b.op("Reshape", product, b.ints(shape), allowzero=1)
+        apart = b.op("Reshape", joined, b.ints([outer, positions, inner]))
+        turned = b.op("Transpose", apart, perm=[0, 2, 1])
+    return b.op("Reshape", turned, b.ints(shape))
 
 
-def _shifted(ctx: VjpContext, x: str, windows: Windows, found: Sequence[int]) -> list[str]:
-    """Return, per position of the kernel, what all windows have there: (channels, batch, …)."""
+def _thin_kernel_gradient(
+    ctx: VjpContext, x: str, windows: Windows, found: Sequence[int], shape: Sequence[int]
+) -> str:
+    """Return the kernel's gradient for few channels: all positions but the first axis's at once.
+
+    So that a product has a factor as wide as possible. What such positions see is cut out once, and
+    positions along the first spatial axis, which lies outside of the batch, are whole rows of it.
+    """
+    b, rank = ctx.b, len(shape)
+    swap = [1, 2, 0, *range(3, rank)]
+    data = _padded(ctx, b.op("Transpose", x, perm=swap), windows, 1, 1)
+    data = _padded(ctx, data, windows, 3, rank - 3, first=1)
+    grad = b.op("Flatten", b.op("Transpose", ctx.g, perm=swap), axis=1)
+    height, inner = windows.kernel[0], shape[1]
+    rest = list(itertools.product(*map(range, windows.kernel[1:])))
+    parts = [_seen(ctx, data, windows, found, at, range(3, rank), first=1) for at in rest]
+    joined = b.op("Concat", *parts, axis=1)
+    rows = (windows.sizes or ())[0] + windows.before[0] + windows.after[0]
+    apart = b.op("Reshape", joined, b.ints([inner * len(rest), rows, -1]))
+    products = [
+        b.op("Gemm", grad, b.op("Flatten", _seen(ctx, apart, windows, found, (at,), [1]), axis=1),
+             transB=1)
+        for at in range(height)
+    ]  # fmt: skip
+    all_products = b.op("Concat", *products, axis=1)
+    apart = b.op("Reshape", all_products, b.ints([shape[0], height, inner, len(rest)]))
+    return b.op("Reshape", b.op("Transpose", apart, perm=[0, 2, 1, 3]), b.ints(shape))
+
+
+def _padded(
+    ctx: VjpContext, x: str, windows: Windows, axis: int, count: int, first: int = 0
+) -> str:
+    """Return x with the padding of `count` spatial axes, `first` and on, which `axis` begins."""
+    before, after = (side[first : first + count] for side in (windows.before, windows.after))
+    if not any((*before, *after)):
+        return x
+    # Of all axes: ONNX Runtime's transpose optimizer reorders pads as if they were.
+    rest = len(windows.kernel) + 2 - axis - count
+    sides = ([*[0] * axis, *side, *[0] * rest] for side in (before, after))
+    return ctx.b.op("Pad", x, ctx.b.ints([*next(sides), *next(sides)]))
+
+
+def _seen(
+    ctx: VjpContext,
+    x: str,
+    windows: Windows,
+    found: Sequence[int],
+    at: Sequence[int],
+    axes: Sequence[int],
+    first: int = 0,
+) -> str:
+    """Return what all windows have at a position of the kernel, whose spatial axes are `axes`."""
     b = ctx.b
-    if any(windows.pads):
-        x = b.op("Pad", x, b.ints([0, 0, *windows.before, 0, 0, *windows.after]))
-    axes, steps = b.ints(range(2, len(found) + 2)), b.ints(windows.strides)
-    parts = []
-    for at in itertools.product(*map(range, windows.kernel)):
-        first = [place * step for place, step in zip(at, windows.dilations, strict=True)]
-        last = [
-            start + (count - 1) * stride + 1
-            for start, count, stride in zip(first, found, windows.strides, strict=True)
-        ]
-        parts.append(b.op("Slice", x, b.ints(first), b.ints(last), axes, steps))
-    return parts
+    spatial = range(first, first + len(axes))
+    if all(windows.kernel[i] == 1 == windows.strides[i] for i in spatial):
+        return x
+    starts = [place * windows.dilations[i] for place, i in zip(at, spatial, strict=True)]
+    ends = [
+        start + (found[i] - 1) * windows.strides[i] + 1
+        for start, i in zip(starts, spatial, strict=True)
+    ]
+    steps = [windows.strides[i] for i in spatial]
+    return b.op("Slice", x, b.ints(starts), b.ints(ends), b.ints(axes), b.ints(steps))
 
 
 def _kernel_gradient_by_convolution(
@@ -365,7 +428,14 @@ def _max_pool(ctx: VjpContext) -> Grads:
         if attribute.name != "storage_order"  # of the indices; here they are row-major
     }
     settings = {k: v.decode() if isinstance(v, bytes) else v for k, v in settings.items()}
-    _, indices = ctx.b.emit("MaxPool", [ctx.inputs[0]], 2, **settings)
+    y = first_output(ctx.node)
+    if len(ctx.node.output) > 1:
+        indices = ctx.b.emit("MaxPool", [ctx.inputs[0]], 2, **settings)[1]
+    else:
+        # One pool gives both, so the forward node gives the indices too.
+        indices = ctx.b.fresh("indices")
+        pool = helper.make_node("MaxPool", [ctx.inputs[0]], [y, indices], y, **settings)
+        ctx.b.instead[y] = OtherNodes((pool,), (indices,))
     return [scatter_back(ctx, indices, ctx.g, ctx.inputs[0])]
 
 

@@ -88,8 +88,8 @@ def _gemm(ctx: VjpContext) -> Grads:
 
 @vjp("Softmax")
 def _softmax(ctx: VjpContext) -> Grads:
-    weighted = ctx.dy * ctx.out
-    return [(weighted - ctx.out * _sum_over_axis(ctx, weighted)).name]
+    # Of the two ways to write it the one whose passes can be done in place.
+    return [((ctx.dy - _sum_over_axis(ctx, ctx.dy * ctx.out)) * ctx.out).name]
 
 
 @vjp("LogSoftmax")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto, helper
 
-from bbnode.components.autodiff.builder import FLOAT, HALVES, INT64, TRAINABLE
+from bbnode.components.autodiff.builder import FLOAT, HALVES, INT64, TRAINABLE, Padded
 from bbnode.components.autodiff.table import VjpContext, vjp
 
 Grads = Sequence[str | None]
@@ -115,13 +115,19 @@ def _slice(ctx: VjpContext) -> Grads:
     if axes is None or (ctx.has(4) and (steps is None or bool(np.any(steps != 1)))):
         return _picked(ctx)
     b = ctx.b
-    ends = [_cut_off(ctx, index, axis) for index, axis in enumerate(axes)]
-    pads = b.op("Concat", *(end for pair in zip(*ends, strict=True) for end in pair), axis=0)
+    # All axes, not those that are cut alone: ONNX Runtime's transpose optimizer reorders the pads
+    # as if they were of all.
+    none = b.ints([0])
+    ends = {axis: _cut_off(ctx, index, axis) for index, axis in enumerate(axes)}
+    pairs = [ends.get(axis, (none, none)) for axis in range(ctx.rank(x))]
+    pads = b.op("Concat", *(end for side in zip(*pairs, strict=True) for end in side), axis=0)
     elem_type = ctx.elem_type(x)
     half = elem_type not in TRAINABLE  # runtimes pad halves late
     grad = b.op("Cast", ctx.g, to=int(TensorProto.FLOAT)) if half else ctx.g
     zero = b.scalar(0.0, int(TensorProto.FLOAT) if half else elem_type)
-    whole = b.op("Pad", grad, pads, zero, b.ints(axes))
+    whole = b.op("Pad", grad, pads, zero)
+    if len(axes) == 1 and not half and (bounds := _bounds(ctx, 0, axes[0])) is not None:
+        b.padded[whole] = Padded(grad, axes[0], *bounds)
     return [b.op("Cast", whole, to=elem_type) if half else whole]
 
 
@@ -136,21 +142,28 @@ def _sliced_axes(ctx: VjpContext) -> list[int] | None:
     return None if held is None else [int(axis) % len(dims) for axis in held]
 
 
+def _bounds(ctx: VjpContext, index: int, axis: int) -> tuple[int, int, int] | None:
+    """Return where a Slice with step 1 begins and ends, and the axis' size; None if unknown."""
+    size = (ctx.type_of(ctx.inputs[0]).dims or ())[axis]
+    starts, ends = ctx.held(1), ctx.held(2)
+    if not isinstance(size, int) or starts is None or ends is None:
+        return None
+    first, last, _ = slice(int(starts[index]), int(ends[index])).indices(size)
+    return first, max(first, last), size
+
+
 def _cut_off(ctx: VjpContext, index: int, axis: int) -> tuple[str, str]:
     """Return how much a Slice with step 1 leaves out before and behind, each as [1] int64."""
     b, x = ctx.b, ctx.inputs[0]
-    size = (ctx.type_of(x).dims or ())[axis]
-    starts, ends = ctx.held(1), ctx.held(2)
-    if isinstance(size, int) and starts is not None and ends is not None:
-        first, last, _ = slice(int(starts[index]), int(ends[index])).indices(size)
-        last = max(first, last)
+    if (bounds := _bounds(ctx, index, axis)) is not None:
+        first, last, size = bounds
         return b.ints([first]), b.ints([size - last])
     length = b.op("Shape", x, start=axis, end=axis + 1)
     zero, one = (b.constant(np.asarray(n, np.int64), "number") for n in (0, 1))
     numbers = b.op("Range", zero, b.op("Squeeze", length), one)
     at = b.ints([index]), b.ints([index + 1]), b.ints([0])
-    bounds = (b.op("Slice", name, *at) for name in ctx.inputs[1:3])
-    kept = b.op("Slice", numbers, *bounds, b.ints([0]))
+    ends = (b.op("Slice", name, *at) for name in ctx.inputs[1:3])
+    kept = b.op("Slice", numbers, *ends, b.ints([0]))
     # Where nothing is kept, all of it counts as left out before.
     before = b.op("ReduceMin", b.op("Concat", kept, length, axis=0), keepdims=1)
     return before, b.op("Sub", b.op("Sub", length, before), b.op("Shape", kept))

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from onnx import NodeProto
 
 from bbnode.components.autodiff.builder import FLOAT, HALVES, OtherNodes, first_output
-from bbnode.components.autodiff.rules.reductions import count_of
+from bbnode.components.autodiff.rules.reductions import count_of, spread_over
 from bbnode.components.autodiff.table import Term, VjpContext, vjp
 
 Grads = Sequence[str | None]
@@ -59,7 +60,10 @@ def _axes(ctx: VjpContext, axes: Sequence[int]) -> Term:
 
 def _column(ctx: VjpContext, value: Term) -> Term:
     """Return a channel's numbers [C] so that they broadcast over the spatial axes behind it."""
-    return value.op("Reshape", _axes(ctx, [-1, *[1] * (ctx.rank(ctx.inputs[0]) - 2)]))
+    x = ctx.inputs[0]
+    rank = ctx.rank(x)
+    column = value.op("Reshape", _axes(ctx, [-1, *[1] * (rank - 2)]))
+    return ctx.term(spread_over(ctx, column.name, x, range(2, rank)) or column.name)
 
 
 def _over_others(ctx: VjpContext) -> Term:
@@ -103,10 +107,13 @@ class _Normal:
     def mean(self, value: Term) -> Term:
         return value.op("ReduceMean", self._axes, keepdims=1)
 
-    def back(self, h: Term) -> Term:
-        """Return the gradient of the input, given that of n."""
-        inner = h - self.value * self.mean(h * self.value)
-        return (inner - self.mean(h) if self._centred else inner) * self.inverse
+    def back(self, h: Term, means: tuple[Term, Term] | None = None) -> Term:
+        """Return the gradient of the input, given that of n; `means` of h and h n, where known."""
+        along = means[1] if means else self.mean(h * self.value)
+        inner = h - self.value * along
+        if self._centred:
+            inner = inner - (means[0] if means else self.mean(h))
+        return inner * self.inverse
 
 
 @vjp("BatchNormalization", constant_inputs={3, 4})
@@ -123,14 +130,23 @@ def _batch_normalization(ctx: VjpContext) -> Grads:
     dy = _dy(ctx)
     x, scale, _, mean, variance = (_input(ctx, index) for index in range(5))
     inverse = 1.0 / (variance + float(ctx.attribute("epsilon", _EPSILON))).op("Sqrt")
-    normal_x = (x - _column(ctx, mean)) * _column(ctx, inverse)
-    grads = [*_per_channel(ctx, dy, normal_x, lambda h: h * _column(ctx, inverse)), None, None]
     others = _over_others(ctx)
+    grads: list[str | None] = [None] * 5
+    # What is a number per channel is multiplied as such, not as many times as there are elements.
+    along = None
+    if ctx.wants(1) or ctx.wants(4):
+        apart = dy * (x - _column(ctx, mean))
+        along = apart.op("ReduceSum", others, keepdims=0) * inverse
+    if ctx.wants(0):
+        grads[0] = _narrow(ctx, dy * _column(ctx, scale * inverse), 0)
+    if ctx.wants(1) and along is not None:
+        grads[1] = _narrow(ctx, along, 1)
+    if ctx.wants(2):
+        grads[2] = _narrow(ctx, dy.op("ReduceSum", others, keepdims=0), 2)
     if ctx.wants(3):
         total = dy.op("ReduceSum", others, keepdims=0)
         grads[3] = _narrow(ctx, -(total * scale * inverse), 3)
-    if ctx.wants(4):
-        along = (dy * normal_x).op("ReduceSum", others, keepdims=0)
+    if ctx.wants(4) and along is not None:
         grads[4] = _narrow(ctx, along * scale * (inverse * inverse) * -0.5, 4)
     return grads
 
@@ -192,9 +208,14 @@ def _layer_normalization(ctx: VjpContext) -> Grads:
     dy, d_mean, d_inverse = (_grad(ctx, output) for output in range(3))
     parts: list[Term] = []
     if dy is not None:
-        parts.append(normal.back(dy * _input(ctx, 1)))
+        along = dy * normal.value
+        weighing = _weighing(ctx) if ctx.wants(1) else None
+        means = None
+        if weighing is not None:
+            means = dy.op("MatMul", weighing), along.op("MatMul", weighing)
+        parts.append(normal.back(dy * _input(ctx, 1), means))
         if ctx.wants(1):
-            grads[1] = _summed(ctx, dy * normal.value, 1)
+            grads[1] = _summed(ctx, along, 1)
         if ctx.wants(2):
             grads[2] = _summed(ctx, dy, 2)
     statistics: list[Term] = []
@@ -211,6 +232,21 @@ def _layer_normalization(ctx: VjpContext) -> Grads:
         shaped = ctx.b.op("Expand", total.name, ctx.b.op("Shape", x)) if dy is None else total.name
         grads[0] = _narrow(ctx, ctx.term(shaped, _wide(ctx)), 0)
     return grads
+
+
+def _weighing(ctx: VjpContext) -> Term | None:
+    """Return scale / N as a column, a product with which is a mean of what is times the scale.
+
+    None unless that is over the last axis alone, in float32. The mean of h n is then of the
+    product that the scale's gradient is a sum of, too.
+    """
+    dims, scale = (ctx.type_of(name).dims for name in ctx.inputs[:2])
+    width = dims[-1] if dims else None
+    if ctx.elem_type(ctx.inputs[0]) != FLOAT or scale != (width,) or not isinstance(width, int):
+        return None
+    # As a vector: a runtime makes a single number a factor of the product, which slows it down.
+    shares = ctx.b.constant(np.full(width, 1 / max(width, 1), np.float32), "shares")
+    return (ctx.input(1) * ctx.term(shares)).op("Unsqueeze", _axes(ctx, [1]))
 
 
 def _statistics(ctx: VjpContext) -> tuple[Term, Term] | None:

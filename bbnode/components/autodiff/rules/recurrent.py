@@ -3,8 +3,13 @@
 Rule: where the gradient is wanted, the op is written as a Scan that hands out, beside the states,
 the factors that a gradient is multiplied by on its way back through each step. The way back is a
 second Scan, with little more than one matrix product per step. All that does not depend on the
-step before is worked out for all steps at once: the share of the inputs in the gates in front of
-the loop, and the gradients of weights and inputs behind it.
+step before is worked out for all steps at once behind it: the gradients of weights and inputs.
+
+The batch is the last axis in there, [units, B]: gates are rows then, which are parted and joined
+as whole blocks, and a product by a matrix reads it as it lies. States, inputs and a row of ones are
+joined, so that one product by R, W and the biases gives the arguments of gates. Kernels pack the
+right factor of a product anew each time: that is the states here, which are smaller than the
+matrix for all but huge batches.
 
 A step behind the end of a sequence (`sequence_lens`) hands its state on: its factors are zero.
 The formulas are the derivatives of the equations of ONNX's operator reference.
@@ -82,12 +87,12 @@ class _Activation:
             case _:
                 return x.op("ThresholdedRelu", alpha=self.alpha)
 
-    def by_slope(self, scale: Term, x: Term, y: Term) -> Term:
-        """Return `scale` times the slope; of tanh from the product scale * y, often there."""
+    def by_slope(self, scale: Term, x: Term, y: Term, product: Term) -> Term:
+        """Return `scale` times the slope; `product` is scale * y, which is often there."""
         if self.name == "tanh":
-            return scale - scale * y * y
+            return scale - product * y
         if self.name == "sigmoid":
-            return scale * (y - y * y)
+            return product - product * y
         return scale * self.slope(x, y)
 
     def slope(self, x: Term, y: Term) -> Term:
@@ -135,22 +140,30 @@ class _Direction:
     Attributes:
         number: 0, or 1 for the second of two.
         backwards: True if it begins with the last step.
-        w, r: [G H, I] and [G H, H]; `turned` is r transposed.
+        w, r: [G H, I] and [G H, H].
         wb, rb: the biases, [G H], or None.
-        peepholes: those of i, o and f, [H] each, or None.
+        late: what of rb is added behind the reset gate, [H, 1], or None.
+        peepholes: those of i, o and f, [H, 1] each, or None.
         activations: in the order of the op.
-        kept: what the forward loop handed out, [T, B, any].
+        blocks: r, w and the biases as one matrix, [G H, H + I + 1], by `_Cell.parts`.
+        blocks_r, blocks_w: the columns of either, by `_Cell.parts`.
+        turned: those of r transposed, and all of it at the end.
+        kept: what the forward loop handed out, [T, any, B].
     """
 
     number: int
     backwards: bool
     w: Term
     r: Term
-    turned: Term
     wb: Term | None
     rb: Term | None
+    late: Term | None = None
     peepholes: list[Term] | None
     activations: tuple[_Activation, ...]
+    blocks: list[Term] = field(default_factory=list)
+    blocks_r: list[Term] = field(default_factory=list)
+    blocks_w: list[Term] = field(default_factory=list)
+    turned: list[Term] = field(default_factory=list)
     kept: dict[str, Term] = field(default_factory=dict)
 
 
@@ -161,8 +174,8 @@ class _Unrolled:
     Attributes:
         made: the loops, and what they read.
         own: the outputs of the forward node.
-        x: the inputs, [T, B, I].
-        mask: 1 where a step is in its sequence, 0 behind the end, [T, B, 1]; None where all are
+        x: the inputs, [T, I, B]; with ones behind them, [T, I + 1, B], where there are biases.
+        mask: 1 where a step is in its sequence, 0 behind the end, [T, 1, B]; None where all are
             equally long.
         directions: one or two.
     """
@@ -212,15 +225,21 @@ class _Cell(ABC):
         self.batch_first = bool(ctx.attribute("layout", 0))
         self.activations = self._activations()
 
+    @property
     @abstractmethod
+    def parts(self) -> tuple[int, ...]:
+        """The gates that are computed at once, by their number."""
+
     def bias(self, d: _Direction) -> Term | None:
-        """Return the bias that all steps have in common with the inputs' share, [G H]."""
+        """Return the bias that the row of ones is multiplied by, [G H]; None without one."""
+        return None if d.wb is None or d.rb is None else d.wb + d.rb
 
     @abstractmethod
     def forth(self, d: _Direction, v: Values) -> Step:
-        """Emit a step: of `x`, the inputs' share in the gates, and of the states.
+        """Emit a step: of the inputs `x`, with ones behind them, and of the states.
 
-        Hands out the factors for `back`.
+        Hands out the factors for `back`, and as `seen` what the matrix of all weights was
+        multiplied by, [H + I + 1, B]. All values are [any, B].
         """
 
     @abstractmethod
@@ -230,13 +249,13 @@ class _Cell(ABC):
         Hands out `gates`: gradients of the arguments of the gates.
         """
 
-    def shares(self, d: _Direction, found: Values) -> tuple[Term, Term]:
-        """Return the gradients of the inputs' and the states' share in the gates, [T, B, G H]."""
-        return found["gates"], found["gates"]
+    def weights(self, d: _Direction, found: Values) -> tuple[Term, Term, Term, Term]:
+        """Return the gradients of the inputs' and the states' share in the gates, [T, G H, B].
 
-    def state_weights(self, d: _Direction, of_h: Term) -> Term:
-        """Return the gradient of R, [G H, H]."""
-        return self.weights(of_h, d.kept["before"])
+        And of R, [G H, H], and of W, with those of the biases behind it, [G H, I + 1].
+        """
+        gates = found["gates"]
+        return gates, gates, *self.columns(self.of_matrix(gates, d.kept["seen"]))
 
     # -- terms ----------------------------------------------------------------------------------
 
@@ -259,42 +278,46 @@ class _Cell(ABC):
     def ints(self, *values: int) -> Term:
         return self.term(self.b.ints(values))
 
-    def rows(self, value: Term, width: int) -> Term:
-        """Return [T, B, width] as [T B, width]."""
-        return value.op("Reshape", self.ints(-1, width))
-
-    def steps(self, value: Term, like: Term) -> Term:
-        """Return [T B, width] as [T, B, width], with T and B of `like`, [T, B, any]."""
-        ends = self.term(self.b.op("Shape", like.name, start=0, end=2))
-        return value.op("Reshape", ends.op("Concat", self.ints(-1), axis=0))
-
-    def split(self, value: Term, *parts: int) -> list[Term]:
-        """Return parts of the last axis, so many times H wide."""
+    def split(self, value: Term, *parts: int, axis: int = -2) -> list[Term]:
+        """Return parts of an axis, so many times H long."""
+        if len(parts) == 1:
+            return [value]
         sizes = self.b.ints([part * self.hidden for part in parts])
         return [
-            self.term(n) for n in self.b.emit("Split", [value.name, sizes], len(parts), axis=-1)
+            self.term(n) for n in self.b.emit("Split", [value.name, sizes], len(parts), axis=axis)
         ]
 
-    def joined(self, *values: Term, axis: int = -1) -> Term:
+    def joined(self, *values: Term, axis: int = -2) -> Term:
         first, *others = values
-        return first.op("Concat", *others, axis=axis)
+        return first.op("Concat", *others, axis=axis) if others else first
 
-    def weights(self, gates: Term, values: Term) -> Term:
-        """Return the gradient of a matrix that values [T, B, n] are multiplied by: [any, n]."""
-        n = self.size if values.name == self.unrolled.x.name else self.hidden
-        return self.flat(gates).op("Gemm", self.rows(values, n), transA=1)
+    def columns(self, matrix: Term) -> tuple[Term, Term]:
+        """Return the first H columns, and the others."""
+        sizes = self.b.ints([self.hidden, self.size + int(self.ctx.has(3))])
+        r, w = self.b.emit("Split", [matrix.name, sizes], 2, axis=1)
+        return self.term(r), self.term(w)
 
-    def flat(self, gates: Term) -> Term:
-        """Return [T, B, n] as [T B, n]."""
-        return gates.op("Flatten", axis=2)
+    def of_matrix(self, gates: Term, values: Term) -> Term:
+        """Return the gradient [n, m] of a matrix that gives gates [T, n, B] of [T, m, B]."""
+        if self.ctx.wants(0):  # the gates are there in rows
+            return self.flat(values).op("MatMul", self.rows(gates)).op("Transpose", perm=[1, 0])
+        return self.flat(gates).op("Gemm", self.flat(values), transB=1)
+
+    def rows(self, gates: Term) -> Term:
+        """Return [T, n, B] as [T B, n]."""
+        return gates.op("Transpose", perm=[0, 2, 1]).op("Flatten", axis=2)
+
+    def flat(self, value: Term) -> Term:
+        """Return [T, n, B] as [n, T B]."""
+        return value.op("Transpose", perm=[1, 0, 2]).op("Flatten", axis=1)
 
     def sum(self, value: Term) -> Term:
-        """Return the sum over all steps and sequences, [n]."""
-        return value.op("ReduceSum", self.ints(0, 1), keepdims=0)
+        """Return the sum of [T, n, B] over all steps and sequences, [n]."""
+        return value.op("ReduceSum", self.ints(0, 2), keepdims=0)
 
-    def through(self, h: Term, turned: Term, share: Term | None) -> Term:
-        """Return what a state contributes to the gates, and a share that is added."""
-        return h.op("Gemm", turned, *([] if share is None else [share]))
+    def product(self, matrix: Term, h: Term, share: Term | None = None) -> Term:
+        """Return matrix @ h, and a share that is added."""
+        return matrix.op("MatMul", h) if share is None else matrix.op("Gemm", h, share)
 
     # -- steps behind the end of a sequence -----------------------------------------------------
 
@@ -336,12 +359,17 @@ class _Cell(ABC):
             total = found[0]["x"]
             for other in found[1:]:
                 total = total + other["x"]
+            rows = self.b.op("Transpose", ctx.inputs[0], perm=[1, 0, 2])
+            total = self.term(
+                self.b.reshape_like(total.name, rows if self.batch_first else ctx.inputs[0])
+            )
             grads[0] = (total.op("Transpose", perm=[1, 0, 2]) if self.batch_first else total).name
         for position, kind in ((1, "w"), (2, "r"), (3, "b"), (5, "dh"), (6, "dc"), (7, "p")):
             if ctx.wants(position):
-                axis = 1 if self.batch_first and kind in ("dh", "dc") else 0
-                parts = [each[kind].op("Unsqueeze", self.ints(axis)) for each in found]
-                grads[position] = self.joined(*parts, axis=axis).name
+                both = self.joined(
+                    *(each[kind].op("Unsqueeze", self.ints(0)) for each in found), axis=0
+                )
+                grads[position] = (self._turned_back(both) if kind in ("dh", "dc") else both).name
         return grads
 
     def _unroll(self) -> _Unrolled:
@@ -349,32 +377,38 @@ class _Cell(ABC):
         ctx, outer = self.ctx, self.ctx.b
         forward = outer.nested()
         with self.writing(forward):
-            x = self._time_first(ctx.inputs[0], [1, 0, 2])
+            x = self.term(ctx.inputs[0])
+            x = x.op("Transpose", perm=[1, 2, 0] if self.batch_first else [0, 2, 1])
             directions = [self._direction(number) for number in range(len(self.ways))]
-            mask = self._mask(x)
+            mask = self._mask()
             outputs: list[list[Term]] = [[] for _ in range(3)]
+            if ctx.has(3):  # the biases are a column of W
+                x = x.op("Pad", self.ints(0, 0, 0, 0, 1, 0), 1.0)
             for d in directions:
-                share = self.rows(x, self.size).op(
-                    "Gemm", d.w, *([] if (bias := self.bias(d)) is None else [bias]), transB=1
-                )
-                states = {
-                    name: self._state(d, 5 + at, None, x) for at, name in enumerate(self.STATES)
-                }
-                slices = {"x": self.steps(share, x)} | ({} if mask is None else {"mask": mask})
-                last, given = self._loop(d, states, slices, self.forth, back=False)
-                d.kept = {name: value for name, value in given.items() if name != "y"}
-                outputs[0].append(given["y"])
+                states = {name: self._state(d, 5 + at, None) for at, name in enumerate(self.STATES)}
+                slices = {"x": x}
+                if mask is not None:
+                    slices["mask"] = mask
+                last, given = self._loop(d, states, slices, self._forth, back=False)
+                d.kept = {**given}
+                if "y" in given:
+                    outputs[0].append(d.kept.pop("y"))
                 for at, state in enumerate(last.values()):
                     outputs[1 + at].append(state)
             for at, (name, parts) in enumerate(zip(ctx.node.output, outputs, strict=False)):
                 if name:
                     axis = 1 if at == 0 else 0
                     both = [part.op("Unsqueeze", self.ints(axis)) for part in parts]
-                    end = self.joined(*both, axis=axis)
-                    if self.batch_first:
-                        end = end.op("Transpose", perm=[2, 0, 1, 3] if at == 0 else [1, 0, 2])
+                    end = self._turned_back(self.joined(*both, axis=axis), rank=4 - min(at, 1))
                     forward.nodes.append(make_node("Identity", [end.name], [name], name=name))
         outer.initializers += forward.initializers
+        # In a loop's body the way back may only read what has a known rank.
+        elem_type = ctx.elem_type(self.like)
+        for term, rank in (
+            *((each, 3) for each in (x, mask) if each is not None),
+            *((each, 2) for d in directions for each in (d.w, d.r, *d.turned)),
+        ):
+            ctx.types.setdefault(term.name, InferredType(elem_type, (None,) * rank))
         return _Unrolled(
             made=forward.nodes,
             own=frozenset(ctx.node.output),
@@ -383,53 +417,67 @@ class _Cell(ABC):
             directions=directions,
         )
 
+    def _forth(self, d: _Direction, v: Values) -> Step:
+        """Emit a step without what nothing reads."""
+        after, given = self.forth(d, v)
+        unread = set() if self.ctx.node.output[0] else {"y"}
+        return after, {name: value for name, value in given.items() if name not in unread}
+
     def _direction(self, number: int) -> _Direction:
         ctx = self.ctx
         wb = rb = peepholes = None
         if ctx.has(3):
-            wb, rb = self.split(self._of(self.term(ctx.inputs[3]), number), self.GATES, self.GATES)
+            both = self._of(self.term(ctx.inputs[3]), number)
+            wb, rb = self.split(both, self.GATES, self.GATES, axis=0)
         if ctx.has(7):
-            peepholes = self.split(self._of(self.term(ctx.inputs[7]), number), 1, 1, 1)
-        r = self._of(self.term(ctx.inputs[2]), number)
-        return _Direction(
+            columns = self._of(self.term(ctx.inputs[7]), number).op("Unsqueeze", self.ints(1))
+            peepholes = self.split(columns, 1, 1, 1)
+        w, r = (self._of(self.term(ctx.inputs[at]), number) for at in (1, 2))
+        d = _Direction(
             number=number,
             backwards=self.ways[number],
-            w=self._of(self.term(ctx.inputs[1]), number),
+            w=w,
             r=r,
-            turned=r.op("Transpose", perm=[1, 0]),
             wb=wb,
             rb=rb,
             peepholes=peepholes,
             activations=self.activations[number],
         )
+        bias = self.bias(d)
+        if bias is not None:
+            w = self.joined(w, bias.op("Unsqueeze", self.ints(1)), axis=1)
+        d.blocks = self.split(self.joined(r, w, axis=1), *self.parts)
+        d.blocks_r, d.blocks_w = (self.split(each, *self.parts) for each in (r, w))
+        d.turned = [each.op("Transpose", perm=[1, 0]) for each in (*d.blocks_r, r)]
+        return d
 
     def _sweep(self, d: _Direction) -> Values:
         """Emit the way back through one direction; returns the gradients of the inputs."""
-        ctx, x, mask = self.ctx, self.unrolled.x, self.unrolled.mask
+        ctx, mask = self.ctx, self.unrolled.mask
         grads = [*ctx.grads, None, None, None]
         flows = {
-            f"d{name}": self._state(d, None, grads[1 + at], x)
-            for at, name in enumerate(self.STATES)
+            f"d{name}": self._state(d, None, grads[1 + at]) for at, name in enumerate(self.STATES)
         }
         slices = dict(d.kept)
         if grads[0] is not None:
-            slices["dy"] = self._of(self._time_first(grads[0], [1, 2, 0, 3]), d.number, axis=1)
+            dy = self._of(self.term(grads[0]), d.number, axis=2 if self.batch_first else 1)
+            slices["dy"] = dy.op("Transpose", perm=[1, 2, 0] if self.batch_first else [0, 2, 1])
         if mask is not None:
             slices["mask"] = mask
         first, found = self._loop(d, flows, slices, self.back, back=True)
-        of_x, of_h = self.shares(d, found)
-        made = {
-            **first,
-            "x": of_x.op("MatMul", d.w),
-            "w": self.weights(of_x, x),
-            "r": self.state_weights(d, of_h),
-            "b": self.joined(self.sum(of_x), self.sum(of_h), axis=0),
-        }
+        of_x, of_h, r, w = self.weights(d, found)
+        made = {**first, "x": self.rows(of_x).op("MatMul", d.w), "w": w, "r": r}
+        if d.wb is not None:
+            parts = self.b.emit("Split", [w.name, self.b.ints([self.size, 1])], 2, axis=1)
+            made["w"], column = (self.term(part) for part in parts)
+            of_wb = column.op("Squeeze", self.ints(1))
+            of_rb = of_wb if of_h.name == of_x.name else self.sum(of_h)
+            made["b"] = self.joined(of_wb, of_rb, axis=0)
         if d.peepholes is not None:
             of_i, of_o, of_f, _ = self.split(of_h, 1, 1, 1, 1)
             cells, before = d.kept["cells"], d.kept["cells_before"]
-            parts = [of_i * before, of_o * cells, of_f * before]
-            made["p"] = self.joined(*(self.sum(part) for part in parts), axis=0)
+            terms = [of_i * before, of_o * cells, of_f * before]
+            made["p"] = self.joined(*(self.sum(each) for each in terms), axis=0)
         return made
 
     def _of(self, value: Term, number: int, axis: int = 0) -> Term:
@@ -439,30 +487,34 @@ class _Cell(ABC):
         index = self.term(self.b.constant(np.asarray(number, np.int64), "direction"))
         return value.op("Gather", index, axis=axis)
 
-    def _state(self, d: _Direction, position: int | None, name: str | None, x: Term) -> Term:
-        """Return an input, or a value of its shape, of one direction, [B, H]; zeros without."""
+    def _state(self, d: _Direction, position: int | None, name: str | None) -> Term:
+        """Return an input, or a value of its shape, of one direction, [H, B]; zeros without."""
         if position is not None and self.ctx.has(position):
             name = self.ctx.inputs[position]
         if name is not None:
-            return self._of(self._time_first(name, [1, 0, 2]), d.number)
-        batch = self.term(self.b.op("Shape", x.name, start=1, end=2))
-        shape = batch.op("Concat", self.ints(self.hidden), axis=0)
+            own = self._of(self.term(name), d.number, axis=1 if self.batch_first else 0)
+            return own.op("Transpose", perm=[1, 0])
+        at = 0 if self.batch_first else 1
+        batch = self.term(self.b.op("Shape", self.ctx.inputs[0], start=at, end=at + 1))
+        shape = self.ints(self.hidden).op("Concat", batch, axis=0)
         return self.term(self.ctx.scalar(0.0, self.like)).op("Expand", shape)
 
-    def _time_first(self, name: str, perm: list[int]) -> Term:
-        """Return a value with the batch not in front; `perm` is for one that has it there."""
-        value = self.term(name)
-        return value.op("Transpose", perm=perm) if self.batch_first else value
+    def _turned_back(self, value: Term, rank: int = 3) -> Term:
+        """Return [..., n, B] with the axes of the op's inputs and outputs."""
+        if self.batch_first:
+            return value.op("Transpose", perm=[rank - 1, *range(rank - 1)])
+        return value.op("Transpose", perm=[*range(rank - 2), rank - 1, rank - 2])
 
-    def _mask(self, x: Term) -> Term | None:
-        """Return 1 where a step is in its sequence, 0 behind the end, [T, B, 1]."""
+    def _mask(self) -> Term | None:
+        """Return 1 where a step is in its sequence, 0 behind the end, [T, 1, B]."""
         if not self.ctx.has(4):
             return None
-        steps = self.b.op("Squeeze", self.b.op("Shape", x.name, start=0, end=1))
+        at = 1 if self.batch_first else 0
+        steps = self.b.op("Squeeze", self.b.op("Shape", self.ctx.inputs[0], start=at, end=at + 1))
         zero, one = (self.b.constant(np.asarray(n, np.int64), "number") for n in (0, 1))
         number = self.term(self.b.op("Range", zero, steps, one)).op("Unsqueeze", self.ints(1, 2))
         length = self.term(self.b.op("Cast", self.ctx.inputs[4], to=INT64))
-        inside = number.op("Less", length.op("Unsqueeze", self.ints(0, 2)))
+        inside = number.op("Less", length.op("Unsqueeze", self.ints(0, 1)))
         return inside.op("Cast", to=self.ctx.elem_type(self.like))
 
     def _activations(self) -> list[tuple[_Activation, ...]]:
@@ -504,8 +556,8 @@ class _Cell(ABC):
     ) -> Step:
         """Emit a Scan through the steps of a direction, in its order or `back`.
 
-        `carried` [B, n] and `slices` [T, B, n] are given to `write` under their names. Returns the
-        last of what it carries on, [B, n], and all that it hands out, [T, B, n].
+        `carried` [n, B] and `slices` [T, n, B] are given to `write` under their names. Returns the
+        last of what it carries on, [n, B], and all that it hands out, [T, n, B].
         """
         outer, inner = self.b, self.b.nested()
         names = {name: inner.fresh(name) for name in (*carried, *slices)}
@@ -543,37 +595,32 @@ class _Cell(ABC):
         )
 
 
-def _sum_of(a: Term | None, c: Term | None) -> Term | None:
-    return None if a is None or c is None else a + c
-
-
 # --- the three ops --------------------------------------------------------------------------------
 
 
 class _Rnn(_Cell):
-    """h' = f(x W + h R + b)."""
+    """h' = f(W x + R h + b)."""
 
     GATES = 1
     DEFAULTS = ("Tanh",)
-
-    def bias(self, d: _Direction) -> Term | None:
-        return _sum_of(d.wb, d.rb)
+    parts = (1,)
 
     def forth(self, d: _Direction, v: Values) -> Step:
         (f,) = d.activations
-        argument = self.through(v["h"], d.turned, v["x"])
+        seen = self.joined(v["h"], v["x"])
+        argument = self.product(d.blocks[0], seen)
         after = f.value(argument)
         factor = f.slope(argument, after)
         return {"h": self.carried(after, v["h"], v)}, {
             "y": self.inside(after, v),
-            "before": v["h"],
+            "seen": seen,
             "factor": self.inside(factor, v),
         }
 
     def back(self, d: _Direction, v: Values) -> Step:
         dh = self.arriving(v)
         gate = dh * v["factor"]
-        return {"dh": self.handed_on(gate.op("MatMul", d.r), dh, v)}, {"gates": gate}
+        return {"dh": self.handed_on(self.product(d.turned[-1], gate), dh, v)}, {"gates": gate}
 
 
 class _Lstm(_Cell):
@@ -583,48 +630,51 @@ class _Lstm(_Cell):
     STATES = ("h", "c")
     DEFAULTS = ("Sigmoid", "Tanh", "Tanh")
 
-    def bias(self, d: _Direction) -> Term | None:
-        return _sum_of(d.wb, d.rb)
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return (1, 1, 1, 1) if self.ctx.has(7) else (3, 1)
 
     def forth(self, d: _Direction, v: Values) -> Step:
         f, g, h = d.activations
         before, peep = v["c"], d.peepholes
         coupled = bool(self.ctx.attribute("input_forget", 0))
-        all_gates = self.through(v["h"], d.turned, v["x"])
+        seen = self.joined(v["h"], v["x"])
+        to = [self.product(block, seen) for block in d.blocks]
         if peep is None:
-            to_gates, to_g = self.split(all_gates, 3, 1)
-            gates = f.value(to_gates)
-            i, o, keep = self.split(gates, 1, 1, 1)
+            to_gates, to_g = to
+            i, o, keep = self.split(f.value(to_gates), 1, 1, 1)
+            to_i, to_o, to_f = self.split(to_gates, 1, 1, 1)  # read by few activations
         else:
-            to_i, to_o, to_f, to_g = self.split(all_gates, 1, 1, 1, 1)
+            to_i, to_o, to_f, to_g = to
             to_i, to_f = to_i + before * peep[0], to_f + before * peep[2]
             i, keep = f.value(to_i), f.value(to_f)
         if coupled:
             keep = 1.0 - i
         new = g.value(to_g)
-        cell = before * keep + i * new
+        kept, added = before * keep, i * new
+        cell = kept + added
         if peep is not None:
             to_o = to_o + cell * peep[1]
             o = f.value(to_o)
-            to_gates, gates = self.joined(to_i, to_o, to_f), self.joined(i, o, keep)
         bounded = h.value(cell)
+        y = o * bounded
         # What the gradients of c' and h' are multiplied by to get those of the gates' arguments.
-        of_i, of_f = (new - before, before * 0.0) if coupled else (new, before)
-        factors = f.by_slope(self.joined(of_i, bounded, of_f), to_gates, gates)
-        into_c = h.by_slope(o, cell, bounded)
-        by_g = g.by_slope(i, to_g, new)
-        given = {"y": self.inside(o * bounded, v), "before": v["h"]}
+        by_o = f.by_slope(bounded, to_o, o, y)
+        if coupled:
+            of_i = new - before
+            by_i, by_f = f.by_slope(of_i, to_i, i, of_i * i), before * 0.0
+        else:
+            by_i, by_f = f.by_slope(new, to_i, i, added), f.by_slope(before, to_f, keep, kept)
+        by_g = g.by_slope(i, to_g, new, added)
+        into_c = h.by_slope(o, cell, bounded, y)
+        given = {"y": self.inside(y, v), "seen": seen}
         if peep is not None:
-            by_i, by_o, by_f = self.split(factors, 1, 1, 1)
             into_c = into_c + by_o * peep[1]
             keep = keep + by_i * peep[0] + by_f * peep[2]
             given |= {"cells": cell, "cells_before": before}
-        after = {
-            "h": self.carried(o * bounded, v["h"], v),
-            "c": self.carried(cell, before, v),
-        }
+        after = {"h": self.carried(y, v["h"], v), "c": self.carried(cell, before, v)}
         return after, given | {
-            "factors": self.inside(self.joined(factors, by_g), v),
+            "factors": self.inside(self.joined(by_i, by_o, by_f, by_g), v),
             "into_c": self.inside(into_c, v),
             "keep": self.kept(keep, v),
         }
@@ -634,7 +684,7 @@ class _Lstm(_Cell):
         dc = v["dc"] + dh * v["into_c"]
         gates = self.joined(dc, dh, dc, dc) * v["factors"]
         before = {
-            "dh": self.handed_on(gates.op("MatMul", d.r), dh, v),
+            "dh": self.handed_on(self.product(d.turned[-1], gates), dh, v),
             "dc": dc * v["keep"],
         }
         return before, {"gates": gates}
@@ -645,74 +695,81 @@ class _Gru(_Cell):
 
     GATES = 3
     DEFAULTS = ("Sigmoid", "Tanh")
+    parts = (2, 1)
 
     def __init__(self, ctx: VjpContext) -> None:
         super().__init__(ctx)
         self.reset_after = bool(ctx.attribute("linear_before_reset", 0))
 
     def bias(self, d: _Direction) -> Term | None:
-        return d.wb if self.reset_after else _sum_of(d.wb, d.rb)
+        if d.wb is None or d.rb is None or not self.reset_after:
+            return super().bias(d)
+        of_gates, of_n = self.split(d.rb, 2, 1, axis=0)
+        d.late = of_n.op("Unsqueeze", self.ints(1))
+        first, last = self.split(d.wb, 2, 1, axis=0)
+        return self.joined(first + of_gates, last, axis=0)
 
     def forth(self, d: _Direction, v: Values) -> Step:
         f, g = d.activations
-        x, h = v["x"], v["h"]
-        of_x, x_n = self.split(x, 2, 1)
+        h, x = v["h"], v["x"]
+        seen = self.joined(h, x)
+        to_gates = self.product(d.blocks[0], seen)
+        z, r = self.split(f.value(to_gates), 1, 1)
+        to_z, to_r = self.split(to_gates, 1, 1)  # read by few activations
         if self.reset_after:
-            of_h, h_n = self.split(self.through(h, d.turned, d.rb), 2, 1)
-            to_gates = of_x + of_h
+            h_n = self.product(d.blocks_r[1], h, d.late)
+            reset = r * h_n
+            to_n = self.product(d.blocks_w[1], x) + reset
         else:
-            for_gates, for_n = self.split(d.turned, 2, 1)
-            to_gates = self.through(h, for_gates, of_x)
-        gates = f.value(to_gates)
-        z, r = self.split(gates, 1, 1)
-        to_n = x_n + r * h_n if self.reset_after else self.through(r * h, for_n, x_n)
+            reset = r * h
+            reset_seen = self.joined(reset, x)
+            to_n = self.product(d.blocks[1], reset_seen)
         n = g.value(to_n)
-        after = n + z * (h - n)
-        by_n = g.by_slope(1.0 - z, to_n, n)
-        given = {"y": self.inside(after, v), "before": h, "keep": self.kept(z, v)}
+        off = h - n
+        mixed = z * off
+        after = n + mixed
+        rest = 1.0 - z
+        by_n = g.by_slope(rest, to_n, n, rest * n)
+        by_z = f.by_slope(off, to_z, z, mixed)
+        given = {"y": self.inside(after, v), "keep": self.kept(z, v), "by_n": self.inside(by_n, v)}
         if self.reset_after:
-            factors = self.joined(
-                f.by_slope(self.joined(h - n, by_n * h_n), to_gates, gates), by_n * r
-            )
-            given |= {"factors": self.inside(factors, v), "by_n": self.inside(by_n, v)}
+            by_r = f.by_slope(by_n * h_n, to_r, r, by_n * reset)
+            factors = self.joined(by_z, by_r, by_n * r)
+            given |= {"factors": self.inside(factors, v), "before": h}
         else:
-            factors = f.by_slope(self.joined(h - n, h), to_gates, gates)
-            given |= {"factors": self.inside(factors, v), "by_n": self.inside(by_n, v), "r": r}
-            given["reset"] = r * h
+            by_r = f.by_slope(h, to_r, r, reset)
+            factors = self.joined(by_z, by_r)
+            given |= {"factors": self.inside(factors, v), "r": r}
+            given |= {"seen": seen, "reset_seen": reset_seen}
         return {"h": self.carried(after, h, v)}, given
 
     def back(self, d: _Direction, v: Values) -> Step:
         dh = self.arriving(v)
+        of_n, handed_on = dh * v["by_n"], dh * v["keep"]
         if self.reset_after:
             gates = self.joined(dh, dh, dh) * v["factors"]
-            before = gates.op("MatMul", d.r) + dh * v["keep"]
-            return {"dh": before}, {"gates": gates, "of_n": dh * v["by_n"]}
-        for_gates, for_n = (self.term(name) for name in self._parts(d))
-        of_n = dh * v["by_n"]
-        into = of_n.op("MatMul", for_n)
-        gates = self.joined(dh, into) * v["factors"]
-        before = gates.op("MatMul", for_gates) + into * v["r"] + dh * v["keep"]
+            before = self.product(d.turned[-1], gates, handed_on)
+        else:
+            for_gates, for_n, _ = d.turned
+            into = self.product(for_n, of_n)
+            gates = self.joined(dh, into) * v["factors"]
+            before = self.product(for_gates, gates, handed_on) + into * v["r"]
         return {"dh": before}, {"gates": gates, "of_n": of_n}
 
-    def shares(self, d: _Direction, found: Values) -> tuple[Term, Term]:
+    def weights(self, d: _Direction, found: Values) -> tuple[Term, Term, Term, Term]:
+        gates, of_n = found["gates"], found["of_n"]
         if self.reset_after:
-            of_z, of_r, _ = self.split(found["gates"], 1, 1, 1)
-            return self.joined(of_z, of_r, found["of_n"]), found["gates"]
-        gates = self.joined(found["gates"], found["of_n"])
-        return gates, gates
-
-    def state_weights(self, d: _Direction, of_h: Term) -> Term:
-        if self.reset_after:
-            return super().state_weights(d, of_h)
-        gates, of_n = self.split(of_h, 2, 1)
-        return self.joined(
-            self.weights(gates, d.kept["before"]), self.weights(of_n, d.kept["reset"]), axis=0
+            of_gates, _ = self.split(gates, *self.parts)
+            of_x = self.joined(of_gates, of_n)
+            r = self.of_matrix(gates, d.kept["before"])
+            return of_x, gates, r, self.of_matrix(of_x, self.unrolled.x)
+        matrix = self.joined(
+            self.of_matrix(gates, d.kept["seen"]),
+            self.of_matrix(of_n, d.kept["reset_seen"]),
+            axis=0,
         )
-
-    def _parts(self, d: _Direction) -> list[str]:
-        """Return what of R belongs to z and r, [2 H, H], and to n, [H, H]."""
-        sizes = self.b.ints([2 * self.hidden, self.hidden])
-        return self.b.emit("Split", [d.r.name, sizes], 2, axis=0)
+        of_all = self.joined(gates, of_n)
+        return of_all, of_all, *self.columns(matrix)
 
 
 @vjp("LSTM", constant_inputs={4})

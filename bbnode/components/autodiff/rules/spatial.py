@@ -81,7 +81,7 @@ def _kernel_gradient(
     entry = lookup("", "Conv")
     found = None
     if entry is not None:
-        found = entry.rule(VjpContext(ctx.b, forward, [x], types, {weight}))[1]
+        found = entry.rule(VjpContext(ctx.b, forward, [x], types, {weight}, {}))[1]
     if found is None:
         raise ctx.error("Conv has no gradient rule", "register one with @vjp('Conv')")
     return found
