@@ -50,7 +50,9 @@ MEGA = 1e6
 class Node:
     """One daemon in a folder of its own."""
 
-    def __init__(self, folder: Path, artifact: Path, target: str, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, artifact: Path, target: str, *, program: str = PROGRAM, **settings: Any
+    ) -> None:
         paths.make_state_dir(folder / "state")
         self.peer = create_identity(paths.identity_file(folder / "state")).peer_id
         self._config = folder / "node.toml"
@@ -58,7 +60,7 @@ class Node:
         node = {
             "name": folder.name,
             "state_dir": str(self.state_dir),
-            "components": [PROGRAM],
+            "components": [program],
             "snapshot_every_s": 0.0,
         }
         config = NodeConfig.model_validate(

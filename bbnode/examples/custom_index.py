@@ -36,27 +36,39 @@ class BruteForceIndex(Index):
     """Exact nearest neighbours by Euclidean distance; numbers its vectors from 0."""
 
     TYPE_NAME: ClassVar[str] = "example.BruteForceIndex"
-    storage: ClassVar[Any] = {"*": types.TENSOR_FLOAT, "Remove.id": types.TENSOR_INT64}
+    storage: ClassVar[Any] = {"*": types.TENSOR_FLOAT}
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._vectors: dict[int, npt.NDArray[np.float32]] = {}
         self._next_id = 0
 
-    def add(self, ctx: OpContext, vector: Any) -> values.CommandId:
+    def add(
+        self,
+        ctx: OpContext,
+        vector: Any,
+        metadata: values.MetadataVec | None = None,
+        id: Any | None = None,  # noqa: A002
+    ) -> npt.NDArray[np.int64]:
         """Store a vector [D] and return its id."""
+        if metadata is not None or id is not None:
+            raise ComponentError("this index keeps no metadata, and numbers its vectors itself")
         known = next(iter(self._vectors.values()), vector)
         if np.shape(vector) != np.shape(known):
             raise ComponentError(f"shape {np.shape(vector)}; the index holds {np.shape(known)}")
         number, self._next_id = self._next_id, self._next_id + 1
         self._vectors[number] = np.array(vector, np.float32)
-        return values.CommandId(number)
+        return np.array(number, np.int64)
 
     @offload
-    def search(self, ctx: OpContext, query: Any, *, k: int) -> values.SearchResults:
+    def search(
+        self, ctx: OpContext, query: Any, where: values.Metadata | None = None, *, k: int
+    ) -> values.SearchResults:
         """Return the k nearest to `query` [D], nearest first; of equal distances the older one."""
+        if where is not None:
+            raise ComponentError("this index keeps no metadata to filter by")
         far = [(n, float(np.linalg.norm(vector - query))) for n, vector in self._vectors.items()]
-        return values.SearchResults(sorted(far, key=lambda found: found[1])[:k])
+        return values.SearchResults.of_pairs(sorted(far, key=lambda found: found[1])[:k])
 
     def remove(self, ctx: OpContext, item: Any) -> None:
         """Remove the vector with this id (int64 scalar), if it is there."""

@@ -117,8 +117,8 @@ def main() -> None:
     print("most like (10, 2, 0), the best of each store:")
     (nearest,) = door.values("nearest")
     for peer, results in nearest.responses:
-        for number, far in results:
-            print(f"  {titles[peer, int(number)]} (distance {far:.3f})")
+        for hit in results.hits():
+            print(f"  {titles[peer, hit.id]} (distance {hit.distance:.3f})")
 
 
 if __name__ == "__main__":

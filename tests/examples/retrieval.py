@@ -64,7 +64,7 @@ class Nearest(Aggregator):
 
     def contribute_all(self, ctx: OpContext, responses: values.ResponseBatch) -> None:
         self._found[ctx.execution] = sorted(
-            (far, number) for _, results in responses.responses for number, far in results
+            (hit.distance, hit.id) for _, results in responses.responses for hit in results.hits()
         )
 
     def aggregate(self, ctx: OpContext) -> tuple[Any, values.Metadata]:
@@ -79,7 +79,7 @@ class Nearest(Aggregator):
 class MergedRetrieval(Module):
     """Events "document" and "question" ([D] float32) on the door, where the outputs are as well.
 
-    Outputs: "stored" (CommandId, the id of a document) and "nearest" ([found, 2] float32, rows
+    Outputs: "stored" (int64 [], the id of a document) and "nearest" ([found, 2] float32, rows
     of id and distance, nearest first).
     """
 

@@ -237,7 +237,7 @@ def test_the_node_answers_while_the_index_searches(capsys) -> None:
         "   1.0 ms  library: stored 2",
         "  13.0 ms  reader: pong TRIGGER",
         " 202.0 ms  library: stored 3",
-        " 203.0 ms  reader: nearest ((1, 0.10000002384185791), (0, 0.8999999761581421))",
+        " 203.0 ms  reader: nearest SearchResults(1 at 0.1, 0 at 0.9)",
     ]
 
 
@@ -252,9 +252,9 @@ class WatchedIndex(custom_index.BruteForceIndex):
         self.searched_in: list[str] = []
 
     @offload
-    def search(self, ctx, query, *, k):
+    def search(self, ctx, query, where=None, *, k):
         self.searched_in.append(threading.current_thread().name)
-        return super().search(ctx, query, k=k)
+        return super().search(ctx, query, where, k=k)
 
 
 def test_the_search_runs_in_a_worker_thread_and_finds_what_numpy_finds() -> None:
@@ -272,8 +272,8 @@ def test_the_search_runs_in_a_worker_thread_and_finds_what_numpy_finds() -> None
     network.run_until_idle()
     (nearest,) = reader.values("nearest")
     distances = np.linalg.norm(vectors - query, axis=1)
-    assert [number for number, _ in nearest] == np.argsort(distances)[:2].tolist()
-    np.testing.assert_allclose([far for _, far in nearest], np.sort(distances)[:2], rtol=1e-6)
+    assert nearest.ids.tolist() == np.argsort(distances)[:2].tolist()
+    np.testing.assert_allclose(nearest.distances, np.sort(distances)[:2], rtol=1e-6)
     index = library.component("books")
     assert len(index.searched_in) == 1
     assert index.searched_in[0].startswith("bbnode-task-")
@@ -320,12 +320,12 @@ def test_the_gather_is_the_best_of_every_store(seed: int) -> None:
     for (store, number), title in titles.items():
         far = distance(multi_target.DOCUMENTS[title], question)
         best[store] = min(best.get(store, (far, number)), (far, number))
-    found = {store: results[0] for store, results in nearest.responses if results}
-    assert {store: number for store, (number, _) in found.items()} == {
+    found = {store: results.hits()[0] for store, results in nearest.responses if results}
+    assert {store: hit.id for store, hit in found.items()} == {
         store: number for store, (_, number) in best.items()
     }
-    for store, (_, far) in found.items():
-        assert far == pytest.approx(best[store][0], abs=1e-6)
+    for store, hit in found.items():
+        assert hit.distance == pytest.approx(best[store][0], abs=1e-6)
     assert not [failed for node in network.nodes for failed in node.failures()]
 
 
@@ -343,9 +343,13 @@ def test_two_questions_at_once_do_not_mix() -> None:
     network.run_until_idle()
     firsts = set()
     for nearest in door.values("nearest"):
-        far, store, number = min((r[0][1], peer, r[0][0]) for peer, r in nearest.responses if r)
+        far, store, number = min(
+            (hit.distance, peer, hit.id)
+            for peer, found in nearest.responses
+            for hit in found.hits()
+        )
         assert far == pytest.approx(0, abs=1e-6)
-        firsts.add(titles[store, int(number)])
+        firsts.add(titles[store, number])
     assert firsts == {"apples", "cars"}
 
 

@@ -1,0 +1,1 @@
+"""Indexes: nearest-neighbour search over the vectors that a node keeps."""

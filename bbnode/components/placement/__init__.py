@@ -1,0 +1,1 @@
+"""Which peers keep which items: rendezvous hashing by the items' ids."""
