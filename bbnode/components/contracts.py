@@ -39,8 +39,17 @@ from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
 from bbnode.ir.types import COMPOSITE, METADATA, TENSOR, TENSOR_FLOAT, TENSOR_INT64, TypeNode
-from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
+from bbnode.ir.values import (
+    Composite,
+    Metadata,
+    MetadataVec,
+    PeerIdVec,
+    ResponseBatch,
+    SearchResults,
+    Value,
+)
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -52,6 +61,7 @@ _OFFLOAD_MARK = "__bbnode_offload__"
 _CHANGES, _READS = "changes", "reads"
 _QUICK_MARK = "__bbnode_quick__"
 _INBOUND_MARK = "__bbnode_inbound__"
+_WAITS_MARK = "__bbnode_waits__"
 _INBOUND_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 
 
@@ -103,6 +113,22 @@ def is_offloaded(method: Callable[..., Any], inputs: Sequence[Value] | None = No
 def only_reads(method: Callable[..., Any]) -> bool:
     """Return True if `offload` marked the method as one that leaves its component's state alone."""
     return getattr(method, _OFFLOAD_MARK, False) == _READS
+
+
+def waits(method: Method) -> Method:
+    """Mark a contract method that may wait for what other peers answer its component.
+
+    While such an op is pending, other ops, answers and timers of the component are carried out;
+    otherwise they wait until it is completed. After a restart nobody completes it: it fails at its
+    deadline.
+    """
+    setattr(method, _WAITS_MARK, True)
+    return method
+
+
+def lets_others_run(method: Callable[..., Any]) -> bool:
+    """Return True if `waits` marked the method."""
+    return bool(getattr(method, _WAITS_MARK, False))
 
 
 def inbound(name: str) -> Callable[[Method], Method]:
@@ -167,17 +193,33 @@ class PeersView(Protocol):
         """Return connected peers that are not down, blocked or denied; of one class if given."""
 
 
+class HostSecrets(Protocol):
+    """Signatures and randomness that a host gives its node's components."""
+
+    @property
+    def random_bytes(self) -> Callable[[int], bytes]:
+        """Return so many bytes that nobody else can foresee."""
+
+    def sign(self, component: str, body: bytes) -> bytes:
+        """Return the node's signature over `body` for components of that type name."""
+
+
 class OpContext(Protocol):
     """The parts of the calling node that a contract method may use."""
 
     now_ns: int
     self_peer: PeerId
     source_peer: PeerId | None  # authenticated sender, inside an inbound execution
+    # That it plays, by its accepted hello; in a private network its membership grants them.
+    source_classes: Sequence[str]
     peer_class: str | None  # of the slot (PeerSelector): the class it selects from
+    plays_peer_class: bool  # this node is of the slot's class itself, as in gossip
     # The slot has include_self and this node plays `peer_class`: `peers` holds it then, and a
     # selector with a list of its own adds `self_peer`.
     include_self: bool
     execution: int
+    op: str  # the name of the op in the program; "" where none is called
+    slot: str  # of the component, by which it addresses those of its kind on other peers
     peers: PeersView
     addresses: Sequence[Multiaddr]  # of this node
     correlation: WireCorrelation | None  # of the message, inside an inbound op or `on_answer`
@@ -190,6 +232,22 @@ class OpContext(Protocol):
         """Report a peer's contribution as refused, even if the method then raises.
 
         It is counted and shown with the peer's name. In an offloaded method: ComponentError.
+        """
+
+    # Secrets: in an offloaded method alone, whose result a record of the node's life holds, so that
+    # a replay needs neither the key nor the random bytes. Elsewhere: ComponentError.
+
+    def sign(self, body: bytes) -> bytes:
+        """Return this node's Ed25519 signature, 64 bytes, over `body` as of this component's type.
+
+        `bbnode.access.secrets.signed_as` checks it, by the type name and the node's PeerId.
+        Raises IdentityError where the node has no key: in a simulator without `keys`.
+        """
+
+    def random_bytes(self, count: int) -> bytes:
+        """Return bytes that nobody else can foresee: the operating system's.
+
+        In the simulator they follow from its seed.
         """
 
     # The calls below take effect when the method has returned, and not at all when it raises.
@@ -321,6 +379,22 @@ class Component(ABC):
         self.restore(data)
         return CarriedOver()
 
+    def facts(self) -> Mapping[str, int | float | str | bool]:
+        """Return what people see of the component in `bbnode status`, and its numbers in /metrics.
+
+        At most 32 facts by names of letters, digits and underscores; by default none. Called on the
+        polling thread at any time, also while an offloaded method runs: read counters, compute
+        nothing.
+        """
+        return {}
+
+    def on_stop(self) -> None:  # noqa: B027 - most hold nothing of the machine
+        """Let go of files, locks and threads: the node has stopped, and calls nothing any more.
+
+        Called in a worker thread, behind the last snapshot. A node that is killed does without, and
+        what takes longer than `node.stop_grace_s` is left.
+        """
+
     def twin(self) -> Component:
         """Return another instance of the same settings, to which nothing is bound.
 
@@ -381,6 +455,8 @@ class Model(Component):
         "ComputeLoss.target": TENSOR,
         "Evaluate.target": TENSOR,
         "Gradient.target": TENSOR,
+        "GradientWithInput.target": TENSOR,
+        "PullBack.input": (TENSOR_FLOAT, TENSOR_INT64, COMPOSITE),
     }
 
     @abstractmethod
@@ -409,6 +485,25 @@ class Model(Component):
         The model stays as it is. UnsupportedByModel where a class does not override it.
         """
         raise UnsupportedByModel(component=self.TYPE_NAME, op="gradient")
+
+    def gradient_with_input(
+        self, ctx: OpContext, batch: Value, target: Value
+    ) -> tuple[Value, Value, Value]:
+        """Return `gradient`'s first, the gradient by the batch, shaped like it, and the loss.
+
+        The model stays as it is. UnsupportedByModel where a class does not override it.
+        """
+        raise UnsupportedByModel(component=self.TYPE_NAME, op="gradient_with_input")
+
+    def pull_back(
+        self, ctx: OpContext, batch: Value, grad: Value, *, to_input: int
+    ) -> tuple[Value, Value]:
+        """Return the gradients of sum(`grad` · forward(batch)), by the parameters and by the batch.
+
+        Nothing is kept. Without `to_input` the second is float32 [0]. UnsupportedByModel
+        where a class does not override it.
+        """
+        raise UnsupportedByModel(component=self.TYPE_NAME, op="pull_back")
 
     def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
         """Take `rate`, a positive float32 scalar, for all steps from now on.
@@ -440,6 +535,26 @@ class Model(Component):
     @abstractmethod
     def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
         """Train on the bound DataSource; return num_samples, loss and steps."""
+
+    def train_adjusted(
+        self,
+        ctx: OpContext,
+        anchor: Value | None,
+        correction: Value | None,
+        *,
+        epochs: int,
+        batch: int,
+        proximal: float,
+        frozen: str,
+    ) -> tuple[Metadata, Value]:
+        """Train with `proximal` (w - `anchor`) + `correction` added to each gradient, [P] each.
+
+        Without an anchor it is the parameters that the training begins with. Parameters that
+        `frozen` names, one a line, stay as they are. Returns the metadata
+        of `train`, and float32 [3]: the steps made, the sum of their learning rates, the part of
+        the epochs that was done. UnsupportedByModel where a class does not override it.
+        """
+        raise UnsupportedByModel(component=self.TYPE_NAME, op="train_adjusted")
 
     def export(self) -> ModelProto:
         """Return the model with its present weights as plain ONNX, with the author's names.
@@ -558,9 +673,15 @@ class DataSource(Component):
 
 
 class PeerSelector(Component):
-    """Chooses peers. Parameters that it does not support are errors."""
+    """Chooses peers. Parameters that it does not support are errors.
+
+    Attributes:
+        observes: what it has to hear of those that it chose, so that a program records `observed`:
+            "" nothing, "answers" who answered, "metadata" what the Metadata in their answers say.
+    """
 
     ROLE = "PeerSelector"
+    observes: ClassVar[str] = ""
 
     @abstractmethod
     def sample(self, ctx: OpContext, *, n: int) -> PeerIdVec:
@@ -574,11 +695,23 @@ class PeerSelector(Component):
     def select(self, ctx: OpContext, key: Value | None, *, mode: str, n: int) -> PeerIdVec:
         """Return the peers that `mode` selects: "random" (n), "near_key" (key, n) or "all"."""
 
+    def observed(self, ctx: OpContext, responses: ResponseBatch) -> None:
+        """Hear who of the chosen peers answered, what and when, and who did not.
+
+        Answers are Metadata, or composites with one; nothing in them is checked yet.
+        """
+
 
 class Codec(Component):
-    """Compresses tensors."""
+    """Compresses tensors.
+
+    Attributes:
+        of_deltas: what it leaves out of a tensor is lost unless a later one makes up for it: it is
+            for gradients and deltas, and not for weights.
+    """
 
     ROLE = "Codec"
+    of_deltas: ClassVar[bool] = False
 
     @abstractmethod
     def encode(self, ctx: OpContext, tensor: Value) -> Value:
@@ -587,6 +720,51 @@ class Codec(Component):
     @abstractmethod
     def decode(self, ctx: OpContext, code: Value) -> Value:
         """Return the tensor of a code."""
+
+    def decode_all(self, ctx: OpContext, responses: ResponseBatch, *, parts: str) -> ResponseBatch:
+        """Return a cohort's answers with `decode` of their codes.
+
+        A peer whose answer can't be decoded is reported as refused, and is missing in the result.
+
+        Args:
+            ctx, responses: as of every op.
+            parts: "" where an answer is a code; of answers that are composites one character for
+                each part, "1" where it is a code and "0" where it is not.
+
+        Raises:
+            ComponentError: there are answers, and none of them can be decoded.
+        """
+        kept: list[tuple[PeerId, Value]] = []
+        reasons = dict(responses.reasons)
+        failed: ComponentError | None = None
+        for peer, answer in responses.responses:
+            try:
+                kept.append((peer, self._decoded(ctx, answer, parts)))
+            except ComponentError as error:
+                failed = failed or error
+                ctx.refuse(peer, str(error))
+                reasons[peer] = WireRefusal(type(error).__name__, str(error)).bounded()
+        if failed is not None and not kept:
+            raise failed
+        missing = {peer for peer, _ in responses.responses} - {peer for peer, _ in kept}
+        return ResponseBatch(
+            responses=tuple(kept),
+            missing=tuple(sorted({*responses.missing, *missing})),
+            reasons=tuple(sorted(reasons.items())),
+            took_ns=tuple(each for each in responses.took_ns if each[0] not in missing),
+        )
+
+    def _decoded(self, ctx: OpContext, answer: Value, parts: str) -> Value:
+        if not parts:
+            return self.decode(ctx, answer)
+        if not isinstance(answer, Composite) or len(answer) != len(parts):
+            raise ComponentError(
+                f"{self.TYPE_NAME}: the answer is no composite of {len(parts)} parts"
+            )
+        return Composite(
+            self.decode(ctx, each) if flag == "1" else each
+            for each, flag in zip(answer, parts, strict=True)
+        )
 
     @abstractmethod
     def train(self, ctx: OpContext, training: Value) -> None:
@@ -599,20 +777,41 @@ class Index(Component):
     ROLE = "Index"
 
     @abstractmethod
-    def add(self, ctx: OpContext, vector: Value) -> Value:
-        """Store a vector and return its id."""
+    def add(
+        self,
+        ctx: OpContext,
+        vector: Value,
+        metadata: MetadataVec | None = None,
+        id: Value | None = None,
+    ) -> Value:
+        """Store vectors, float32 [D] or [N, D], and return their ids, int64 [] or [N].
+
+        A vector with the id of another one replaces it.
+        """
 
     @abstractmethod
-    def search(self, ctx: OpContext, query: Value, *, k: int) -> SearchResults:
-        """Return the k nearest vectors, nearest first."""
+    def search(
+        self, ctx: OpContext, query: Value, where: Metadata | None = None, *, k: int
+    ) -> SearchResults:
+        """Return the k nearest to a query [D], or to each of [Q, D], nearest first.
+
+        `where` says which items count, by their metadata (`bbnode.components.indexes.filters`).
+        """
 
     @abstractmethod
     def remove(self, ctx: OpContext, item: Value) -> None:
-        """Remove a vector."""
+        """Remove the vectors with these ids, int64 [] or [N], as `add` gave them."""
 
     @abstractmethod
     def train(self, ctx: OpContext, training: Value) -> None:
         """Fit the index."""
+
+    def centroids(self, ctx: OpContext, *, n: int) -> Value:
+        """Return up to n centres of what it holds, float32 [C, 1 + D], and how many are at each.
+
+        A row is that number, then the centre. ComponentError where it tells none, as by default.
+        """
+        raise ComponentError(f"{self.TYPE_NAME} tells no centroids, asked for {n}")
 
 
 class ProtocolComponent(Component):
@@ -634,6 +833,9 @@ class ProtocolComponent(Component):
 
     def on_no_answer(self, ctx: OpContext, tag: str, peer: PeerId) -> None:
         """Handle a request without an answer in time, or to a peer that can't be reached."""
+
+    # `on_peer_down(ctx, peer)`, where a class defines it, is called when a connection with a peer
+    # is lost; not while the component is busy, so that it looks at `ctx.peers` now and then too.
 
 
 CONTRACTS: Final[Mapping[str, type[Component]]] = {

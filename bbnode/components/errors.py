@@ -52,7 +52,11 @@ class TrainingFailed(ComponentError):
 
 
 class DataUnavailable(ComponentError, DeploymentError):
-    """A data source cannot load what its config names."""
+    """A component cannot load the files that its config names."""
+
+
+class TextRefused(ComponentError):
+    """A text cannot be encoded: it is no Unicode text, or there are too many at once."""
 
 
 class StatisticsMissing(DataUnavailable):
@@ -80,6 +84,33 @@ class NothingToAggregate(ComponentError):
     """An aggregator is asked for a result and has no contribution."""
 
 
+class NotEnoughContributions(ComponentError):
+    """Fewer peers contributed than a robust aggregator needs to withstand so many liars."""
+
+    def __init__(
+        self, *, component: str, available: int, needed: int, byzantine: int, refused: str = ""
+    ) -> None:
+        self.component, self.byzantine = component, byzantine
+        self.available = available
+        self.needed = needed
+        super().__init__(
+            f"{component}: {available} contribution(s), and to withstand {byzantine} liar(s) it "
+            f"needs {needed}; ask more peers, or lower its setting byzantine"
+            + (f" (refused: {refused})" if refused else "")
+        )
+
+    def beside(self, refused: str) -> NotEnoughContributions:
+        """Return the same error that also says who was refused, and why."""
+        return NotEnoughContributions(
+            component=self.component, available=self.available, needed=self.needed,
+            byzantine=self.byzantine, refused=refused,
+        )  # fmt: skip
+
+
+class NobodyTrusted(ComponentError, PeerError):
+    """No contribution points the way of the node's own, which is what they are trusted by."""
+
+
 class NonFiniteAggregate(ComponentError, PeerError):
     """The result of an aggregate holds NaN or infinity, and is not returned."""
 
@@ -98,6 +129,18 @@ class MismatchedShapes(ComponentError, PeerError):
         )
 
 
+class NotEncodable(ComponentError):
+    """A codec does not take a tensor: its type, its size, or a number that it holds."""
+
+
+class CodeRefused(ComponentError, PeerError):
+    """A code is none of this codec's: malformed, too large, or of another codec or codebook."""
+
+    def __init__(self, *, component: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"{component}: the code is refused: {reason}")
+
+
 class NotEnoughPeers(ComponentError):
     """Fewer peers can be chosen than the config demands."""
 
@@ -108,6 +151,14 @@ class NotEnoughPeers(ComponentError):
             f"{component}: {available} {peer_class} peer(s) can be chosen, min_peers is {needed}; "
             "wait for more to connect, or lower min_peers"
         )
+
+
+class ExchangeRefused(ComponentError, PeerError):
+    """A message of another member of an overlay that breaks the overlay's rules."""
+
+    def __init__(self, *, component: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"{component}: the exchange is refused: {reason}")
 
 
 class UnsupportedSelection(ComponentError, AuthorError):

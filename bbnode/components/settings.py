@@ -2,14 +2,15 @@
 
 Rule: an artifact may come from anybody. A setting that names a file, a URL, a command or a module
 is taken only from the node's own configuration; `path_setting` and `local_setting` mark such
-fields. A field with `Path` in its type is a path setting without a mark.
+fields. A field with `Path` in its type is a path setting without a mark. Of a `content_setting`, a
+path is taken from there alone, and bytes from an artifact, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any, Final, get_args, get_type_hints
 
@@ -21,6 +22,8 @@ from bbnode.ir.errors import DecodeError, DeploymentError
 _NAMES: Final = "bbnode.names"
 _PATH: Final = "path"
 _OTHER: Final = "other"
+_CONTENT: Final = "content"
+_READ: Final = "bbnode.read"
 
 # Values of a setting that are searched for paths; a larger setting counts as one.
 _MAX_LOOKED_AT: Final = 10_000
@@ -54,21 +57,41 @@ def local_setting(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={_NAMES: _OTHER})
 
 
+def content_setting(
+    read: Callable[[str | PurePath], bytes], default: Any = dataclasses.MISSING
+) -> Any:
+    """Return a field of a Config that is bytes, or the path of a file with them.
+
+    `read` returns what an artifact holds in the place of a path: it is called where a program is
+    written or compiled, and raises an AuthorError.
+    """
+    return dataclasses.field(default=default, metadata={_NAMES: _CONTENT, _READ: read})
+
+
+def as_stored(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Return the value of a field as an artifact holds it. Raises what reading a file raises."""
+    if field.metadata.get(_NAMES) == _CONTENT and isinstance(value, str | PurePath):
+        return field.metadata[_READ](value)
+    return value
+
+
 def local_settings(config: type) -> tuple[str, ...]:
     """Return the names of a Config's fields that count from the node's own configuration alone."""
+    typed = _typed_as_paths(config)
     return tuple(
         field.name
         for field in dataclasses.fields(config)
-        if _NAMES in field.metadata or field.name in _typed_as_paths(config)
+        if field.metadata.get(_NAMES, _PATH if field.name in typed else _CONTENT) != _CONTENT
     )
 
 
 def path_settings(config: type) -> tuple[str, ...]:
-    """Return those of `local_settings` that are paths."""
+    """Return the names of a Config's fields that are paths, or may be."""
+    typed = _typed_as_paths(config)
     return tuple(
         field.name
         for field in dataclasses.fields(config)
-        if field.metadata.get(_NAMES) == _PATH or field.name in _typed_as_paths(config)
+        if field.metadata.get(_NAMES) in (_PATH, _CONTENT) or field.name in typed
     )
 
 
@@ -116,7 +139,8 @@ def accepted(
     default or the node sets it itself.
     """
     taken = dict(stored)
-    for name in local_settings(config):
+    paths = [name for name in _content_settings(config) if not isinstance(taken.get(name), bytes)]
+    for name in (*local_settings(config), *paths):
         if name not in taken:
             continue
         value = taken.pop(name)
@@ -129,6 +153,11 @@ def accepted(
             f"(--set slots.{slot}.{name}=…)"
         )
     return taken
+
+
+def _content_settings(config: type) -> list[str]:
+    fields = dataclasses.fields(config)
+    return [field.name for field in fields if field.metadata.get(_NAMES) == _CONTENT]
 
 
 def _is_default(config: type, name: str, value: Any) -> bool:

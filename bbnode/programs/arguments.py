@@ -53,6 +53,11 @@ class ReadyProgram(Module):
                     raise BadArgument(
                         f"it has no argument {name!r}; did you mean {near[0]!r}?", cls.__name__
                     )
+        for name, kind in inherited.items():
+            default = None if name in annotated else _other_default(cls, name)
+            if default is not None:
+                annotated = {**annotated, name: kind}
+                setattr(cls, name, default)
         cls.__annotations__ = annotated
         dataclass(kw_only=True, eq=False)(cls)
 
@@ -81,10 +86,41 @@ class ReadyProgram(Module):
             number = isinstance(value, int | float) and not isinstance(value, bool)
             self.require(name, number and 0 < value < math.inf, "a number above 0")
 
+    def require_not_negative(self, *names: str) -> None:
+        """Check that arguments are finite numbers of at least 0."""
+        for name in names:
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            self.require(name, number and 0 <= value < math.inf, "a number of at least 0")
+
+    def require_shares(self, *names: str) -> None:
+        """Check that arguments are numbers from 0 to below 1."""
+        for name in names:
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            self.require(name, number and 0 <= value < 1, "a number from 0 to below 1")
+
     def require_one_of(self, name: str, choices: Iterable[str]) -> None:
         """Check that an argument is one of some words."""
         known = tuple(choices)
         self.require(name, getattr(self, name) in known, f"one of {', '.join(known)}")
+
+
+def _other_default(cls: type, name: str) -> Any:
+    """Return the default that an argument has by the order of bases, if dataclasses differ.
+
+    They take that of the first base that has the argument, also where it only inherits it;
+    attributes are those of the first base that sets them.
+    """
+    bases = cls.__mro__[1:]
+    known = next(base for base in bases if name in getattr(base, "__dataclass_fields__", {}))
+    owner = next(base for base in bases if name in inspect.get_annotations(base))
+    taken, own = (base.__dataclass_fields__[name] for base in (known, owner))  # type: ignore[attr-defined]
+    if taken.default is own.default and taken.default_factory is own.default_factory:
+        return None
+    if own.default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=own.default_factory)
+    return dataclasses.field(default=own.default)
 
 
 def _is_known(cls: type, name: str, value: object) -> bool:

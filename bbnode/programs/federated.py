@@ -1,30 +1,127 @@
-"""Federated training of any model, by FedAvg."""
+"""Federated training of any model: FedAvg, and the base of the strategies that change a part of it.
+
+Rule: each part of a round is a method of `FederatedTraining`, so that a strategy is what it
+replaces and nothing else.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
-from bbnode.components import ConnectedView, FedAvg, MetricsMean
+from bbnode.components import (
+    Aggregator,
+    Codec,
+    ConnectedView,
+    FedAvg,
+    Metadata,
+    MetricsMean,
+    PeerSelector,
+    concrete,
+)
+from bbnode.components.settings import stored_settings
 from bbnode.dsl import (
     AggregatorSlot,
     BackendSlot,
+    CodecSlot,
+    ConcreteSpec,
     Graph,
     ModelSlot,
     Output,
     PeerSelectorSlot,
+    Request,
     types,
 )
-from bbnode.programs.training import TEST_SLOT, TRAIN_SLOT, TrainingProgram
+from bbnode.programs.training import TEST_SLOT, TRAIN_SLOT, TrainingProgram, component_of
 
 PLACES = ("server", "clients", "both", "none")
 
+AGGREGATOR_SLOT = "aggregator"
+
+# What combines the answers of a round: a class, its TYPE_NAME, or a class with settings.
+Combines: TypeAlias = str | type[Aggregator] | ConcreteSpec
+Codes: TypeAlias = str | type[Codec] | ConcreteSpec
+Selects: TypeAlias = str | type[PeerSelector] | ConcreteSpec
+MIN_CODED_VALUES = 1 << 16  # that one code may always stand for: 256 KiB of float32
+
 
 @dataclass(kw_only=True, eq=False)
-class FederatedTraining(TrainingProgram):
+class AskingProgram(TrainingProgram):
+    """Base of programs in which a server asks a cohort of clients for their part."""
+
+    home = "server"
+
+    clients: int = 4  # peers that a round asks
+    quorum: int = 0  # answers that are enough at the deadline; 0: three of four, rounded up
+    deadline_s: float = 60.0  # that a round waits for its answers, seconds
+    selector: Selects = ConnectedView  # chooses the clients; a PeerSelector, as `concrete(…)` too
+
+    def cohort(self, g: Graph, tick: Output) -> Output:
+        """Choose the clients of a round, once it is begun."""
+        return self.cohort_slot.sample(g, n=self.clients, after=tick)
+
+    @property
+    def cohort_slot(self) -> PeerSelectorSlot:
+        """The slot of who chooses clients."""
+        given = self.selector if isinstance(self.selector, ConcreteSpec) else None
+        return PeerSelectorSlot("cohort", peer_class="client", concrete=given)
+
+    def heard(self, g: Graph, asked: Request) -> None:
+        """Tell the selector of the answers to a request, where it learns from them."""
+        if self._selector_class.observes:
+            self.cohort_slot.observed(g, asked.responses)
+
+    @property
+    def answers_tell(self) -> bool:
+        """Return True if an answer has the Metadata of the client's training."""
+        return False
+
+    @property
+    def _selector_class(self) -> type[PeerSelector]:
+        found: type[PeerSelector] = component_of(
+            self, "selector", PeerSelector, "bbnode.ConnectedView"
+        )
+        return found
+
+    def ask(self, g: Graph, name: str, peers: Output, value: Output) -> Request:
+        """Send a value to clients and wait for their answers, as quorum and deadline say."""
+        quorum = self.quorum or math.ceil(3 * self.clients / 4)
+        return g.request(
+            name, peers, value, quorum=quorum, deadline=float(self.deadline_s),
+            codec=self.codec_of_questions(),
+        )  # fmt: skip
+
+    def codec_of_questions(self) -> CodecSlot | None:
+        """Return the slot that encodes what `ask` sends; None: it travels as it is."""
+        return None
+
+    def check(self) -> None:
+        """Check the arguments. Raises BadArgument."""
+        super().check()
+        self.require_counts(clients=1, quorum=0)
+        most = f"an integer between 0 (three of four) and clients={self.clients}"
+        self.require("quorum", self.quorum <= self.clients, most)
+        self.require_numbers("deadline_s")
+        found = self._selector_class
+        if found.observes == "metadata" and not self.answers_tell:
+            raise self.bad(
+                f"selector={found.TYPE_NAME} learns from what clients tell of their training, which"
+                " their answers do not say here; take another, such as bbnode.PowerOfTwoChoices"
+            )
+
+    def bindings(self) -> Mapping[str, Any]:
+        """Return the classes of the slots."""
+        bound = {**super().bindings(), "cohort": self._selector_class}
+        if isinstance(self.selector, ConcreteSpec):
+            del bound["cohort"]  # the program says it, with its settings
+        return bound
+
+
+@dataclass(kw_only=True, eq=False)
+class FederatedTraining(AskingProgram):
     """One round of FedAvg (McMahan et al., 2017, arXiv:1602.05629); invoke it once per round.
 
     Input "tick" (Trigger) starts a round on the server: it asks a cohort of clients to train its
@@ -43,52 +140,187 @@ class FederatedTraining(TrainingProgram):
       the means, weighted by numbers of examples.
     - "both": then what the clients measured is "clients_loss" and so on.
     - "none".
+
+    A strategy is a subclass that overrides steps of a round, in this order: `cohort`, `sent`,
+    `client_update`, `combined`, `server_update`; and `server_model` or `client_model`, where these
+    have other settings.
     """
 
-    home = "server"
-
-    clients: int = 4  # peers that a round asks
-    quorum: int = 0  # answers that are enough at the deadline; 0: three of four, rounded up
-    deadline_s: float = 60.0  # that a round waits for its answers, seconds
     evaluate: str = "server"
+    aggregator: Combines = FedAvg  # an Aggregator: a class, its TYPE_NAME, or `concrete(…)`
+    deltas: bool = False  # clients answer how far they moved the weights, not the weights
+    codec: Codes | None = None  # of answers, with `deltas`: a Codec as `aggregator` is one
+    codec_down: Codes | None = None  # of the weights that clients get; not one of deltas
+    weighted: bool = True  # an answer weighs as many examples as it is made of, or else one
 
     def body(self, g: Graph) -> None:
         """Record a round."""
         self.check()
-        server_model, client_model = self.held_model("global"), self.trained_model("local")
-
-        tick = g.input("tick", types.TRIGGER)
-        peers = PeerSelectorSlot("cohort", peer_class="client").sample(
-            g, n=self.clients, after=tick
-        )
-        weights = server_model.params(g, after=peers)
-        quorum = self.quorum or math.ceil(3 * self.clients / 4)
-        asked = g.request("round", peers, weights, quorum=quorum, deadline=float(self.deadline_s))
+        peers = self.cohort(g, g.input("tick", types.TRIGGER))
+        asked = self.ask(g, "round", peers, self.sent(g, peers))
 
         # On each client. Ops of one slot fire in the order in which they stand here.
-        client_model.load_parameters(g, asked.received)
-        ready = self.train_part(g, asked.received) if self.holds_out else None
-        trained = client_model.train(g, epochs=self.epochs, batch=self.batch, after=ready)
-        asked.respond(g.bundle([client_model.params(g), trained]))
+        self.respond(g, asked)
 
         # Back on the server.
-        fedavg = AggregatorSlot("fedavg")
-        fedavg.contribute_all(g, asked.responses)
-        mean, stats = fedavg.aggregate(g)
-        loaded = server_model.load_parameters(g, mean)
+        self.heard(g, asked)
+        mean, stats = self.combined(g, asked)
+        weights = self.server_update(g, mean, stats)
+        loaded = self.server_model.load_parameters(g, weights)
+        self.results(g, asked.responses.peers, weights, stats, loaded)
+
+    def respond(self, g: Graph, asked: Request) -> None:
+        """Answer a request, on who was asked, with its `client_update`."""
+        tensor, told = self.client_update(g, asked)
+        if not self.weighted:
+            told = g.constant(Metadata(num_samples=1), after=tensor)
+        asked.respond(g.bundle([tensor, told]), codec=self.codec_of_answers())
+
+    def results(
+        self, g: Graph, peers: Output, weights: Output, stats: Output, loaded: Output
+    ) -> None:
+        """Evaluate the new weights, once the server's model has `loaded` them; make the outputs."""
         if self.evaluate in ("server", "both"):
-            _, loss, *means = self.evaluation(g, server_model, self.test_data(), loaded)
+            _, loss, *means = self.evaluation(g, self.server_model, self.test_data(), loaded)
             self._hand_out(g, "", loss, means)
         if self.holds_out:
             prefix = "clients_" if self.evaluate == "both" else ""
-            loss, *means = self._asked(g, client_model, asked.responses.peers, mean)
+            outgoing = self.outgoing(g, weights)
+            loss, *means = self._asked(g, peers, outgoing)
             self._hand_out(g, prefix, loss, means)
         g.output("stats", stats)
-        g.output("model", mean)
+        g.output("model", weights)
+
+    @property
+    def answers_tell(self) -> bool:
+        """Return True if an answer has the Metadata of the client's training: if it is weighted."""
+        return self.weighted
+
+    @property
+    def server_model(self) -> ModelSlot:
+        """The slot of the server's model."""
+        return self.held_model("global")
+
+    @property
+    def client_model(self) -> ModelSlot:
+        """The slot of the model that a client trains."""
+        return self.trained_model("local")
+
+    @property
+    def evaluated_model(self) -> ModelSlot:
+        """The slot of the model that a client evaluates."""
+        return self.client_model
+
+    def sent(self, g: Graph, peers: Output) -> Output:
+        """Return what travels to `peers`: the server's weights, [P] float32."""
+        return self.outgoing(g, self.server_model.params(g, after=peers))
+
+    def outgoing(self, g: Graph, weights: Output) -> Output:  # noqa: ARG002
+        """Return what travels to clients of the server's weights [P]: all of them."""
+        return weights
+
+    def client_loads(self, g: Graph, received: Output) -> Output:
+        """Load on a client the `outgoing` that it received; a CommandId."""
+        return self.client_model.load_parameters(g, received)
+
+    def client_update(self, g: Graph, asked: Request) -> tuple[Output, Output]:
+        """Train on a client from `asked.received`; return its tensor [P] and its Metadata.
+
+        The tensor is the new weights, or with `deltas` what they differ by from the received ones;
+        the Metadata has `num_samples`, the weight of the answer.
+        """
+        self.client_loads(g, asked.received)
+        return self.local_training(g, asked.received)
+
+    def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
+        """Train the client's model, which has loaded `weights`; return as `client_update` does."""
+        model, ready = self.client_model, self.ready(g, weights)
+        trained = model.train(g, epochs=self.epochs, batch=self.batch, after=ready)
+        return self.answer(g, model.params(g), weights), trained
+
+    def ready(self, g: Graph, after: Output) -> Output | None:
+        """Keep what a client evaluates on out of its training, which begins after the result."""
+        return self.train_part(g, after) if self.holds_out else None
+
+    # Numbers of another kind that an answer has behind the move of the weights: what clips, encodes
+    # or scales answers would bend them.
+    extra_numbers = 0
+
+    @property
+    def answer_size(self) -> int:
+        """The length of the tensor that a client answers."""
+        return self.size + self.extra_numbers
+
+    def refuse_extra_numbers(self, what: str) -> None:
+        """Raise BadArgument where answers have numbers that `what` would bend."""
+        if self.extra_numbers:
+            raise self.bad(
+                f"{what} would bend the {self.extra_numbers} number(s) that each answer has behind "
+                "the move of the weights; leave it out, or take a strategy without"
+            )
+
+    def answer(self, g: Graph, trained: Output, weights: Output) -> Output:
+        """Return the tensor that stands for trained weights, [P], as `deltas` says."""
+        return BackendSlot("compute").sub(g, trained, weights) if self.deltas else trained
+
+    def combined(self, g: Graph, asked: Request) -> tuple[Output, Output]:
+        """Combine the answers on the server; return a tensor [P] and its Metadata."""
+        return self.aggregated(g, asked, AGGREGATOR_SLOT)
+
+    def aggregated(self, g: Graph, asked: Request, name: str) -> tuple[Output, Output]:
+        """Combine the answers on who asked, by the aggregator in a slot."""
+        slot = self.aggregator_slot(name)
+        slot.contribute_all(g, asked.responses)
+        return slot.aggregate(g)
+
+    def server_update(self, g: Graph, mean: Output, stats: Output) -> Output:  # noqa: ARG002
+        """Return the new weights [P], which the server's model loads, from what was combined."""
+        if not self.deltas:
+            return mean
+        weights = self.server_model.params(g, after=mean)
+        return BackendSlot("compute").add(g, weights, mean)
+
+    def aggregator_slot(self, name: str = AGGREGATOR_SLOT) -> AggregatorSlot:
+        """Return a slot that combines answers; its tensors have the model's size."""
+        given, found = self.aggregator, self._aggregator_class
+        settings = stored_settings(given.config) if isinstance(given, ConcreteSpec) else {}
+        if "shape" in {field.name for field in fields(found.Config)} and not settings.get("shape"):
+            # All peers have the model, so a tensor of another size is a lie, whoever has sent more.
+            settings["shape"] = (self.answer_size,)
+        return AggregatorSlot(name, concrete=concrete(found, **settings))
+
+    def codec_of_answers(self) -> CodecSlot | None:
+        """Return the slot that encodes what clients answer; None: it travels as it is."""
+        return self._coder("codec")
+
+    def codec_of_questions(self) -> CodecSlot | None:
+        """Return the slot that encodes what clients get; None: it travels as it is."""
+        return self._coder("codec_down")
+
+    def _coder(self, argument: str) -> CodecSlot | None:
+        given = getattr(self, argument)
+        if given is None:
+            return None
+        found = self._codec_class(argument)
+        # A code may stand for some more than the model, as a strategy may send more, but not for a
+        # million times as much.
+        most = max(MIN_CODED_VALUES, 8 * self.size, self.answer_size)
+        # Deltas are summed up, so that what a code lost may come later; weights are not.
+        told: dict[str, Any] = {"max_values": most, "error_feedback": argument == "codec"}
+        # Of a codec of matrices: a parameter is [first axis, the others], as its paper has it.
+        shapes = [shape for shape in self.layout.values() if math.prod(shape)]
+        rows = [shape[0] if len(shape) > 1 else 1 for shape in shapes]
+        pairs = ((n, math.prod(shape) // n) for n, shape in zip(rows, shapes, strict=True))
+        told["matrices"] = (*pairs,) * (self.answer_size // max(1, self.size))
+        known = {field.name for field in fields(found.Config)}
+        settings = {name: value for name, value in told.items() if name in known}
+        if isinstance(given, ConcreteSpec):
+            settings |= stored_settings(given.config)
+        return CodecSlot(argument, concrete=concrete(found, **settings))
 
     def bindings(self) -> Mapping[str, Any]:
         """Return the classes of the slots; "test" and "metrics" only where they are used."""
-        bound = {**super().bindings(), "cohort": ConnectedView, "fedavg": FedAvg}
+        bound = {**super().bindings()}
         if self.evaluate in ("server", "both") and self.test_data().concrete is None:
             bound[TEST_SLOT] = self.source
         if self.holds_out:
@@ -98,26 +330,50 @@ class FederatedTraining(TrainingProgram):
     def check(self) -> None:
         """Check the arguments. Raises BadArgument."""
         super().check()
-        self.require_counts(clients=1, quorum=0)
-        most = f"an integer between 0 (three of four) and clients={self.clients}"
-        self.require("quorum", self.quorum <= self.clients, most)
-        self.require_numbers("deadline_s")
         self.require_one_of("evaluate", PLACES)
+        for name in ("deltas", "weighted"):
+            self.require(name, isinstance(getattr(self, name), bool), "true or false")
+        found = self._aggregator_class
+        if getattr(found, "of_deltas", False):
+            of_changes = f"True, since {found.TYPE_NAME} combines changes of the weights"
+            self.require("deltas", self.deltas, of_changes)
+            self.refuse_extra_numbers(f"aggregator={found.TYPE_NAME}")
+        if self.codec is not None:
+            _ = self._codec_class("codec")
+            self.refuse_extra_numbers("codec=")
+            if not self.deltas:
+                raise self.bad(
+                    "codec= encodes how far clients moved the weights; set deltas=True as well"
+                )
+        if self.codec_down is not None and self._codec_class("codec_down").of_deltas:
+            raise self.bad(
+                "codec_down= encodes weights, and this codec is for deltas; take another, such as "
+                "bbnode.BFloat16Codec"
+            )
+
+    def _codec_class(self, argument: str) -> type[Codec]:
+        found: type[Codec] = component_of(self, argument, Codec, "bbnode.Int8Codec")
+        return found
+
+    @property
+    def _aggregator_class(self) -> type[Aggregator]:
+        found: type[Aggregator] = component_of(self, "aggregator", Aggregator, "bbnode.FedAvg")
+        return found
 
     @property
     def holds_out(self) -> bool:
         """Return True where clients evaluate."""
         return self.evaluate in ("clients", "both")
 
-    def _asked(self, g: Graph, model: ModelSlot, peers: Output, weights: Output) -> list[Output]:
+    def _asked(self, g: Graph, peers: Output, outgoing: Output) -> list[Output]:
         """Have those that took part evaluate the weights; return the weighted means."""
-        asked = g.request("evaluation", peers, weights, quorum=1, deadline=float(self.deadline_s))
-        loaded = model.load_parameters(g, asked.received)
+        asked = g.request("evaluation", peers, outgoing, quorum=1, deadline=float(self.deadline_s))
+        loaded = self.client_loads(g, asked.received)
         compute = BackendSlot("compute")
         flat = g.constant([-1])
         found = [
             compute.reshape(g, each, flat)
-            for each in self.evaluation(g, model, self.held_out(), loaded)
+            for each in self.evaluation(g, self.evaluated_model, self.held_out(), loaded)
         ]
         asked.respond(compute.concat(g, *found, axis=0))
 
@@ -140,7 +396,7 @@ class FederatedTraining(TrainingProgram):
 
 
 @dataclass(kw_only=True, eq=False)
-class FederatedSGD(TrainingProgram):
+class FederatedSGD(AskingProgram):
     """One step of federated SGD (McMahan et al., 2017, section 3); invoke it once per step.
 
     Input "tick" (Trigger) starts a step on the server: it asks a cohort of clients for the gradient
@@ -153,11 +409,6 @@ class FederatedSGD(TrainingProgram):
     float32 [], where `evaluate` says so: of the new weights, on its slot "test".
     """
 
-    home = "server"
-
-    clients: int = 4  # peers that a step asks
-    quorum: int = 0  # answers that are enough at the deadline; 0: three of four, rounded up
-    deadline_s: float = 60.0  # that a step waits for its answers, seconds
     evaluate: bool = True
 
     def body(self, g: Graph) -> None:
@@ -166,13 +417,8 @@ class FederatedSGD(TrainingProgram):
         compute = BackendSlot("compute")
         server_model, client_model = self.held_model("global"), self.held_model("local")
 
-        tick = g.input("tick", types.TRIGGER)
-        peers = PeerSelectorSlot("cohort", peer_class="client").sample(
-            g, n=self.clients, after=tick
-        )
-        weights = server_model.params(g, after=peers)
-        quorum = self.quorum or math.ceil(3 * self.clients / 4)
-        asked = g.request("step", peers, weights, quorum=quorum, deadline=float(self.deadline_s))
+        peers = self.cohort(g, g.input("tick", types.TRIGGER))
+        asked = self.ask(g, "step", peers, server_model.params(g, after=peers))
 
         # On each client.
         loaded = client_model.load_parameters(g, asked.received)
@@ -183,6 +429,7 @@ class FederatedSGD(TrainingProgram):
         asked.respond(compute.concat(g, *found, grads, axis=0))
 
         # Back on the server: the mean of [loss, gradient].
+        self.heard(g, asked)
         mean_slot = AggregatorSlot("gradients")
         mean_slot.contribute_all(g, asked.responses)
         mean, stats = mean_slot.aggregate(g)
@@ -198,7 +445,7 @@ class FederatedSGD(TrainingProgram):
 
     def bindings(self) -> Mapping[str, Any]:
         """Return the classes of the slots; "test" only where it is used."""
-        bound = {**super().bindings(), "cohort": ConnectedView, "gradients": MetricsMean}
+        bound = {**super().bindings(), "gradients": MetricsMean}
         if self.batches().concrete is not None:
             del bound[TRAIN_SLOT]
         if self.evaluate and self.test_data().concrete is None:
@@ -208,10 +455,6 @@ class FederatedSGD(TrainingProgram):
     def check(self) -> None:
         """Check the arguments. Raises BadArgument."""
         super().check()
-        self.require_counts(clients=1, quorum=0)
-        most = f"an integer between 0 (three of four) and clients={self.clients}"
-        self.require("quorum", self.quorum <= self.clients, most)
-        self.require_numbers("deadline_s")
         self.require("evaluate", isinstance(self.evaluate, bool), "true or false")
         self.require("epochs", self.epochs == 1, "1: a step has one batch of each client")
         one = self._config.accumulate == 1

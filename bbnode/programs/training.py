@@ -7,10 +7,11 @@ any peer runs it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnx import ModelProto, TensorProto
@@ -18,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bbnode.components import (
     ArrayDataSource,
+    Component,
     DataSource,
     HeldModel,
     OnnxModel,
@@ -110,7 +112,10 @@ class TrainingProgram(ModelSettings):
     @cached_property
     def forward(self) -> ModelProto:
         """The model with its weights. Raises BadArgument for one that can't be trained."""
-        given = self.model
+        return self.taken(self.model)
+
+    def taken(self, given: Forward | None) -> ModelProto:
+        """Return a model that an argument says. Raises as `forward`."""
         if given is None:
             raise self.bad(
                 "model is missing; give the path of an ONNX file, its bytes, a ModelProto, or the "
@@ -127,9 +132,26 @@ class TrainingProgram(ModelSettings):
 
     @cached_property
     def size(self) -> int:
-        """The number of parameters that are trained, P."""
+        """The length of the model's vector, P: its trained parameters, then running statistics."""
+        return sum(map(math.prod, self.layout.values()))
+
+    @property
+    def trained_size(self) -> int:
+        """The numbers of the vector that steps move: all but running statistics."""
+        layout, trained = self._parts
+        return sum(math.prod(layout[name]) for name in trained)
+
+    @property
+    def layout(self) -> Mapping[str, tuple[int, ...]]:
+        """The parts of the model's vector in their order: name to shape."""
+        return self._parts[0]
+
+    @cached_property
+    def _parts(self) -> tuple[Mapping[str, tuple[int, ...]], tuple[str, ...]]:
+        """The parts of the model's vector, and the names of those that steps move."""
         try:
-            return OnnxModel(self._config).size
+            made = OnnxModel(self._config)
+            return made.layout, made.trained
         except BadArgument:
             raise
         except BbnodeError as error:
@@ -169,7 +191,7 @@ class TrainingProgram(ModelSettings):
     @cached_property
     def source(self) -> type[DataSource]:
         """The class of the data sources. Raises BadArgument for none."""
-        return source_class(self, self.data)
+        return component_of(self, "data", DataSource, "bbnode.ArrayDataSource")
 
     def check(self) -> None:
         """Check the arguments. Raises BadArgument."""
@@ -182,9 +204,9 @@ class TrainingProgram(ModelSettings):
         self.require("metrics", once, 'names of metrics, each once, such as ("accuracy", "top5")')
         _ = self.source, self.forward, self.measures, self.size
 
-    def trained_model(self, slot: str) -> ModelSlot:
-        """Return a slot for the model where it is trained."""
-        return ModelSlot(slot, concrete=concrete(OnnxModel, self._config))
+    def trained_model(self, slot: str, **other: Any) -> ModelSlot:
+        """Return a slot for the model where it is trained, with `other` settings of it."""
+        return ModelSlot(slot, concrete=concrete(OnnxModel, replace(self._config, **other)))
 
     def held_model(self, slot: str) -> ModelSlot:
         """Return a slot for the model where it is not trained; it needs no data."""
@@ -200,6 +222,12 @@ class TrainingProgram(ModelSettings):
         """Keep the part "test" of a peer's own data out of the training; a Trigger."""
         part = self._part("train")
         return DataSourceSlot(TRAIN_SLOT, concrete=part).on_data_loaded(g, after=after)
+
+    def train_data(self) -> DataSourceSlot:
+        """Return the slot "data" as one that hands out all examples that a peer trains on."""
+        if self.holds_out:
+            return DataSourceSlot(TRAIN_SLOT, concrete=self._part("train"))
+        return DataSourceSlot(TRAIN_SLOT)
 
     def held_out(self) -> DataSourceSlot:
         """Return a slot with the part of a peer's own data that `train_part` keeps out."""
@@ -265,7 +293,7 @@ class TrainingProgram(ModelSettings):
         given = {each.name: getattr(self, each.name) for each in _PASSED}
         given |= {"loss": self.loss, "learning_rate": self.learning_rate, "seed": self.seed}
         try:
-            checked = TypeAdapter(OnnxModelConfig).validate_python({**given, "model": content})
+            checked = _config_type().validate_python({**given, "model": content})
         except ValidationError as error:
             (fault, *_) = error.errors()
             where = ".".join(str(part) for part in fault["loc"])
@@ -330,21 +358,39 @@ class TrainingProgram(ModelSettings):
             )
 
 
+@cache
+def _config_type() -> TypeAdapter[OnnxModelConfig]:
+    """Return what checks settings; making it takes as long as recording a program."""
+    return TypeAdapter(OnnxModelConfig)
+
+
 def _elem_type(model: ModelProto) -> int:
     held = {tensor.name for tensor in model.graph.initializer}
     (info,) = [info for info in model.graph.input if info.name not in held]
     return int(info.type.tensor_type.elem_type)
 
 
-def source_class(program: ReadyProgram, data: Source) -> type[DataSource]:
-    """Return the class that the argument `data` of a program names. Raises BadArgument for none."""
-    found: object = data
+def component_of(
+    program: ReadyProgram, argument: str, contract: type[Component], example: str
+) -> type[Any]:
+    """Return the class of a contract that an argument of a program names, itself or by TYPE_NAME.
+
+    It may be `concrete(…)` of one, with settings. Raises BadArgument for none.
+    """
+    found: object = getattr(program, argument)
+    if isinstance(found, ConcreteSpec):
+        article = "an" if contract.ROLE[0] in "AEIOU" else "a"
+        program.require(
+            argument, found.role == contract.ROLE, f'{article} {contract.ROLE}, such as "{example}"'
+        )
+        return component_class(found.type_name)
     if isinstance(found, str):
         try:
             found = component_class(found)
         except BbnodeError as error:
-            raise program.bad(f"data={data!r:.80}: {error}") from error
-    is_source = isinstance(found, type) and issubclass(found, DataSource)
-    program.require("data", is_source, 'a DataSource, such as "bbnode.ArrayDataSource"')
+            raise program.bad(f"{argument}={found!r:.80}: {error}") from error
+    fits = isinstance(found, type) and issubclass(found, contract)
+    article = "an" if contract.__name__[0] in "AEIOU" else "a"
+    program.require(argument, fits, f'{article} {contract.__name__}, such as "{example}"')
     assert isinstance(found, type)
     return found

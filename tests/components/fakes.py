@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bbnode.components.aggregators.fedavg import FedAvg, FedAvgConfig
 from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
 from bbnode.components.contracts import Completion
 from bbnode.components.data.base import MemoryDataSource
-from bbnode.components.fedavg import FedAvg, FedAvgConfig
 from bbnode.components.models.onnx_model import OnnxModel, OnnxModelConfig
 from bbnode.ir.peer import PeerId
 
@@ -31,9 +31,12 @@ class Context:
     now_ns: int = 0
     self_peer: PeerId = PEERS[0]
     source_peer: PeerId | None = None
+    source_classes: Sequence[str] = ()
     peer_class: str | None = None
+    plays_peer_class: bool = False
     include_self: bool = False
     execution: int = 1
+    op: str = "Encode_0"
     peers: Peers = field(default_factory=Peers)
     refused: dict[PeerId, str] = field(default_factory=dict)
 

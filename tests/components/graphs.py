@@ -12,6 +12,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from bbnode.components.backends.lowering import mended
 from bbnode.components.backends.reference import MENDED_OPS
 
 OPSET = 21
@@ -79,9 +80,8 @@ def ort_runner(model: ModelProto) -> Runner:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    held = mended(model).SerializeToString()
+    session = onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])
     return session.run
 
 

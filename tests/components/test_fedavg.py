@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbnode.components import errors
+from bbnode.components.aggregators.fedavg import FedAvg, FedAvgConfig, capped
 from bbnode.components.backends.reference import ReferenceBackend, ReferenceBackendConfig
 from bbnode.components.contracts import ComponentError
-from bbnode.components.fedavg import FedAvg, FedAvgConfig, capped
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Composite, Metadata, ResponseBatch
 from tests.components.fakes import CTX, PEERS, Context, fedavg
@@ -371,7 +371,7 @@ def test_a_mean_that_is_not_finite_is_none() -> None:
     broken = fedavg()
     broken.bind({"backend": _Overflowing()})
     broken.restore(aggregator.serialize())
-    broken.contribute_all(CTX, cohort(answer([2.0], num_samples=1)))
+    broken.contribute_all(CTX, cohort(*[answer([2.0], num_samples=1)] * 2))
     with pytest.raises(errors.NonFiniteAggregate, match="max_abs"):
         broken.aggregate(CTX)
     assert broken.current_tensor(CTX).tolist() == [1.0]

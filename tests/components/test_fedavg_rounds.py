@@ -111,3 +111,34 @@ def test_the_bound_on_contributors_is_of_each_round() -> None:
     aggregator.contribute_all(of(2), answers(1.0, 0, 1))
     assert mean(aggregator, 2) == (1.0, 2)
     assert mean(aggregator, 1) == (1.0, 2)
+
+
+def test_a_state_of_the_release_before_is_read() -> None:
+    waits = Composite([PEERS[1], np.full(2, 3, np.float32), Metadata(num_samples=3, loss=0.5)])
+    late = Composite([PEERS[2], Metadata(reason="late")])
+    head = Metadata(execution=7, missing=1, missing_why="gone")
+    last = Composite([np.ones(2, np.float32)])
+    rounds = Composite([Composite([head, Composite([waits]), Composite([late])])])
+    saved = codec.encode_value(Composite([Composite([]), Composite([]), last, rounds]))
+    aggregator = fedavg()
+    aggregator.restore(saved)
+    assert aggregator.serialize() == saved
+    np.testing.assert_array_equal(aggregator.current_tensor(of(7)), [1, 1])
+    # The answer that came before the restart counts, and is not replaced.
+    again = ResponseBatch(responses=((PEERS[0], part(1.0)), (PEERS[1], part(9.0))))
+    aggregator.contribute_all(of(7, sender=3), again)
+    tensor, metadata = aggregator.aggregate(of(7, sender=3))
+    np.testing.assert_array_equal(tensor, [2.5, 2.5])
+    assert (metadata["missing"], metadata["refused"], metadata["loss"]) == (1, 2, 0.5)
+
+
+def test_a_peer_that_answers_twice_counts_once_and_is_named() -> None:
+    aggregator, ctx = fedavg(), of(1, sender=7)
+    aggregator.contribute_all(ctx, answers(1.0, 1, 2, 1))
+    aggregator.contribute_all(ctx, answers(9.0, 2, 3))
+    tensor, metadata = aggregator.aggregate(ctx)
+    assert metadata["contributors"] == 3
+    assert sorted(ctx.refused) == [PEERS[1], PEERS[2]]
+    assert str(PEERS[2]) in str(metadata["refused_why"])
+    assert "answered in this round already" in str(metadata["refused_why"])
+    np.testing.assert_allclose(tensor, 11 / 3, rtol=1e-6)

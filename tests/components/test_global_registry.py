@@ -22,12 +22,13 @@ from bbnode.components.peer_registry.client import (
     GlobalRegistryClientConfig,
     TooManyRegistries,
 )
-from bbnode.components.peer_registry.messages import Announcement, Cookie, UnusableMessage
+from bbnode.components.peer_registry.messages import Announcement, Cookie
 from bbnode.components.peer_registry.server import (
     GlobalRegistryServer,
     GlobalRegistryServerConfig,
     S,
 )
+from bbnode.components.wire_records import UnusableMessage
 from bbnode.engine import steps
 from bbnode.examples import registry as program
 from bbnode.ir.caps import MAX_PAGE_BYTES
@@ -57,6 +58,7 @@ class Context:
     self_peer: PeerId = SERVER
     source_peer: PeerId | None = None
     peer_class: str | None = None
+    plays_peer_class: bool = False
     include_self: bool = False
     execution: int = 1
     peers: Peers = field(default_factory=Peers)

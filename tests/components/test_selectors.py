@@ -61,6 +61,20 @@ def test_the_counter_of_draws_survives_a_restart() -> None:
     assert got + [second.sample(context, n=2) for _ in range(3)] == expected
 
 
+def test_peers_of_one_class_draw_apart_and_those_of_another_class_as_the_seed_says() -> None:
+    peers = Peers({"client": PEERS})
+
+    def drawn(plays: bool) -> set[PeerId]:
+        contexts = [
+            Context(self_peer=peer, peer_class="client", plays_peer_class=plays, peers=peers)
+            for peer in PEERS
+        ]
+        return {connected().sample(ctx, n=1)[0] for ctx in contexts}
+
+    assert len(drawn(plays=True)) > 1
+    assert len(drawn(plays=False)) == 1
+
+
 def test_too_few_peers_is_an_error_with_numbers() -> None:
     with pytest.raises(errors.NotEnoughPeers, match=r"3 client peer.*min_peers is 4") as caught:
         connected(min_peers=4).sample(CLIENTS, n=4)

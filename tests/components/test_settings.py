@@ -132,9 +132,9 @@ def test_every_setting_of_ours_that_sounds_like_a_path_is_marked() -> None:
 
 
 def test_the_page_runs() -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     scope: dict[str, object] = {"__name__": "docs"}
-    exec(compile(block, str(PAGE), "exec", dont_inherit=True), scope)
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, str(PAGE), "exec", dont_inherit=True), scope)
     config = scope["CodebookConfig"]
     assert isinstance(config, type)
     assert local_settings(config) == ("file", "service", "extra")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -16,14 +16,16 @@ from bbnode.components import (
     ArrayDataSource,
     ArrayDataSourceConfig,
     FedAvg,
+    HeldModel,
     Lora,
     MemoryDataSource,
     OnnxModelConfig,
     SklearnDataSource,
+    concrete,
     register_component,
     values,
 )
-from bbnode.dsl import BadArgument
+from bbnode.dsl import BackendSlot, BadArgument, Graph, ModelSlot, Output
 from bbnode.programs import FederatedSGD, FederatedTraining, GossipTraining, TrainingProgram
 from bbnode.sim import Network, SimNode
 from tests.components.fakes import CTX, onnx_model
@@ -236,6 +238,49 @@ def test_gradients_of_clients_are_steps_on_all_their_examples(tmp_path: Path) ->
     assert found[-1]["test_loss"] < found[0]["test_loss"]
 
 
+@register_component
+class LyingModel(HeldModel):
+    """A model whose gradients are what a liar says."""
+
+    TYPE_NAME = "test.LyingModel"
+    lie: ClassVar[np.ndarray] = np.zeros(0, np.float32)
+
+    def gradient(self, ctx: Any, batch: Any, target: Any) -> Any:
+        return self.lie, np.float32(0.5)
+
+
+@pytest.mark.parametrize("lie", ["nan", "infinite", "short"])
+def test_a_lying_gradient_is_refused_by_name_and_the_others_make_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    class Steps(FederatedSGD):
+        model = (FEATURES, CLASSES)
+        clients = 3
+        quorum = 3
+        evaluate = False
+
+    class Liar(Steps):
+        name = "Steps"
+
+        def held_model(self, slot: str) -> Any:
+            return ModelSlot(slot, concrete=concrete(LyingModel, self._config))
+
+    size = FEATURES * CLASSES + CLASSES
+    lies = {"nan": np.full(size, np.nan), "infinite": np.full(size, np.inf), "short": np.ones(1)}
+    monkeypatch.setattr(LyingModel, "lie", lies[lie].astype(np.float32))
+    net = Network(1)
+    server = net.add("server", compiled(Steps()), ["server"])
+    for i, program in enumerate((Steps, Steps, Liar)):
+        data = {"data": {"path": examples(tmp_path, f"c{i}", 20, seed=i)}}
+        net.add(f"client-{i}", compiled(program()), ["client"], config=data)
+    net.run_until_idle()
+    execution = server.invoke("server", {"tick": values.TRIGGER})
+    net.run_until_idle()
+    found = server.outputs(execution)
+    assert (found["stats"]["contributors"], found["stats"]["refused"]) == (2, 1)
+    assert np.isfinite(found["model"]).all()
+
+
 def test_metrics_of_clients_are_those_of_their_examples_pooled(tmp_path: Path) -> None:
     program = Training(evaluate="clients", metrics=("top2", "f1_macro", "accuracy", "perplexity"))
     net, server = network(program, tmp_path)
@@ -405,3 +450,62 @@ def test_a_model_of_tokens_has_an_int64_input() -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     compiled(Training(model=model, data="bbnode.ArrayDataSource"))
+
+
+# --- the steps of a round -------------------------------------------------------------------
+
+
+def test_deltas_make_the_same_model_as_weights(tmp_path: Path) -> None:
+    made = [
+        rounds(*network(Training(evaluate="none", deltas=deltas), tmp_path), 3)[-1]["model"]
+        for deltas in (False, True)
+    ]
+    np.testing.assert_allclose(made[1], made[0], rtol=0, atol=1e-6)
+
+
+def test_a_strategy_overrides_the_steps_that_it_changes(tmp_path: Path) -> None:
+    """Half of the way to the mean, from weights that are twice the server's."""
+
+    class Halfway(Training):
+        evaluate = "none"
+
+        def sent(self, g: Graph, peers: Output) -> Output:
+            weights = super().sent(g, peers)
+            return BackendSlot("compute").add(g, weights, weights)
+
+        def server_update(self, g: Graph, mean: Output, stats: Output) -> Output:
+            return BackendSlot("compute").mul(g, mean, g.constant(np.float32(0.5)))
+
+    alike = Training(evaluate="none")
+    half, whole = (rounds(*network(program, tmp_path), 1)[0] for program in (Halfway(), alike))
+    assert half["model"].shape == whole["model"].shape
+    assert not np.allclose(half["model"], whole["model"])
+
+
+@pytest.mark.parametrize(
+    "aggregator", ["bbnode.FedAvg", FedAvg, concrete(FedAvg, max_share=0.75)], ids=str
+)
+def test_an_aggregator_is_a_name_a_class_or_one_with_settings(
+    tmp_path: Path, aggregator: Any
+) -> None:
+    program = Training(evaluate="none", aggregator=aggregator)
+    net, server = network(program, tmp_path)
+    (found,) = rounds(net, server, 1)
+    assert found["stats"]["contributors"] == 3
+    settings = server.component("aggregator").config
+    assert settings.shape == (program.size,)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"aggregator": "bbnode.FedAvgg"}, "aggregator='bbnode.FedAvgg'.*did you mean"),
+        ({"aggregator": "bbnode.OnnxModel"}, "aggregator=.*has to be an Aggregator"),
+        ({"aggregator": 3}, "aggregator=3 has to be an Aggregator"),
+        ({"aggregator": concrete(HeldModel, OnnxModelConfig(model=b""))}, "aggregator=.*Aggreg"),
+        ({"deltas": 1}, "deltas=1 has to be true or false"),
+    ],
+)
+def test_wrong_parts_of_a_round_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadArgument, match=said):
+        Training(**given).build()

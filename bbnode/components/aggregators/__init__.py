@@ -1,0 +1,1 @@
+"""Aggregators: each is a rule that combines contributions; `collecting` checks and keeps these."""

@@ -1,0 +1,1 @@
+"""Codecs: tensors as shorter codes, with error feedback where a codec loses much."""

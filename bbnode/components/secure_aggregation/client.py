@@ -1,0 +1,151 @@
+"""`SecAggClient`: the client's side of secure aggregation, as a component.
+
+Rule: nothing of a round is ever saved. A client that restarts has dropped out of it: keys and
+masks are not used twice, and a snapshot holds no secret. Every method is offloaded, so that a
+record of a run holds the results, and a replay, which has no secrets, takes them from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from bbnode.components.contracts import OpContext, ProtocolComponent, offload
+from bbnode.components.registry import register_component
+from bbnode.components.secure_aggregation import ops as ops
+from bbnode.components.secure_aggregation.client_round import CLIENT_TYPE, ClientRound
+from bbnode.components.secure_aggregation.errors import (
+    NotMaskable,
+    RoundUnknown,
+    RoundViolated,
+)
+from bbnode.components.secure_aggregation.messages import ROUND_ID_BYTES
+from bbnode.components.secure_aggregation.plan import RoundPlan, SecAggConfig
+from bbnode.ir.decoding import shown
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import Metadata, Value
+
+Made = TypeVar("Made")
+
+
+@register_component
+class SecAggClient(ProtocolComponent):
+    """Masks this node's vectors, and helps to unmask the sums of all.
+
+    It takes part in one round of a server at a time: a new one ends the one before.
+    """
+
+    TYPE_NAME: ClassVar[str] = CLIENT_TYPE
+    Config: ClassVar[type] = SecAggConfig
+    config: SecAggConfig
+
+    def __init__(self, config: SecAggConfig) -> None:
+        super().__init__(config)
+        self._plan = RoundPlan.of(config)
+        self._rounds: dict[PeerId, tuple[bytes, ClientRound]] = {}  # by server, oldest first
+
+    @offload
+    def advertise_keys(self, ctx: OpContext, round: Value) -> bytes:
+        """Return the public keys of a round that the caller begins, signed by this node."""
+        round_id, digest = _head(round)
+        if digest != self._plan.digest:
+            raise RoundViolated(
+                "the server's round has other settings than this client's; run the same artifact"
+            )
+        server = self._server(ctx)
+        self._rounds.pop(server, None)
+        while len(self._rounds) >= self.config.max_rounds:
+            del self._rounds[next(iter(self._rounds))]
+        begun = ClientRound(self._plan, me=ctx.self_peer, server=server, round_id=round_id)
+        self._rounds[server] = round_id, begun
+        return self._step(ctx, lambda: begun.advertise(ctx.random_bytes, ctx.sign))
+
+    @offload
+    def share_keys(self, ctx: OpContext, listing: Value) -> bytes:
+        """Return a sealed letter for each neighbour, once the keys of all are checked."""
+        found, body = self._found(ctx, listing)
+        return self._step(ctx, lambda: found.share(body, ctx.random_bytes))
+
+    @offload(reads_only=True)
+    def current_round(self, ctx: OpContext) -> bytes:
+        """Return the id of the round under way with the caller."""
+        return self._known(ctx)[0]
+
+    @offload
+    def mask(
+        self, ctx: OpContext, mail: Value, tensor: Value, metadata: Metadata
+    ) -> tuple[Value, Metadata]:
+        """Return a vector under masks, uint8 [W (P + 1)], and metadata that says nothing.
+
+        `tensor` is [P] float32; `num_samples` of `metadata` is its weight.
+        """
+        found, body = self._found(ctx, mail)
+        weight = 1 if self.config.equal_weights else metadata.get("num_samples")
+        if isinstance(weight, bool) or not isinstance(weight, int):
+            raise NotMaskable(f"{self.TYPE_NAME}: num_samples is {shown(weight)}, no whole number")
+        if not isinstance(tensor, np.ndarray):
+            raise NotMaskable(f"{self.TYPE_NAME}: {shown(tensor)} is no tensor")
+        words = self._step(ctx, lambda: found.mask(body, tensor, weight, ctx.random_bytes))
+        return words.view(np.uint8), Metadata()
+
+    @offload
+    def confirm(self, ctx: OpContext, listing: Value) -> bytes:
+        """Return this node's signature of the list of survivors."""
+        found, body = self._found(ctx, listing)
+        return self._step(ctx, lambda: found.confirm(body, ctx.sign))
+
+    @offload
+    def reveal(self, ctx: OpContext, signatures: Value) -> bytes:
+        """Return a share of each neighbour, by the signed list of survivors; the round is over."""
+        found, body = self._found(ctx, signatures)
+        try:
+            return self._step(ctx, lambda: found.reveal(body))
+        finally:
+            self._rounds.pop(self._server(ctx), None)
+
+    def restore(self, data: bytes) -> None:
+        """Forget all rounds: what a node knew before it was restored is gone."""
+        super().restore(data)
+        self._rounds = {}
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _server(self, ctx: OpContext) -> PeerId:
+        if ctx.source_peer is None:
+            raise RoundViolated(f"{self.TYPE_NAME}: a step of a round that no server asked for")
+        return ctx.source_peer
+
+    def _known(self, ctx: OpContext) -> tuple[bytes, ClientRound]:
+        known = self._rounds.get(self._server(ctx))
+        if known is None:
+            raise RoundUnknown(
+                f"{self.TYPE_NAME}: no round with this server is under way: it is over, or this "
+                "node restarted and dropped out of it"
+            )
+        return known
+
+    def _found(self, ctx: OpContext, message: Value) -> tuple[ClientRound, bytes]:
+        round_id, body = _head(message)
+        known_id, known = self._known(ctx)
+        if known_id != round_id:
+            raise RoundUnknown(f"{self.TYPE_NAME}: the message is of another round of this server")
+        return known, body
+
+    def _step(self, ctx: OpContext, take: Callable[[], Made]) -> Made:
+        """Take a step; if it fails, this node drops out of the round and its secrets go."""
+        try:
+            return take()
+        except BaseException:
+            dropped = self._rounds.pop(self._server(ctx), None)
+            if dropped is not None:
+                dropped[1].forget()
+            raise
+
+
+def _head(message: Value) -> tuple[bytes, bytes]:
+    """Return the id of the round and the body of a message; raises RoundViolated."""
+    if not isinstance(message, bytes) or len(message) < ROUND_ID_BYTES:
+        raise RoundViolated(f"{shown(message)} is no message of a round")
+    return message[:ROUND_ID_BYTES], message[ROUND_ID_BYTES:]

@@ -1,0 +1,282 @@
+"""One round of the server, without any I/O.
+
+Rule: what a client says is checked, and a client whose answer is refused counts as one that dropped
+out. The server has no secret: it sees public keys, sealed letters, masked vectors and the shares
+that survivors reveal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bbnode.access.secrets import signed_as
+from bbnode.components.secure_aggregation import shamir
+from bbnode.components.secure_aggregation.client_round import (
+    CLIENT_TYPE,
+    own_purpose,
+    pair_purpose,
+)
+from bbnode.components.secure_aggregation.errors import (
+    RoundViolated,
+    TooFewClients,
+    UnmaskingFailed,
+)
+from bbnode.components.secure_aggregation.graph import MaskGraph
+from bbnode.components.secure_aggregation.masking import (
+    KEY_BYTES,
+    WeakKey,
+    add_mask,
+    agreed,
+    derived,
+    public_key,
+)
+from bbnode.components.secure_aggregation.messages import (
+    HASH_BYTES,
+    KEY,
+    LETTER_BYTES,
+    SEED,
+    SIGNATURE_BYTES,
+    Advert,
+    pack_adverts,
+    pack_by_peer,
+    pack_peers,
+    read_by_peer,
+    read_rows,
+    read_share,
+    signed_list,
+)
+from bbnode.components.secure_aggregation.plan import RoundPlan
+from bbnode.components.secure_aggregation.ring import Words
+from bbnode.ir.peer import PeerId
+
+Answers: TypeAlias = Iterable[tuple[PeerId, Any]]
+Refused: TypeAlias = dict[PeerId, str]
+
+# With it public keys are tried: of those that agree on nothing, no private key agrees on more.
+_ANY_PRIVATE_KEY: Final = bytes([8] * KEY_BYTES)
+# Sets of shares that are tried for a secret where one of them was a lie.
+_MOST_TRIES: Final = 64
+
+
+class ServerRound:
+    """The clients that are left in one round, and what they sent."""
+
+    def __init__(self, plan: RoundPlan, *, me: PeerId, round_id: bytes) -> None:
+        self._plan = plan
+        self.round_id = round_id
+        self._head = plan.head(me, round_id)
+        self._adverts: dict[PeerId, Advert] = {}
+        self._neighbours: dict[PeerId, list[PeerId]] = {}
+        self._points: dict[PeerId, int] = {}
+        self._letters: dict[PeerId, dict[PeerId, bytes]] = {}  # by sender, to receivers
+        self._sum: Words = np.zeros(plan.config.size + 1, plan.ring.dtype)
+        self._survivors: list[PeerId] = []
+
+    def take_keys(self, answers: Answers) -> tuple[bytes, Refused]:
+        """Take what clients advertise; return the list of all keys. Raises TooFewClients."""
+
+        def take(peer: PeerId, answer: Any) -> None:
+            lengths = (KEY_BYTES, KEY_BYTES, HASH_BYTES, SIGNATURE_BYTES)
+            rows = read_rows("its advertisement", answer, lengths, 1)
+            if len(rows) != 1:
+                raise RoundViolated("its advertisement is empty")
+            letters, pairs, seed_hash, signature = rows[0]
+            advert = Advert(
+                peer=peer, letters=letters, pairs=pairs, seed_hash=seed_hash, signature=signature
+            )
+            if not signed_as(CLIENT_TYPE, peer, advert.signed(self._head), signature):
+                raise RoundViolated("its keys are not signed by it, for this round")
+            for other in self._adverts.values():
+                if {letters, pairs, seed_hash} & {other.letters, other.pairs, other.seed_hash}:
+                    raise RoundViolated("another client has the same keys")
+            for key in (letters, pairs):
+                try:
+                    agreed(_ANY_PRIVATE_KEY, key)
+                except WeakKey as error:
+                    raise RoundViolated(str(error)) from error
+            self._adverts[peer] = advert
+
+        refused = _taken(answers, take)
+        self._enough("the exchange of keys", len(self._adverts), refused)
+        listing = pack_adverts(self._adverts.values())
+        seed = hashlib.sha256(self._head + listing).digest()
+        peers = sorted(self._adverts)
+        graph = MaskGraph(peers, self._plan.config.neighbours, seed)
+        self._neighbours = {peer: graph.neighbours(peer) for peer in peers}
+        self._points = {peer: at for at, peer in enumerate(peers, 1)}
+        return listing, refused
+
+    def take_letters(self, answers: Answers) -> Refused:
+        """Take the letters of clients to their neighbours. Raises TooFewClients."""
+
+        def take(peer: PeerId, answer: Any) -> None:
+            neighbours = self._neighbours[peer]
+            letters = read_by_peer("its mail", answer, LETTER_BYTES, len(neighbours))
+            if letters.keys() != set(neighbours):
+                raise RoundViolated("its letters are not to its neighbours")
+            self._letters[peer] = letters
+
+        refused = _taken(answers, take, self._adverts)
+        self._enough("the exchange of shares", len(self._letters), refused)
+        return refused
+
+    @property
+    def writers(self) -> list[PeerId]:
+        """The clients whose letters are there, sorted: those that are asked for their vectors."""
+        return sorted(self._letters)
+
+    def mail(self, peer: PeerId) -> bytes:
+        """Return the letters to one client. Raises RoundViolated."""
+        if peer not in self._letters:
+            raise RoundViolated(f"{peer} is no client of this round, or dropped out of it")
+        return pack_by_peer(
+            {
+                sender: self._letters[sender][peer]
+                for sender in self._neighbours[peer]
+                if sender in self._letters
+            }
+        )
+
+    def take_vectors(self, answers: Answers) -> tuple[bytes, Refused]:
+        """Sum up masked vectors; return the list of survivors. Raises TooFewClients."""
+        dtype, count = self._plan.ring.dtype, self._plan.config.size + 1
+
+        def take(peer: PeerId, answer: Any) -> None:
+            words = _bytes_of(answer)
+            if words is None or words.size != count * dtype.itemsize:
+                raise RoundViolated(
+                    f"its masked vector is not {count} words of {dtype.itemsize} bytes"
+                )
+            self._sum += words.view(dtype)
+            self._survivors.append(peer)
+
+        refused = _taken(answers, take, self._letters)
+        self._survivors.sort()
+        self._enough("the masked vectors", len(self._survivors), refused)
+        return pack_peers(self._survivors), refused
+
+    def take_signatures(self, answers: Answers) -> tuple[bytes, Refused]:
+        """Take what survivors signed; return all signatures. Raises TooFewClients."""
+        body = signed_list(self._head, self._survivors)
+        signatures: dict[PeerId, bytes] = {}
+
+        def take(peer: PeerId, answer: Any) -> None:
+            signature = bytes(answer) if isinstance(answer, bytes | memoryview) else b""
+            if not signed_as(CLIENT_TYPE, peer, body, signature):
+                raise RoundViolated("it did not sign the list of survivors")
+            signatures[peer] = signature
+
+        refused = _taken(answers, take, self._survivors)
+        self._enough("the consistency check", len(signatures), refused)
+        return pack_by_peer(signatures), refused
+
+    def unmask(self, answers: Answers) -> tuple[npt.NDArray[np.float32], int, Refused]:
+        """Take the shares that survivors reveal; return the weighted mean and the sum of weights.
+
+        Raises TooFewClients and UnmaskingFailed.
+        """
+        seeds: dict[PeerId, dict[int, int]] = defaultdict(dict)
+        keys: dict[PeerId, dict[int, int]] = defaultdict(dict)
+        revealed: list[PeerId] = []
+        survivors, gone = set(self._survivors), self._letters.keys() - set(self._survivors)
+
+        def take(peer: PeerId, answer: Any) -> None:
+            holders = {*self._neighbours[peer], peer}
+            rows = read_rows("its shares", answer, (-1, 1, shamir.SHARE_BYTES), len(holders))
+            found = [(of, kind, read_share("a share", raw)) for of, kind, raw in rows]
+            for of, kind, _ in found:
+                if of not in holders or kind != (SEED if of in survivors else KEY):
+                    raise RoundViolated("it revealed what it was not asked for")
+            for of, kind, share in found:
+                (seeds if kind == SEED else keys)[of][self._points[peer]] = share
+            revealed.append(peer)
+
+        refused = _taken(answers, take, self._survivors)
+        self._enough("the unmasking", len(revealed), refused)
+        words = self._sum
+        for peer in self._survivors:
+            seed_hash = self._adverts[peer].seed_hash
+            seed = self._recovered(peer, seeds[peer], _hash, seed_hash)
+            add_mask(words, derived(seed, own_purpose(self._head)), subtract=True)
+        for peer in sorted(gone):
+            left = survivors.intersection(self._neighbours[peer])
+            if not left:
+                continue
+            private = self._recovered(peer, keys[peer], public_key, self._adverts[peer].pairs)
+            for other in sorted(left):
+                shared = agreed(private, self._adverts[other].pairs)
+                purpose = pair_purpose(self._head, self._points, peer, other)
+                # What `other` added for itself is taken back.
+                add_mask(words, derived(shared, purpose), subtract=other < peer)
+        mean, total = self._plan.ring.mean(words, len(self._survivors))
+        return mean, total, refused
+
+    @property
+    def survivors(self) -> list[PeerId]:
+        """The clients whose vectors are in the sum, sorted."""
+        return list(self._survivors)
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _enough(self, step: str, left: int, refused: Refused) -> None:
+        if left < self._plan.threshold:
+            why = "; ".join(f"{peer}: {refused[peer]}" for peer in sorted(refused)[:4])
+            raise TooFewClients(step=step, left=left, needed=self._plan.threshold, why=why)
+
+    def _recovered(
+        self,
+        peer: PeerId,
+        shares: Mapping[int, int],
+        known_by: Callable[[bytes], bytes],
+        known: bytes,
+    ) -> bytes:
+        """Return a client's secret, of which something is known; try others for wrong shares."""
+        needed = self._plan.share_threshold
+        points = sorted(shares)
+        if len(points) < needed:
+            raise UnmaskingFailed(
+                f"{len(points)} of {needed} shares of {peer} are there: too many of its "
+                "neighbours dropped out; begin another round"
+            )
+        rotations = len(points) if len(points) > needed else 1
+        for first in range(min(rotations, _MOST_TRIES)):
+            tried = [points[(first + k) % len(points)] for k in range(needed)]
+            secret = shamir.recover({point: shares[point] for point in tried})
+            if secret is not None and known_by(secret) == known:
+                return secret
+        raise UnmaskingFailed(
+            f"the shares of {peer} do not give its secret back: it, or some who hold them, lied"
+        )
+
+
+def _taken(
+    answers: Answers,
+    take: Callable[[PeerId, Any], None],
+    expected: Iterable[PeerId] | None = None,
+) -> Refused:
+    """Take answers in PeerId order; return why some are refused."""
+    known = None if expected is None else set(expected)
+    refused: Refused = {}
+    for peer, answer in sorted(answers, key=lambda pair: pair[0]):
+        try:
+            if known is not None and peer not in known:
+                raise RoundViolated("it is no client of this step")
+            take(peer, answer)
+        except RoundViolated as error:
+            refused[peer] = str(error)
+    return refused
+
+
+def _hash(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()
+
+
+def _bytes_of(answer: Any) -> npt.NDArray[np.uint8] | None:
+    fits = isinstance(answer, np.ndarray) and answer.dtype == np.uint8 and answer.ndim == 1
+    return np.ascontiguousarray(answer) if fits else None

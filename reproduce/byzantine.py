@@ -1,0 +1,361 @@
+"""Robust aggregation against clients that lie: attacks, and the rules that withstand them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from bbnode.components import (
+    ArrayDataSource,
+    Bulyan,
+    Component,
+    FedAvg,
+    FLTrust,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    NormClipping,
+    OnnxModel,
+    OpContext,
+    TrimmedMean,
+    concrete,
+    register_component,
+)
+from bbnode.components.models.onnx_model import OnnxModelConfig
+from bbnode.dsl import ModelSlot
+from bbnode.ir.values import Metadata
+from bbnode.programs import FederatedTraining, FLTrustTraining
+from reproduce._daemons import beside_simulator, draw_curves, rounds_on_daemons
+from reproduce._data import Settings, digits, written
+from reproduce._federation import MAX_SHARE, Federation
+from reproduce.experiment import Cell, Claim, Experiment, Result, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CLIENTS = 20
+ROUNDS = 15
+CLASSES = 10
+ROOT_EXAMPLES = 100  # that the server of FLTrust trusts, as in its paper
+TRAINING: Mapping[str, Any] = {
+    "model": (64, 32, CLASSES), "clients": CLIENTS, "deltas": True, "batch": 8, "max_steps": 3,
+    "learning_rate": 0.7, "quorum": CLIENTS,
+}  # fmt: skip
+
+SIGN, NOISE, LABEL, LITTLE = "sign flip", "noise", "label flip", "a little is enough"
+STRENGTH = {
+    SIGN: 4.0,  # times the own move, backwards
+    NOISE: 10.0,  # the deviation of each coordinate
+    LITTLE: 1.5,  # deviations from the mean: z of Baruch et al., section 4
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackerConfig(OnnxModelConfig):
+    """Settings of `Attacker`.
+
+    Attributes:
+        attack: a key of `STRENGTH`; empty for an honest one.
+        draws: seed of the noise.
+        accomplices: files with the examples of each attacker: they tell each other theirs.
+    """
+
+    attack: str = ""
+    draws: int = 0
+    accomplices: tuple[str, ...] = ()
+
+
+@register_component
+class Attacker(OnnxModel):
+    """A model whose training ends at weights that are a lie."""
+
+    TYPE_NAME: ClassVar[str] = "reproduce.Attacker"
+    Config: ClassVar[type] = AttackerConfig
+
+    def __init__(self, config: AttackerConfig) -> None:
+        super().__init__(config)
+        self._attack, self._rng = config.attack, np.random.default_rng(config.draws)
+        plain = OnnxModelConfig(
+            **{each.name: getattr(config, each.name) for each in fields(OnnxModelConfig)}
+        )
+        self._workers = [(OnnxModel(plain), path) for path in config.accomplices]
+
+    def bind(self, dependencies: Mapping[str, Component]) -> None:
+        """Receive what it depends on; each of the accomplices' models has data of its own."""
+        super().bind(dependencies)
+        for model, path in self._workers:
+            data = ArrayDataSource(ArrayDataSource.Config(path=path))
+            model.bind({**dependencies, "data_source": data})
+
+    def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
+        """Train as an honest client does, and then lie."""
+        start = np.array(self.params(ctx))
+        told = super().train(ctx, epochs=epochs, batch=batch)
+        move = np.asarray(self.params(ctx)) - start
+        if not self._attack:
+            return told
+        if self._attack == SIGN:
+            move = -STRENGTH[SIGN] * move
+        elif self._attack == NOISE:
+            move = self._rng.normal(scale=STRENGTH[NOISE], size=move.shape)
+        else:
+            moves = []
+            for model, _ in self._workers:
+                model.load_parameters(ctx, start)
+                model.train(ctx, epochs=epochs, batch=batch)
+                moves.append(np.asarray(model.params(ctx)) - start)
+            move = np.mean(moves, axis=0) - STRENGTH[LITTLE] * np.std(moves, axis=0)
+        self.load_parameters(ctx, (start + move).astype(np.float32))
+        return told
+
+
+class Honest(FederatedTraining):
+    """Rounds of FedAvg; the name makes these programs versions of one."""
+
+    name = "Training"
+
+
+class Trusting(FLTrustTraining):
+    """Rounds of FLTrust."""
+
+    name = "Training"
+
+
+class Attacking(FederatedTraining):
+    """The program of an attacker: honest but for the model that it trains, if its node says so."""
+
+    name = "Training"
+
+    @property
+    def client_model(self) -> ModelSlot:
+        """The slot of the model that lies."""
+        return ModelSlot("local", concrete=concrete(Attacker, **vars(self._config)))
+
+
+def rules(byzantine: int) -> dict[str, Any]:
+    """Return the aggregators for so many attackers; None where they are too many for one."""
+    return {
+        "FedAvg": FedAvg,
+        "Median": Median,
+        "TrimmedMean": concrete(TrimmedMean, byzantine=byzantine),
+        "Krum": concrete(Krum, byzantine=byzantine),
+        "MultiKrum": concrete(MultiKrum, byzantine=byzantine),
+        "Bulyan": concrete(Bulyan, byzantine=byzantine) if 4 * byzantine + 3 <= CLIENTS else None,
+        "GeometricMedian": GeometricMedian,
+        "NormClipping": NormClipping,
+        "FLTrust": FLTrust,
+    }
+
+
+class Trial:
+    """The files of one seed, and runs with them."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        examples = digits(folder, seed)
+        stored = np.load(examples.train)
+        x, y = stored["x"], stored["y"]
+        order = np.random.default_rng(seed).permutation(len(y))
+        root, rest = order[:ROOT_EXAMPLES], order[ROOT_EXAMPLES:]
+        parts = np.array_split(rest, CLIENTS)
+        self.seed, self.test = seed, examples.tested
+        self.root = {"path": str(written(folder, "root", x[root], y[root]))}
+        self.honest: list[Settings] = []
+        self.flipped: list[Settings] = []
+        for i, at in enumerate(parts):
+            self.honest.append({"path": str(written(folder, f"c{i}", x[at], y[at]))})
+            wrong = CLASSES - 1 - y[at]  # as Yin et al., section 7, have it
+            self.flipped.append({"path": str(written(folder, f"f{i}", x[at], wrong))})
+        self.attacking = Attacking(**TRAINING, seed=seed)
+
+    def accuracy(self, aggregator: Any, attack: str = "", attackers: int = 0) -> float:
+        """Train with a rule, and the first clients as attackers; return the last accuracy."""
+        base = Trusting if aggregator is FLTrust else Honest
+        clients: list[dict[str, Settings]] = [{"data": data} for data in self.honest]
+        for i in range(attackers):
+            if attack == LABEL:
+                clients[i] = {"data": self.flipped[i]}
+                continue
+            told: Settings = {"attack": attack, "draws": self.seed * CLIENTS + i}
+            if attack == LITTLE:
+                told["accomplices"] = [each["path"] for each in self.honest[:attackers]]
+            clients[i]["local"] = told
+        server = {"test": self.test}
+        if base is Trusting:
+            server["data"] = self.root
+        lying = range(0 if attack == LABEL else attackers)
+        program = base(**TRAINING, aggregator=aggregator, seed=self.seed)
+        others = dict.fromkeys(lying, self.attacking)
+        federation = Federation(program, clients, server, seed=self.seed, others=others)
+        *_, last = federation.rounds(ROUNDS)
+        return float(last["accuracy"])
+
+
+DAEMONS = 10
+LYING = 3
+DAEMON_ROUNDS = 6
+
+
+def on_daemons(seed: int) -> Result:
+    """Flip the signs of three of ten daemons' moves, against a mean and two rules."""
+    given = {**TRAINING, "clients": DAEMONS, "quorum": DAEMONS}
+    found = {}
+    with TemporaryDirectory() as folder:
+        examples = digits(Path(folder), seed)
+        ways: list[tuple[str, int, type[Component], Settings]] = [
+            ("FedAvg, no attacker", 0, FedAvg, MAX_SHARE),
+            ("FedAvg", LYING, FedAvg, MAX_SHARE),
+            ("Median", LYING, Median, {}),
+            ("MultiKrum", LYING, MultiKrum, {"byzantine": LYING}),
+        ]
+        for name, lying, rule, settings in ways:
+            clients: list[dict[str, Settings]] = []
+            for number, share in enumerate(examples.shares(DAEMONS, "iid", seed=seed)):
+                lies: Settings = {"attack": SIGN} if number < lying else {}
+                clients.append({"data": share, "local": lies})
+            server = {"test": examples.tested, "aggregator": settings}
+            arguments = {**given, "aggregator": rule.TYPE_NAME}
+            both = (
+                rounds_on_daemons(
+                    "reproduce.byzantine:Attacking", arguments, clients, server, DAEMON_ROUNDS
+                ),
+                Federation(Attacking(**arguments), clients, server, seed=seed).rounds(
+                    DAEMON_ROUNDS
+                ),
+            )
+            real, simulated = ([float(each["accuracy"]) for each in way] for way in both)
+            found[name] = real, simulated
+    table, same = beside_simulator(found)
+    last = {name: real[-1] for name, (real, _) in found.items()}
+    held = Claim(
+        f"sign flip by {LYING} of {DAEMONS}: the mean loses more than every robust rule",
+        last["FedAvg"] < min(last["Median"], last["MultiKrum"]),
+        ", ".join(f"{name} {value:.3f}" for name, value in last.items()),
+    )
+    return Result([table], [held, same], lambda figure: draw_curves(figure, found))
+
+
+Found = dict[tuple[int, str], dict[str, float | None]]
+
+
+def run(seed: int) -> Result:
+    """Run every rule against every attack, with a tenth and with three tenths of attackers."""
+    found: Found = {}
+    with TemporaryDirectory() as folder:
+        trial = Trial(Path(folder), seed)
+        found[0, "none"] = {name: trial.accuracy(rule) for name, rule in rules(2).items()}
+        for attackers in (2, 6):
+            for attack in (SIGN, NOISE, LABEL, LITTLE):
+                found[attackers, attack] = {
+                    name: None if rule is None else trial.accuracy(rule, attack, attackers)
+                    for name, rule in rules(attackers).items()
+                }
+    rows: list[list[Cell]] = [
+        [f"{attackers} of {CLIENTS}", attack, *cells.values()]
+        for (attackers, attack), cells in found.items()
+    ]
+    columns = ["attackers", "attack", *found[0, "none"]]
+    tables = [Table(f"accuracy after {ROUNDS} rounds", columns, rows), beside_yin(found)]
+    return Result(tables, claims(found), lambda figure: draw(figure, found))
+
+
+def lost(found: Found, key: tuple[int, str], rule: str) -> float:
+    """Return the points of accuracy that an attack costs a rule."""
+    clean, attacked = found[0, "none"][rule], found[key][rule]
+    assert clean is not None
+    assert attacked is not None
+    return 100 * (clean - attacked)
+
+
+def beside_yin(found: Found) -> Table:
+    """Return what flipped labels cost, beside the paper's figures."""
+    names = ("FedAvg", "Median", "TrimmedMean")
+    ours: list[list[Cell]] = [
+        [f"ours, {n} of {CLIENTS}", *(lost(found, (n, LABEL), name) for name in names)]
+        for n in (2, 6)
+    ]
+    theirs: list[list[Cell]] = [
+        ["Yin et al., table 2: linear, 2 of 40", 88.0 - 76.8, 88.0 - 87.2, 88.0 - 86.9],
+        ["Yin et al., table 3: CNN, 1 of 10", 94.3 - 77.3, 94.3 - 87.4, 94.3 - 90.7],
+    ]
+    return Table("points of accuracy that flipped labels cost", ["", *names], [*ours, *theirs])
+
+
+def claims(found: Found) -> list[Claim]:
+    """Return what the papers say, and what was found."""
+
+    def costs(key: tuple[int, str], names: list[str]) -> str:
+        return ", ".join(f"{name} {lost(found, key, name):.1f}" for name in names)
+
+    made = []
+    for n in (2, 6):
+        held = ["Median", "TrimmedMean", "Krum", "MultiKrum", "GeometricMedian", "FLTrust"]
+        held += ["Bulyan"] if n == 2 else []
+        for attack in (SIGN, NOISE):
+            key = n, attack
+            made.append(
+                Claim(
+                    f"{attack} by {n} of {CLIENTS}: the mean loses more than every robust rule "
+                    "(Blanchard et al., section 5; El Mhamdi et al.)",
+                    lost(found, key, "FedAvg") > max(lost(found, key, name) for name in held),
+                    "points: " + costs(key, ["FedAvg", *held]),
+                )
+            )
+    names = ["Median", "TrimmedMean", "MultiKrum"]
+    made.append(
+        Claim(
+            "a little is enough: 6 attackers cost the rules that look at order and distance more "
+            "than they cost the mean (Baruch et al., section 4)",
+            all(lost(found, (6, LITTLE), n) > lost(found, (6, LITTLE), "FedAvg") for n in names),
+            "points: " + costs((6, LITTLE), ["FedAvg", *names]),
+        )
+    )
+    attacks = (SIGN, NOISE, LABEL, LITTLE)
+    made.append(
+        Claim(
+            "FLTrust loses 5 points at most against 6 attackers, whatever they do (Cao et al.)",
+            all(lost(found, (6, attack), "FLTrust") <= 5 for attack in attacks),
+            "points: "
+            + ", ".join(f"{each} {lost(found, (6, each), 'FLTrust'):.1f}" for each in attacks),
+        )
+    )
+    return made
+
+
+def draw(figure: Figure, found: Found) -> None:
+    """Draw accuracies as two maps, attacks by rules."""
+    panels = figure.subplots(2, 1, sharex=True)
+    names = list(found[0, "none"])
+    for axes, attackers in zip(panels, (2, 6), strict=True):
+        keys = [(0, "none"), *(key for key in found if key[0] == attackers)]
+        cells = np.array([[found[key][name] for name in names] for key in keys], float)
+        axes.imshow(cells, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto")
+        for row, values in enumerate(cells):
+            for column, value in enumerate(values):
+                told = "-" if np.isnan(value) else f"{100 * value:.0f}"
+                axes.text(column, row, told, ha="center", va="center", fontsize=8)
+        axes.set_yticks(range(len(keys)), [attack for _, attack in keys], fontsize=8)
+        axes.set_xticks(range(len(names)), names, fontsize=6)
+        axes.set_title(f"{attackers} attackers of {CLIENTS}: accuracy, %", fontsize=9)
+        axes.grid(visible=False)
+
+
+EXPERIMENT = Experiment(
+    paper=(
+        "Blanchard et al., 2017, arXiv:1703.02757; Yin et al., 2018, arXiv:1803.01498, tables 2 "
+        "and 3; El Mhamdi et al., 2018, arXiv:1802.07927; Pillutla et al., 2019, arXiv:1912.13445; "
+        "Baruch et al., 2019, arXiv:1902.06156; Cao et al., 2021, arXiv:2012.13995"
+    ),
+    says=(
+        "20 clients with equal shares of scikit-learn's digits (the papers: MNIST and CIFAR-10, 10 "
+        "to 100 clients), of which 2 or 6 attack in four ways, against nine aggregators"
+    ),
+    page="docs/methods/robust.md",
+    run=run,
+    on_daemons=on_daemons,
+)

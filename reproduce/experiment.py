@@ -1,0 +1,127 @@
+"""One experiment: its tables, the claims that they have to bear out, and its figure.
+
+Rule: figures are computed here and never typed in; what stands in a paper is named as the paper's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROOT: Final = Path(__file__).parents[1]
+FIGURES: Final = ROOT / "docs" / "methods" / "figures"
+
+Cell: TypeAlias = str | int | float | None
+
+
+class UnknownExperiment(Exception):
+    """There is no experiment of that name."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of an experiment, ours beside the reference.
+
+    A number may be an int or a float, which is shown with four digits; None is shown as "-".
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a row has another length than the columns."""
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{self.title}: {list(row)} has not one cell a column")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing that the paper says, and if this run shows it; `figures` are what it rests on."""
+
+    text: str
+    holds: bool
+    figures: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run; `draw` draws its figure."""
+
+    tables: Sequence[Table]
+    claims: Sequence[Claim]
+    draw: Callable[[Figure], None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return tables and claims as JSON has them."""
+        return {
+            "tables": [asdict(table) for table in self.tables],
+            "claims": [asdict(claim) | {"holds": bool(claim.holds)} for claim in self.claims],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A paper's experiment.
+
+    Attributes:
+        paper: authors, year, identifier, and the table or figure that is reproduced.
+        says: one line: what is run, with which data, and where it is smaller than the paper's.
+        page: the page of the docs that shows its figure, from the root of the repository.
+        run: takes a seed.
+        on_daemons: the same, smaller, on daemons of this machine, where there is such a run.
+    """
+
+    paper: str
+    says: str
+    page: str
+    run: Callable[[int], Result]
+    on_daemons: Callable[[int], Result] | None = None
+
+
+def names() -> list[str]:
+    """Return the names of all experiments."""
+    found = (each.name for each in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return sorted(name for name in found if name != "experiment" and not name.startswith("_"))
+
+
+def load(name: str) -> Experiment:
+    """Return the experiment of that name; UnknownExperiment."""
+    if name not in names():
+        raise UnknownExperiment(f"no experiment {name!r}; there is: {', '.join(names())}")
+    made = importlib.import_module(f"reproduce.{name}").EXPERIMENT
+    if not isinstance(made, Experiment):
+        raise TypeError(f"reproduce/{name}.py: EXPERIMENT is no Experiment")
+    return made
+
+
+def save_figure(result: Result, path: Path) -> None:
+    """Draw the figure into an SVG file, the same bytes for the same numbers."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    settings: dict[Any, Any] = {
+        "svg.hashsalt": "bbnode",
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.alpha": 0.3,
+    }
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=(7.2, 4.0), layout="constrained", facecolor="white")
+        result.draw(figure)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    # matplotlib ends lines of paths with spaces, which editors and diffs take offence at.
+    path.write_text(re.sub(r" +$", "", path.read_text("utf-8"), flags=re.MULTILINE), "utf-8")

@@ -1,0 +1,107 @@
+"""Papers' experiments: each is listed with a page that shows its figure, and its claims hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bbnode.ir.errors import EnvironmentFault
+from reproduce import __main__ as command
+from reproduce import experiment
+from reproduce.experiment import Claim, Experiment, Result, Table
+
+NAMES = experiment.names()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_page_shows_its_figure_and_the_command(name: str) -> None:
+    made = experiment.load(name)
+    page = experiment.ROOT / made.page
+    text = page.read_text("utf-8")
+    assert f"](figures/{name}.svg)" in text
+    assert f"./scripts/reproduce {name}" in text
+    assert (experiment.FIGURES / f"{name}.svg").is_file()
+    assert made.paper
+    assert "\n" not in made.says
+
+
+def test_there_is_no_figure_of_an_experiment_that_is_not() -> None:
+    assert {path.stem for path in experiment.FIGURES.glob("*.svg")} == set(NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", NAMES)
+def test_its_claims_hold(name: str) -> None:
+    try:
+        result = experiment.load(name).run(0)
+    except EnvironmentFault as error:  # a text or a library that no extra brings
+        pytest.skip(str(error))
+    assert result.claims
+    assert [f"{each.text} ({each.figures})" for each in result.claims if not each.holds] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", [name for name in NAMES if experiment.load(name).on_daemons])
+def test_its_claims_hold_on_daemons(name: str) -> None:
+    run = experiment.load(name).on_daemons
+    assert run is not None
+    claims = run(0).claims
+    assert claims
+    assert [f"{each.text} ({each.figures})" for each in claims if not each.holds] == []
+
+
+@pytest.fixture
+def coin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for an experiment, whose claim holds for even seeds."""
+
+    def run(seed: int) -> Result:
+        table = Table("coin", ["seed", "share", "paper"], [[seed, seed / 3, None]])
+        claims = [Claim("it is even", seed % 2 == 0, f"seed {seed}")]
+        return Result([table], claims, lambda figure: figure.subplots().plot([0, seed]))
+
+    made = Experiment(paper="Nobody, 2000", says="a coin", page="README.md", run=run)
+    monkeypatch.setattr(command, "load", lambda _: made)
+
+
+@pytest.mark.parametrize(("seed", "code", "said"), [(2, 0, "holds: "), (1, 1, "FAILS: ")])
+def test_the_exit_code_says_if_every_claim_holds(
+    coin: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int, code: int, said: str
+) -> None:
+    files = [tmp_path / "a.json", tmp_path / "a.svg", tmp_path / "b.svg"]
+    for figure in files[1:]:
+        arguments = ["coin", "--seed", str(seed), "--json", str(files[0]), "--figure", str(figure)]
+        assert command.main(arguments) == code
+    assert f"{said}it is even (seed {seed})" in capsys.readouterr().out
+    assert json.loads(files[0].read_text())["tables"][0]["rows"] == [[seed, seed / 3, None]]
+    assert files[1].read_bytes() == files[2].read_bytes()
+
+
+def test_an_unknown_name_is_refused_with_those_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command.main(["mcmahan2071"]) == 2
+    assert "error: no experiment 'mcmahan2071'" in capsys.readouterr().err
+
+
+def test_an_experiment_that_has_no_run_on_daemons_says_which_have(
+    coin: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["coin", "--daemons"]) == 2
+    assert "coin runs in the simulator alone; --daemons is of" in capsys.readouterr().err
+
+
+def test_the_page_of_methods_lists_each() -> None:
+    text = (experiment.ROOT / "docs" / "methods" / "README.md").read_text("utf-8")
+    listed = re.findall(r"^\| `(\w+)` .*\]\((\S+)\) \|$", text, re.MULTILINE)
+    pages = [(name, Path(experiment.load(name).page).name) for name in NAMES]
+    assert sorted(listed) == pages
+
+
+def test_a_row_that_lacks_a_cell_is_refused() -> None:
+    with pytest.raises(ValueError, match="has not one cell a column"):
+        Table("t", ["a", "b"], [[1]])
