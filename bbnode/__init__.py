@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from bbnode.api.errors import NodeNotReady as NodeNotReady
     from bbnode.api.errors import NodeStopped as NodeStopped
     from bbnode.api.errors import WaitTimeout as WaitTimeout
+    from bbnode.api.indexes import Collection as Collection
+    from bbnode.api.indexes import NodeIndex as NodeIndex
+    from bbnode.api.indexes import NoSuchIndex as NoSuchIndex
+    from bbnode.api.indexes import index_of as index_of
+    from bbnode.api.indexes import open_index as open_index
     from bbnode.api.methods import AsyncMethods as AsyncMethods
     from bbnode.api.on_trio import TrioNode as TrioNode
     from bbnode.api.outcome import ExecutionFailed as ExecutionFailed

@@ -14,6 +14,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Hundreds of tests start processes: without bytecode each compiles the whole package again, which
+# is a fifth of the start of a daemon.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 hypothesis.settings.register_profile(
     "bbnode",
     derandomize=True,

@@ -151,6 +151,10 @@ class BlockingMethods(ABC):
         """Return the slots with a model."""
         return cast("answers.ModelList", self._ask("GET", "/v1/models"))
 
+    def installed(self) -> answers.TargetList:
+        """Return the installed targets, each with its inputs and their types."""
+        return cast("answers.TargetList", self._ask("GET", "/v1/targets"))
+
     def model(self, slot: str) -> bytes:
         """Return the model of a slot with its weights, as the bytes of an ONNX file.
 

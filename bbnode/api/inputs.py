@@ -20,9 +20,12 @@ from bbnode.ir import types
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
-from bbnode.ir.values import TRIGGER, Trigger, Value, type_of
+from bbnode.ir.values import TRIGGER, MetadataVec, Trigger, Value, metadata_of, type_of
 
-_EXPECTED = 'give an array, a number or true and false, lists of them, a text, bytes, or "trigger"'
+_EXPECTED = (
+    'give an array, a number or true and false, lists of them, a text, bytes, "trigger", a dict '
+    "for Metadata, or a list of dicts for a MetadataVec"
+)
 
 
 def named(inputs: Any) -> Mapping[str, Any]:
@@ -48,6 +51,12 @@ def to_values(
 
 def to_value(name: str, given: Any, declared: TypeNode | None) -> Value:
     """Return one input as a value of a program. Raises InputRefused."""
+    try:
+        made = metadata_of(given, declared)
+    except BbnodeError as error:
+        raise InputRefused(f"input {name!r}: {error}") from error
+    if made is not None:
+        return made
     match given:
         case np.ndarray() | np.generic():
             return _array(name, np.asarray(given))
@@ -82,7 +91,7 @@ def to_json(name: str, given: Any) -> Any:
         case np.ndarray() | np.generic():
             array = _array(name, np.asarray(given))
             if array.dtype == object:
-                return array.tolist()
+                return array.tolist() if array.ndim else {"text": array.item()}
             stream = io.BytesIO()
             np.save(stream, array, allow_pickle=False)
             return {"npy": base64.b64encode(stream.getvalue()).decode("ascii")}
@@ -92,6 +101,10 @@ def to_json(name: str, given: Any) -> Any:
             return _lists(given)
         case PeerId():
             return {"text": str(given)}
+        case Mapping():
+            return dict(given)
+        case MetadataVec():
+            return [dict(each) for each in given]
         case str():
             return {"text": given}
         case bytes() | bytearray() | memoryview():

@@ -151,6 +151,10 @@ class AsyncMethods(ABC):
         """Return the slots with a model."""
         return cast("answers.ModelList", await self._ask("GET", "/v1/models"))
 
+    async def installed(self) -> answers.TargetList:
+        """Return the installed targets, each with its inputs and their types."""
+        return cast("answers.TargetList", await self._ask("GET", "/v1/targets"))
+
     async def model(self, slot: str) -> bytes:
         """Return the model of a slot with its weights, as the bytes of an ONNX file.
 

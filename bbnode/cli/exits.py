@@ -33,6 +33,13 @@ _CODES: dict[str, int] = {
     "bbnode.ir.errors.EnvironmentFault": FAILURE,
     "bbnode.ir.errors.PeerError": FAILURE,
     # Exceptions from their family's code.
+    # Nodes meet these in programs; on the command line they are of what was typed.
+    "bbnode.components.indexes.errors.FilterRefused": USAGE,
+    "bbnode.components.indexes.errors.InvalidSearch": USAGE,
+    "bbnode.components.indexes.errors.ItemRefused": USAGE,
+    "bbnode.components.indexes.errors.NotTrained": USAGE,
+    "bbnode.components.indexes.errors.VectorRefused": USAGE,
+    "bbnode.components.indexes.errors.WrongDimensions": USAGE,
     "bbnode.daemon.control.errors.AlreadyRunning": FAILURE,
     "bbnode.daemon.control.errors.ControlProtocolError": FAILURE,
     "bbnode.daemon.control.errors.ControlTimeout": TIMEOUT,

@@ -86,6 +86,12 @@ def report(told: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
         output.note(output.cell(f"without {peer}: {reason}"))
     for failure in told["failures"]:
         output.note(output.cell(failure_text(failure)))
+    coded = told.get("coded") or {}
+    if coded.get("raw_bytes"):
+        output.note(
+            f"codecs: {coded['raw_bytes']} bytes of tensors as {coded['code_bytes']} "
+            f"({coded['code_bytes'] / coded['raw_bytes']:.1%})"
+        )
     if told.get("left_out"):
         output.note(f"{told['left_out']} more values or failures were not kept")
     if told["ok"] is None and waited_s:
@@ -137,9 +143,11 @@ def value_lines(value: Value) -> list[str]:
         case values.Metadata():
             return [output.cell(dict(value))]
         case values.SearchResults():
-            return [", ".join(f"{number} (distance {far:.6g})" for number, far in value) or "-"]
+            return _result_lines(value)
         case values.PeerIdVec() | values.AddressVec():
             return [output.cell(list(value))]
+        case values.MetadataVec():
+            return [f"{len(value)} items", *(f"  {output.cell(dict(each))}" for each in value)]
         case values.ResponseBatch():
             lines = [f"answers: {len(value.responses)}, missing: {len(value.missing)}"]
             for peer, answer in value.responses:
@@ -162,6 +170,19 @@ def value_lines(value: Value) -> list[str]:
         case values.Trigger():
             return ["trigger"]
     return [output.cell(str(value))]
+
+
+def _result_lines(found: Any) -> list[str]:
+    """Return the hits of each query of a search, a line each."""
+    lines = [f"{len(found)} found"]
+    for query in range(found.queries):
+        if found.ids.ndim == 2:
+            lines.append(f"  query {query}:")
+        for hit in found.hits(query):
+            said = f" {output.cell(dict(hit.metadata))}" if hit.metadata else ""
+            by = f" (of {hit.sender})" if hit.sender else ""
+            lines.append(f"  {hit.id}  distance {hit.distance:.6g}{said}{by}")
+    return lines
 
 
 def _array_lines(array: Any) -> list[str]:

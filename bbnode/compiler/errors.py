@@ -486,7 +486,10 @@ class IncompatibleStorageOnEdge(CompileError, AuthorError):
     received: str
 
     MESSAGE = "{send_node!r} sends {sent!r}, but {recv_node!r} hands it on as {received!r}"
-    MEND = "Put a Codec (or a Cast) from {sent!r} to {received!r} between them"
+    MEND = (
+        "Put a Codec (or a Cast) from {sent!r} to {received!r} between them; `codec=` of the port "
+        "encodes and decodes"
+    )
 
 
 # --- slots and bindings ---------------------------------------------------------------------

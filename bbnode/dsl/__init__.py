@@ -20,6 +20,7 @@ from bbnode.dsl.core.graph import After as After
 from bbnode.dsl.core.graph import Graph as Graph
 from bbnode.dsl.core.graph import Output as Output
 from bbnode.dsl.core.graph import Request as Request
+from bbnode.dsl.core.graph import ResultsOutput as ResultsOutput
 from bbnode.dsl.core.module import Module as Module
 from bbnode.dsl.core.module import ModuleCall as ModuleCall
 from bbnode.dsl.core.module import ModuleOutputs as ModuleOutputs

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, cast
 
-from bbnode.dsl.core.graph import After, Graph, Output, ResultsOutput
+from bbnode.dsl.core.graph import After, AnswersOutput, Graph, Output, ResultsOutput
 from bbnode.dsl.core.names import check_class, check_name
 from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.core.slot import Slot
@@ -66,6 +66,26 @@ class ModelSlot(Slot):
         """
         return cast(Pair, self.op(g, "Gradient", batch, target, after=after))
 
+    def gradient_with_input(
+        self, g: Graph, batch: Output, target: Output, *, after: After = None
+    ) -> tuple[Output, Output, Output]:
+        """As `gradient`, and by the batch too: (float32 [P], float32 like the batch, float32 []).
+
+        Of a model as it is evaluated. Who made the batch goes on with the second by `pull_back`.
+        """
+        made = self.op(g, "GradientWithInput", batch, target, after=after)
+        return cast("tuple[Output, Output, Output]", made)
+
+    def pull_back(
+        self, g: Graph, batch: Output, grad: Output, *, to_input: bool = False, after: After = None
+    ) -> Pair:
+        """Pull a gradient by what `forward` makes of a batch back: (float32 [P], by the batch).
+
+        Unlike `backward` it keeps nothing, so that several executions may be between their
+        `forward` and this. Without `to_input` the second is empty, float32 [0].
+        """
+        return cast(Pair, self.op(g, "PullBack", batch, grad, to_input=int(to_input), after=after))
+
     def set_learning_rate(self, g: Graph, rate: Output, *, after: After = None) -> Output:
         """Take `rate`, float32 [], for all steps from now on; a CommandId."""
         return cast(Output, self.op(g, "SetLearningRate", rate, after=after))
@@ -85,6 +105,25 @@ class ModelSlot(Slot):
     def train(self, g: Graph, *, epochs: int = 1, batch: int = 32, after: After = None) -> Output:
         """Train on the bound DataSource; Metadata with `num_samples`, `loss` and `steps`."""
         return cast(Output, self.op(g, "Train", epochs=epochs, batch=batch, after=after))
+
+    def train_adjusted(
+        self, g: Graph, anchor: Output | None = None, correction: Output | None = None, *,
+        epochs: int = 1, batch: int = 32, proximal: float = 0.0, frozen: str = "",
+        after: After = None,
+    ) -> Pair:  # fmt: skip
+        """Train as `train`, with `proximal` (w - `anchor`) + `correction` added to each gradient.
+
+        `anchor` [P], without one the parameters that the training begins with, and `correction` [P]
+        are vectors like the parameters. Parameters that `frozen` names, one a line, stay. Returns
+        the Metadata of `train`, and float32 [3]: the steps made, the sum of their learning rates,
+        and the part of the epochs that was done, which is below 1 where a node's `max_steps` or
+        `max_train_s` ended the training.
+        """
+        made = self.op(
+            g, "TrainAdjusted", anchor, correction,
+            epochs=epochs, batch=batch, proximal=proximal, frozen=frozen, after=after,
+        )  # fmt: skip
+        return cast(Pair, made)
 
 
 class AggregatorSlot(Slot):
@@ -161,9 +200,7 @@ class CodecSlot(Slot):
     """Compresses tensors, e.g. before they are sent.
 
     ```python
-    codec = CodecSlot("codec")
-    received = g.net_out("update", server, codec.encode(g, update))
-    restored = codec.decode(g, received)
+    update = g.net_out("update", server, update, codec=CodecSlot("codec"))
     ```
     """
 
@@ -176,6 +213,16 @@ class CodecSlot(Slot):
     def decode(self, g: Graph, code: Output, *, after: After = None) -> Output:
         """A code to the tensor that it stands for, as exactly as the codec can."""
         return cast(Output, self.op(g, "Decode", code, after=after))
+
+    def decode_all(
+        self, g: Graph, responses: Output, *, parts: str = "", after: After = None
+    ) -> AnswersOutput:
+        """Answers that are codes to the same ones decoded; a peer whose code is refused is missing.
+
+        `parts` says which parts of answers that are bundles are codes, as "10" of two parts says
+        it of the first. `respond(…, codec=…)` of a request records it.
+        """
+        return cast(AnswersOutput, self.op(g, "DecodeAll", responses, parts=parts, after=after))
 
     def train(self, g: Graph, training: Output, *, after: After = None) -> Output:
         """Fit the codebook to examples [N, …]; a CommandId."""
@@ -197,17 +244,39 @@ class IndexSlot(Slot):
 
     ROLE: ClassVar[str] = "Index"
 
-    def add(self, g: Graph, vector: Output, *, after: After = None) -> Output:
-        """Store a vector [D]; its id, a CommandId."""
-        return cast(Output, self.op(g, "Add", vector, after=after))
+    def add(
+        self, g: Graph, vector: Output, metadata: Output | None = None, id: Output | None = None, *,  # noqa: A002
+        after: After = None,
+    ) -> Output:  # fmt: skip
+        """Store one vector [D] or several [N, D]; their ids, int64 [] or [N], which `remove` takes.
 
-    def search(self, g: Graph, query: Output, *, k: int = 10, after: After = None) -> ResultsOutput:
-        """The k nearest to `query` [D], nearest first, as SearchResults: `.ids`, `.distances`."""
-        return cast(ResultsOutput, self.op(g, "Search", query, k=k, after=after))
+        Args:
+            g: the Graph.
+            vector: float32.
+            metadata: of each vector, a MetadataVec.
+            id: of each vector, int64 [] or [N]; one that the index holds is replaced. Without it
+                the index numbers them.
+            after: as everywhere.
+        """
+        return cast(Output, self.op(g, "Add", vector, metadata, id, after=after))
+
+    def search(
+        self, g: Graph, query: Output, where: Output | None = None, *,
+        k: int = 10, after: After = None,
+    ) -> ResultsOutput:  # fmt: skip
+        """The k nearest to `query` [D], or to each of [Q, D], nearest first, as SearchResults.
+
+        `where`, a Metadata, says which items count: `{"language": "en", "year >=": 2020}`.
+        """
+        return cast(ResultsOutput, self.op(g, "Search", query, where, k=k, after=after))
 
     def remove(self, g: Graph, item: Output, *, after: After = None) -> Output:
-        """Forget the vector with this id; a CommandId."""
+        """Forget the vectors with these ids, as `add` gave them; a CommandId."""
         return cast(Output, self.op(g, "Remove", item, after=after))
+
+    def centroids(self, g: Graph, *, n: int = 16, after: After = None) -> Output:
+        """Up to n centres of what it holds, float32 [C, 1 + D]; a row begins with its items."""
+        return cast(Output, self.op(g, "Centroids", n=n, after=after))
 
     def train(self, g: Graph, training: Output, *, after: After = None) -> Output:
         """Fit the index to examples [N, D]; a CommandId."""
@@ -282,6 +351,13 @@ class PeerSelectorSlot(Slot):
         selector that cannot do what is asked for fails the op at run time; it does not guess.
         """
         return cast(Output, self.op(g, "Select", key, mode=mode, n=n, after=after))
+
+    def observed(self, g: Graph, responses: Output, *, after: After = None) -> Output:
+        """Tell the selector what those whom it chose have answered, and how fast; a CommandId.
+
+        A selector that learns (`bbnode.Oort`, `bbnode.ByDataSize`) chooses by it from then on.
+        """
+        return cast(Output, self.op(g, "Observed", responses, after=after))
 
 
 class ProtocolSlot(Slot):

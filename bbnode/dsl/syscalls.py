@@ -169,9 +169,11 @@ def serialize_enqueue(g: Graph, value: Output, *, queue: str, after: After = Non
     return _one(g, "Serialize.Enqueue", value, after=after, queue=queue)
 
 
-def serialize_dequeue(g: Graph, trigger: Output, *, queue: str, after: After = None) -> Output:
-    """Take the oldest value of a queue, waiting for one."""
-    return _one(g, "Serialize.Dequeue", trigger, after=after, queue=queue)
+def serialize_dequeue(
+    g: Graph, trigger: Output, *, queue: str, deadline_ns: int = 0, after: After = None
+) -> Output:
+    """Take the oldest value of a queue, waiting for one; at most so long (0: the time of a hop)."""
+    return _one(g, "Serialize.Dequeue", trigger, after=after, queue=queue, deadline_ns=deadline_ns)
 
 
 def hold_stash(g: Graph, value: Output, *, slot: str, after: After = None) -> None:
@@ -248,6 +250,11 @@ def tee(g: Graph, value: Output, *, fanout: int, after: After = None) -> tuple[O
 def constant(g: Graph, value: Any, *, after: After = None) -> Output:
     """A value that rides in the program: the same as `g.constant`."""
     return as_graph(g, "syscalls.constant(g, …)").constant(value, after=after)
+
+
+def metadata_number(g: Graph, metadata: Output, *, key: str, after: After = None) -> Output:
+    """An entry of Metadata as float32 []; one that is missing, or no number, fails the op."""
+    return _one(g, "Metadata.Number", metadata, key=key, after=after)
 
 
 def peers_filter(g: Graph, peers: Output, mask: Output, *, after: After = None) -> Output:

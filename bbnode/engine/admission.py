@@ -50,8 +50,8 @@ class TakesInputs(Protocol):
 def adopt_inputs(
     target: TakesInputs, inputs: Mapping[str, Value], limits: Limits
 ) -> tuple[dict[str, Value], int]:
-    """Return copies of all inputs of an invoke, and their size in bytes."""
-    size = check_inputs(target, inputs, limits)
+    """Return copies of the inputs of an invoke, and their size in bytes; not all need be there."""
+    size = _checked_inputs(target, inputs, limits)
     adopted = {}
     for name in inputs:  # no comprehension: in Python 3.11 that is a call
         adopted[name] = adopt(inputs[name])
@@ -60,6 +60,15 @@ def adopt_inputs(
 
 def check_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limits) -> int:
     """Return the size in bytes of all inputs; raises EntryError if the target refuses them."""
+    for name in inputs:
+        _check_name(target, name)
+    missing = ", ".join(name for name in target.inputs if name not in inputs)
+    if missing:
+        raise MissingInput(f"{target.name}: no value for {missing}; give all inputs")
+    return _checked_inputs(target, inputs, limits)
+
+
+def _checked_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limits) -> int:
     if limits.invoke_inputs is not None and len(inputs) > limits.invoke_inputs:
         raise TooManyInputs(
             f"{target.name}: {len(inputs)} inputs; limit invoke_inputs is {limits.invoke_inputs}"
@@ -67,18 +76,14 @@ def check_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limit
     if inputs.keys() != target.inputs.keys():
         for name in inputs:
             _check_name(target, name)
-        missing = ", ".join(name for name in target.inputs if name not in inputs)
-        raise MissingInput(
-            f"{target.name}: no value for {missing}; give all inputs (deliver_event "
-            "gives one input of a target)"
-        )
     size = 0
     for name, value in inputs.items():
         size += _checked_size(target, name, value)
     if target.shapes:
         bindings: dict[str, int] = {}
         for name in target.shapes:
-            _check_shape(target, name, inputs[name], bindings)
+            if name in inputs:
+                _check_shape(target, name, inputs[name], bindings)
     if limits.invoke_bytes is not None and size > limits.invoke_bytes:
         raise OversizePayload(
             f"{target.name}: {size} bytes of input; limit invoke_bytes is {limits.invoke_bytes}"

@@ -9,13 +9,20 @@ ops of that bootstrap are let in.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container
-from typing import Any
+from itertools import islice
+from typing import Any, Final, TypeAlias
 
 from bbnode.components.contracts import Component
-from bbnode.engine.errors import NodeBusy, SnapshotFailed, describe
+from bbnode.engine.errors import STOPS, NodeBusy, SnapshotFailed, describe
 from bbnode.engine.frame import Frame
+from bbnode.ir.caps import MAX_FACT_CHARS, MAX_FACTS
 from bbnode.ir.slots import Binding
+
+Facts: TypeAlias = dict[str, int | float | str | bool]
+
+_FACT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 class ComponentCell:
@@ -54,6 +61,36 @@ class ComponentCell:
         self.holder = ""  # that op, for messages
         self.line: dict[int, None] = {}  # tokens of the ops that wait, in order
         self.gate: object | None = None  # the running bootstrap that has the component
+
+    def facts(self) -> Facts:
+        """Return what the component tells of itself.
+
+        What is no fact is left out, and so is everything where its method raises: that is
+        somebody's code, and a node that can't show a number is well otherwise.
+        """
+        try:
+            told = dict(islice(self.component.facts().items(), MAX_FACTS))
+        except STOPS:
+            raise
+        except BaseException:  # noqa: BLE001 - the boundary to a component's author
+            return {}
+        return {
+            name: value[:MAX_FACT_CHARS] if isinstance(value, str) else value
+            for name, value in told.items()
+            if isinstance(name, str)
+            and _FACT_NAME.fullmatch(name)
+            and type(value) in (int, float, str, bool)
+        }
+
+    def stopped(self) -> str | None:
+        """Tell the component that the node has stopped; returns what it raised."""
+        try:
+            self.component.on_stop()
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the boundary to a component's author
+            return ": ".join(describe(error))
+        return None
 
     def refuses(self, frame: Frame) -> bool:
         """Return True if an op of this execution has to wait."""

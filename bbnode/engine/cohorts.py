@@ -109,7 +109,7 @@ class Cohort:
     """One request: `asked` in PeerId order, `needed` answers at the deadline.
 
     `envelopes`: the tags of the envelopes to peers that have not answered, one each; `failed`: the
-    peers that are not waited for, and why.
+    peers that are not waited for, and why; `took_ns`: how long each answer took.
     """
 
     wire_req_id: int
@@ -126,6 +126,7 @@ class Cohort:
     answers: dict[PeerId, Value] = field(default_factory=dict)
     envelopes: dict[PeerId, int] = field(default_factory=dict)
     failed: dict[PeerId, WireRefusal] = field(default_factory=dict)
+    took_ns: dict[PeerId, int] = field(default_factory=dict)
     members: frozenset[PeerId] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,6 +158,7 @@ class Cohort:
             responses=tuple((peer, self.answers[peer]) for peer in self.responded),
             missing=self.missing,
             reasons=tuple(itertools.islice(why, MAX_BATCH_REASONS)),
+            took_ns=tuple((peer, self.took_ns[peer]) for peer in self.responded),
         )
 
 
@@ -178,6 +180,7 @@ _COHORTS = many(
         answers=mapping(PEER, VALUE),
         envelopes=mapping(PEER, PLAIN),
         failed=mapping(PEER, _REFUSAL),
+        took_ns=mapping(PEER, PLAIN),
     )
 )
 _FRAMES = mapping(PLAIN, FRAME)
@@ -223,13 +226,14 @@ class CohortTable:
         """Return the open cohort with this id, or None."""
         return self._open.get(wire_req_id)
 
-    def answer(self, wire_req_id: int, peer: PeerId, value: Value) -> ResponseStatus:
-        """Add an answer and return its status."""
+    def answer(self, wire_req_id: int, peer: PeerId, value: Value, came_ns: int) -> ResponseStatus:
+        """Add an answer that came at `came_ns`, and return its status."""
         status = self.classify(wire_req_id, peer)
         if status is not ResponseStatus.ACCEPTED:
             return status
         cohort = self._open[wire_req_id]
         cohort.answers[peer] = value
+        cohort.took_ns[peer] = came_ns - cohort.opened_ns
         cohort.failed.pop(peer, None)
         tag = cohort.envelopes.pop(peer, None)
         if tag is not None:
@@ -456,10 +460,10 @@ class Cohorts:
             timer_kind=None,
         )
 
-    def answer(self, wire_req_id: int, peer: PeerId, value: Value) -> ResponseStatus:
+    def answer(self, wire_req_id: int, peer: PeerId, value: Value, came_ns: int) -> ResponseStatus:
         """Add one peer's answer; the caller has counted and classified it."""
         cohort = self.table.get(wire_req_id)
-        status = self.table.answer(wire_req_id, peer, value)
+        status = self.table.answer(wire_req_id, peer, value, came_ns)
         if cohort is not None and status in (ResponseStatus.ACCEPTED, ResponseStatus.COMPLETE):
             self.reports.telemetry(
                 "request.response",

@@ -14,7 +14,7 @@ from typing import Any
 from multiaddr import Multiaddr
 from onnx import ModelProto
 
-from bbnode.components.contracts import CONTRACTS, Backend, Component
+from bbnode.components.contracts import CONTRACTS, Backend, Component, HostSecrets
 from bbnode.components.registry import UnknownComponentType, build_config, component_class
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.errors import (
@@ -59,6 +59,7 @@ def install(
     snapshots: bool = True,
     record: Sink | None = None,
     own_artifact: bool = False,
+    secrets: HostSecrets | None = None,
 ) -> Node:
     """Return a node that plays `targets` of a compiled model.
 
@@ -74,6 +75,8 @@ def install(
             `bbnode replay` runs it again.
         own_artifact: the model was made by this machine's user, so that its settings may name files
             and the like (see `bbnode.components.settings`); False for any other artifact.
+        secrets: what offloaded methods sign with and draw from (`OpContext.sign`); None where
+            nobody may: in a replay.
         trace: report every execution, op and fill (`Node.set_tracing` changes it later).
 
     Raises:
@@ -116,6 +119,7 @@ def install(
         seed=seed,
         incarnation=incarnation,
         keeps_states=snapshots,
+        secrets=secrets,
     )
     rt.executor.set_tracing(trace)
     node = Node(rt)

@@ -21,7 +21,7 @@ from bbnode.engine import steps
 from bbnode.engine.admission import adopt_event, adopt_inputs
 from bbnode.engine.bootstrap.targets import BootstrapInfo, BootstrapStatus, BootstrapTarget
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
-from bbnode.engine.cells import ComponentCell
+from bbnode.engine.cells import ComponentCell, Facts
 from bbnode.engine.errors import (
     STOPS,
     InvalidEventKind,
@@ -179,14 +179,18 @@ class Node:
     # -- entry points ------------------------------------------------------------------------
 
     def invoke(self, target: str, inputs: Mapping[str, Value]) -> int:
-        """Start one execution of a target with all of its inputs; returns its id.
+        """Start one execution of a target and return its id.
+
+        `inputs` are all that it has, or those of one part of the program: of what no op joins with
+        the others.
 
         Raises UnknownTarget, UnknownInput, MissingInput, TooManyInputs, InputTypeMismatch,
         OversizePayload, BudgetExceeded, IngressFull, IngressClosed; then nothing is started.
         """
         plan = self._program.find(target)
         adopted, size = adopt_inputs(plan, inputs, self._rt.limits)
-        return self._rt.ingress.push_invocation(plan.name, None, adopted, size)
+        part = plan.part_of(adopted.keys())
+        return self._rt.ingress.push_invocation(plan.name, part, adopted, size)
 
     def deliver_event(self, target: str, input: str, value: Value) -> int:  # noqa: A002
         """Start one execution with one input of a target; returns its id. Raises as `invoke`."""
@@ -295,6 +299,15 @@ class Node:
     def close(self) -> None:
         """Refuse everything from now on; what is under way can still be polled."""
         self._rt.ingress.close()
+
+    def stop_components(self) -> dict[str, str]:
+        """Tell all components that the node has stopped; returns what they raised, by slot.
+
+        For a host that uses the node no more; it may take long.
+        """
+        return {
+            cell.slot: error for cell in self._rt.cells if (error := cell.stopped()) is not None
+        }
 
     def leave(self) -> None:
         """Refuse all requests, those under way too, which end (on the polling thread).
@@ -545,6 +558,11 @@ class Node:
             "peers.connected": len(rt.neighbours.peers),
             "peers.known": len(rt.neighbours.book),
         }
+
+    def facts(self) -> dict[str, Facts]:
+        """Return what components tell of themselves, by slot; without those that tell nothing."""
+        found = {cell.slot: cell.facts() for cell in self._rt.cells}
+        return {slot: told for slot, told in found.items() if told}
 
     def executions(self) -> list[ExecutionInfo]:
         """Return the executions under way, oldest first."""

@@ -15,6 +15,7 @@ from bbnode.engine.bus import Bus, BusKind
 from bbnode.engine.errors import describe
 from bbnode.engine.limits import Limits
 from bbnode.engine.places import NOWHERE, SourcePlace
+from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.texts import cut_text, printable
 
@@ -63,6 +64,7 @@ class Reports:
                 inner=self._cut(place.inner),
                 source_peer=source_peer,
                 chain=chain,
+                is_final=isinstance(error, BbnodeError) and error.is_final,
             )
         )
 
@@ -101,6 +103,20 @@ class Reports:
             execution=execution,
             peer=peer,
             reason=self._cut(reason),
+        )
+
+    def coded(
+        self, what: str, slot: str, execution: int, *, raw_bytes: int, code_bytes: int
+    ) -> None:
+        """Report the bytes of tensors that a codec encoded or decoded, and those of their codes."""
+        self.counts[f"codec.{what}.raw_bytes"] += raw_bytes
+        self.counts[f"codec.{what}.code_bytes"] += code_bytes
+        self.telemetry(
+            f"codec.{what}",
+            slot=slot,
+            execution=execution,
+            raw_bytes=raw_bytes,
+            code_bytes=code_bytes,
         )
 
     def one_line(self, text: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, Protocol
 
+from bbnode.components.contracts import HostSecrets
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.bootstrap.bootstraps import Bootstraps
@@ -73,8 +74,10 @@ class Runtime(Services):
         seed: int,
         incarnation: int,
         keeps_states: bool,
+        secrets: HostSecrets | None = None,
     ) -> None:
         self.program = program
+        self.secrets = secrets
         self.neighbours = neighbours
         self.cells = tuple(cells)
         self.graphs = tuple(graphs)
@@ -243,7 +246,10 @@ class Runtime(Services):
         is_gone = peer in self.neighbours.peers and not event.ours
         if is_gone and (self.cohorts.awaits(peer) or self.calls.awaits(peer)):
             self.lost.lose(peer, event.reason, self.clock.now_ns)
-        self.reports.peers_changed(self.neighbours.disconnected(peer, event.reason))
+        gone = self.neighbours.disconnected(peer, event.reason)
+        self.reports.peers_changed(gone)
+        if gone:
+            self.messenger.peer_down(peer)
 
     def leave(self) -> None:
         """Refuse the requests that this node owes an answer, and all that come from now on."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from bbnode.components.contracts import HostSecrets
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.cohorts import Cohorts
@@ -62,5 +63,6 @@ class Services:
     records: Records
     rng: SplitMix64
     wire_ids: SplitMix64
+    secrets: HostSecrets | None  # None: a replay, whose results come from the record
     # Carries out what a component's method asked for: (component number, frame, op, actions).
     carry_out: Callable[[int, Frame, Op, Sequence[Action]], None]

@@ -79,6 +79,7 @@ class OpFailed:
     the op that failed inside of a fused graph, where `op` names the graph. A graph whose backend
     names none has the lines of all its ops. Each is "" where the artifact does not say.
     `source_peer` sent the message that started the execution, if one did; `chain` as of AppEvent.
+    `is_final`: another execution would fail in the same way.
     """
 
     execution: int
@@ -91,6 +92,7 @@ class OpFailed:
     inner: str = ""
     source_peer: PeerId | None = None
     chain: int = 0
+    is_final: bool = False
 
     def as_json(self) -> dict[str, str]:
         """Return what `failure_text` makes a line of; without a peer, `source_peer` is ""."""

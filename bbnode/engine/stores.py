@@ -156,6 +156,7 @@ def detached(value: Value) -> Value:
             responses=tuple((peer, detached(answer)) for peer, answer in value.responses),
             missing=value.missing,
             reasons=value.reasons,
+            took_ns=value.took_ns,
         )
     return value
 

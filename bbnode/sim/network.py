@@ -27,6 +27,7 @@ from bbnode.sim.agenda import Agenda, Arrival, Call, TaskDone, Wakeup
 from bbnode.sim.errors import NameTaken, NotReached, TimeStandsStill, UnknownSimNode
 from bbnode.sim.models import Clock, LinkModel, S
 from bbnode.sim.node import KEPT_STEPS, SimNode, Wire
+from bbnode.sim.secrets import key_of, secrets_of
 from bbnode.sim.trace import Trace, checksum, describe
 
 # The default limit of a run: longer than any deadline that is not a mistake.
@@ -56,6 +57,8 @@ class Network:
         observe: Observer | None = None,
         trace: Trace | None = None,
         kept_steps: int = KEPT_STEPS,
+        keys: bool = False,
+        dials: bool = False,
     ) -> None:
         """Make a network without nodes.
 
@@ -67,6 +70,10 @@ class Network:
                 the trace is the same.
             observe: called with the time, the node and each of its steps.
             trace: where to record what happens; a new one if not given.
+            keys: give each node an Ed25519 key, which follows from its name, so that its components
+                can sign; its PeerId is then that of the key.
+            dials: connect two nodes, for good, when one sends to the other at an address that it
+                learned, as a daemon would; else only those that `connect` names are connected.
             kept_steps: steps that each node keeps to be looked at, the newest.
         """
         self.seed = seed
@@ -78,6 +85,8 @@ class Network:
         self._threads = threads
         self._observe = observe
         self._kept_steps = kept_steps
+        self._keys = keys
+        self._dials = dials
         self._agenda = Agenda()
         self._by_peer: dict[PeerId, SimNode] = {}
         self._programs: dict[tuple[int, tuple[str, ...]], tuple[ModelProto, ProgramPlan]] = {}
@@ -113,7 +122,7 @@ class Network:
         if name in self._nodes:
             raise NameTaken(f"a node {name!r} is there already; give each node its own name")
         program = model if isinstance(model, ProgramPlan) else self._plan(model, tuple(targets))
-        peer_id = self.peer_id(name)
+        peer_id = key_of(name).peer_id if self._keys else self.peer_id(name)
         address = Multiaddr(f"/memory/{len(self._nodes) + 1}/p2p/{peer_id}")
 
         def bring_up(incarnation: int) -> Node:
@@ -126,6 +135,7 @@ class Network:
                 seed=mix64((self.seed & _WORD) ^ fnv1a_64(name.encode())),
                 incarnation=incarnation,
                 own_artifact=True,  # the caller's own program
+                secrets=secrets_of(name, self.seed, incarnation, signs=self._keys),
             )
 
         made = SimNode(
@@ -186,7 +196,10 @@ class Network:
 
     @staticmethod
     def peer_id(name: str) -> PeerId:
-        """Return the PeerId of the node of that name, which need not exist yet."""
+        """Return the PeerId of the node of that name in a network without `keys`.
+
+        The node need not exist yet.
+        """
         return PeerId.from_seed(name)
 
     def find(self, node: SimNode | str) -> SimNode:
@@ -410,6 +423,9 @@ class Network:
         peer = step.peer
         self.trace.note(self.now_ns, node.name, f"send {self._name_of(peer)} {len(data)} {crc}")
         wire = node.wires.get(peer)
+        if self._dials and (wire is None or not wire.up) and peer in self._by_peer:
+            self.connect(node, self._by_peer[peer])
+            wire = node.wires[peer]
         if wire is None or not wire.up:
             counts["envelopes.not_connected"] += 1
             node.node.send_failed(peer, f"{self._name_of(peer)} is not connected", tag=step.tag)

@@ -86,6 +86,9 @@ def describe(step: steps.Step, name_of: Callable[[PeerId], str]) -> str:
             return f"bootstrapped {step.executions} {step.ok}"
         case steps.CycleBudgetExceeded():
             return f"budget-exceeded {step.remaining}"
+        case steps.Telemetry(name="codec.encoded" | "codec.decoded", attributes=said):
+            moved = f"{said['raw_bytes']} {said['code_bytes']}"
+            return f"{step.name} {said['slot']} {moved} {said['execution']}"
         case steps.Telemetry():
             return f"telemetry {step.name}"
         case steps.ExecutionStarted() | steps.ExecutionEnded():

@@ -440,6 +440,13 @@ def test_a_schema_names_its_command() -> None:
     assert output.schema("peers") == "bbnode/peers/1"
 
 
+def test_an_execution_says_what_its_codecs_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"execution": 7, "ok": True, "outputs": {}, "skipped": {}, "failures": []}
+    told |= {"coded": {"raw_bytes": 4000, "code_bytes": 1002}}
+    assert values.report(told, waited_s=1.0, as_json=False) == exits.OK
+    assert "codecs: 4000 bytes of tensors as 1002 (25.1%)" in capsys.readouterr().err
+
+
 def test_an_execution_without_outputs_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     told = {"execution": 7, "ok": True, "outputs": {}, "skipped": {}, "failures": []}
     assert values.report(told, waited_s=1.0, as_json=False) == exits.OK

@@ -200,7 +200,9 @@ def test_every_op_of_every_shipped_component_compiles_strictly(type_name: str) -
             for port in spec.inputs:
                 kind = port.type if isinstance(port.type, TypeNode) else types.ANY
                 if port.batch:
-                    kind = types.TENSOR_FLOAT
+                    stored = component.storage.get(f"{spec.op_type}.{port.name}")
+                    texts = stored is types.TENSOR_STRING
+                    kind = types.TENSOR_STRING if texts else types.TENSOR_FLOAT
                 if port.name == "target":  # class numbers or values: the author's to say
                     kind = types.TENSOR_INT64
                 inputs.append(g.input(port.name, types.PEER_ID if kind is types.ANY else kind))

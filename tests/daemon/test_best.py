@@ -87,6 +87,7 @@ def test_a_restart_changes_nothing(
         *({"patience": 3}, {"mode": "max"}, {"min_delta": 0.1}, {"best": ""}),
         *({"best": "x", "mode": "most"}, {"best": "x", "patience": -1}),
         {"best": "x", "min_delta": math.nan},
+        *({"until": 0.5}, {"until": 0.0}, {"best": "x", "until": math.nan}),
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(given: dict[str, Any]) -> None:
@@ -171,6 +172,28 @@ async def test_rounds_stop_when_none_is_better_and_the_best_is_kept(
     assert (told["complete"], told["best"]["round"]) == (True, 2)
     assert course.events[-1]["type"] == "rounds_complete"
     assert [made["best"] for made in course.rounds.finished()] == [True, True, False, False, False]
+
+
+async def test_rounds_stop_when_one_is_good_enough(tmp_path: Path, autojump_clock: Any) -> None:
+    """Also by less than `min_delta`; and they stay so over a restart, until more is wanted."""
+    entry: dict[str, Any] = {"best": "accuracy", "min_delta": 0.2}
+    course = Course([math.inf, 0.85, 0.9, 1.5], tmp_path, **entry, until=0.9)
+    await course.run()
+    assert course.rounds.done == 3
+    why = "accuracy 0.9 reached until=0.9: best accuracy 0.85 in round 2"
+    assert course.rounds.as_json()["stopped"] == why
+    over = Course([], tmp_path, done=3, **entry, until=0.9)
+    await over.run()
+    assert (over.rounds.done, over.node.invoked) == (3, [])
+
+
+def test_less_is_enough_of_a_loss_and_a_failed_round_is_never() -> None:
+    best = BestSoFar(metric="loss", mode="min", until=0.1)
+    best.take(1, 0.05, ok=False)
+    best.take(2, 0.11)
+    assert best.reached is None
+    best.take(3, 0.1)
+    assert best.reached == 0.1
 
 
 async def test_patience_goes_on_after_a_restart(tmp_path: Path, autojump_clock: Any) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import trio
 
+from bbnode.components import ConnectedView
 from bbnode.components.contracts import ComponentError
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config import AccessSection
@@ -26,7 +27,7 @@ from bbnode.daemon.control.routes import ENDPOINTS
 from bbnode.daemon.paths import StorageError
 from bbnode.engine import steps
 from bbnode.engine.errors import IngressClosed, IngressFull, UnknownInput, UnknownTarget
-from bbnode.ir.caps import MAX_ADDRESSES_PER_PEER
+from bbnode.ir.caps import MAX_ADDRESSES_PER_PEER, MAX_FACT_CHARS
 from bbnode.ir.errors import BbnodeError, PeerError
 from tests.daemon.live import CLIENT, RTT_S, SERVER, STRANGER, Live, running
 from tests.patience import PATIENCE_S
@@ -502,3 +503,31 @@ def schemas(node: Any) -> Iterator[Any]:
     if isinstance(node, list):
         for each in node:
             yield from schemas(each)
+
+
+async def test_what_components_tell_of_themselves_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"items": 7, "metric": "cosine", "bad name": 1, "no_fact": [1], "long": "x" * 10_000}
+    monkeypatch.setattr(ConnectedView, "facts", lambda _: told)
+    async with running(tmp_path) as live:
+        shown = (await ask(live, "GET", "/v1/status"))["components"]
+        slots = [each["slot"] for each in shown]
+        assert slots
+        for each in shown:
+            assert (each["type"], each["items"]) == ("bbnode.ConnectedView", 7)
+            assert set(each) == {"slot", "type", "items", "metric", "long"}
+            assert len(each["long"]) == MAX_FACT_CHARS
+        page = (await raw(live, "/metrics")).decode()
+        assert f'bbnode_component{{fact="items",slot="{slots[0]}"}} 7.0' in page
+        assert "cosine" not in page
+        # What raises is somebody's code: the node shows the rest.
+        monkeypatch.setattr(ConnectedView, "facts", lambda _: 1 / 0)
+        assert (await ask(live, "GET", "/v1/status"))["components"] == []
+
+
+async def test_targets_are_listed_with_their_inputs(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        (target,) = (await ask(live, "GET", "/v1/targets"))["targets"]
+        assert target["target"].startswith("server#")
+        assert target["inputs"] == {"question": "Tensor.FLOAT"}

@@ -23,6 +23,7 @@ from bbnode.ir.values import (
     CommandId,
     Composite,
     Metadata,
+    MetadataVec,
     OptionalValue,
     PeerIdVec,
     ResponseBatch,
@@ -61,7 +62,9 @@ def test_an_array_comes_back_as_it_was(array: np.ndarray[Any, Any]) -> None:
     [
         *(TRIGGER, A, PeerIdVec((A, B)), b"\x00\xff", U64(2**64 - 1), CommandId(3)),
         Metadata(loss=float("inf"), n=3, name="x", raw=b"\x01", good=True),
-        SearchResults(((1, 0.5), (2, float("inf")))),
+        SearchResults([1, 2], [0.5, float("inf")], [Metadata(a=b"x"), Metadata()], [A, B]),
+        SearchResults([[1], [-1]], [[0.5], [np.inf]]),
+        MetadataVec([Metadata(a=1), Metadata(b="x")]),
         Composite((np.float32([1, 2]), Metadata(n=1))),
         TensorSequence([np.int64([1])]),
         TensorSequence([], types.TENSOR_FLOAT),

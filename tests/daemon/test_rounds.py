@@ -153,6 +153,52 @@ async def test_rounds_follow_each_other_and_are_told(nursery: trio.Nursery) -> N
     assert bench.told("rounds_complete")
 
 
+async def test_the_log_names_who_was_not_counted(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    bench = Bench({"times": 1})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await settle()
+    bench.finish()
+    await settle()
+    (line,) = [each for each in caplog.records if each.message == "round finished"]
+    assert vars(line)["refused"] == {str(A): "too large"}
+
+
+async def test_a_failure_that_each_round_would_meet_ends_them(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench({"times": 0})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    for number, is_final in ((1, False), (2, True)):
+        await bench.node.until_invoked(number)
+        bench.rounds.observe(
+            steps.OpFailed(
+                execution=number, target="s", op="Begin", kind="K", detail="spent",
+                is_final=is_final,
+            )
+        )  # fmt: skip
+        bench.finish(ok=False)
+    await trio.sleep(60)
+    assert len(bench.node.invoked) == 2
+    assert (bench.rounds.complete, bench.rounds.stopped) == (True, "spent")
+    assert bench.told("rounds_complete")[0]["stopped"] == "spent"
+
+
+async def test_a_round_says_what_its_codecs_saved(nursery: trio.Nursery) -> None:
+    bench = Bench({"times": 1})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await settle()
+    for name, execution in (("codec.encoded", 1), ("codec.decoded", 1), ("codec.decoded", 99)):
+        said = {"execution": execution, "slot": "c", "raw_bytes": 400, "code_bytes": 101}
+        bench.rounds.observe(steps.Telemetry(name=name, attributes=said))
+    bench.finish()
+    await settle()
+    metrics = bench.told("round_finished")[0]["metrics"]
+    assert metrics == {"accuracy": 0.5, "codec.raw_bytes": 800, "codec.code_bytes": 202}
+
+
 async def test_rounds_made_before_a_restart_count(nursery: trio.Nursery) -> None:
     bench = Bench({"times": 5}, done=4)
     nursery.start_soon(bench.rounds.run, bench.save)
@@ -336,6 +382,11 @@ def test_configured_inputs_are_of_the_declared_type() -> None:
     made = to_value("x", [1, 2], types.TENSOR_FLOAT)
     assert (str(made.dtype), made.tolist()) == ("float32", [1.0, 2.0])
     assert to_value("x", TextInput(text="trigger"), None) == b"trigger"
+    text = to_value("x", TextInput(text="a\0"), types.TENSOR_STRING)
+    assert (text.shape, text.item()) == ((), "a\0")
+    assert to_value("x", ["a\0", "bcd"], types.TENSOR_STRING).tolist() == ["a\0", "bcd"]
+    with pytest.raises(DeploymentError, match="give texts, in lists of one length"):
+        to_value("x", [["a"], ["b", "c"]], types.TENSOR_STRING)
     with pytest.raises(DeploymentError, match=r"input 'x' is 300: .*uint8"):
         to_value("x", 300, types.TENSOR_BY_ELEM[2])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import signal
 import subprocess
@@ -40,6 +41,15 @@ def armed(left: Left) -> Iterator[LastResort]:
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
+@pytest.fixture
+def unwritable() -> logging.Handler:
+    """Stands for a handler of the root logger whose stream its maker has closed."""
+
+    stream = io.TextIOWrapper(io.BytesIO())
+    stream.close()
+    return logging.StreamHandler(stream)
+
+
 @pytest.mark.parametrize(("saved", "code"), [(True, 0), (False, NOT_SAVED)])
 def test_it_leaves_when_its_time_has_come(
     armed: LastResort, left: Left, caplog: pytest.LogCaptureFixture, saved: bool, code: int
@@ -64,6 +74,36 @@ def test_a_log_that_takes_nothing_does_not_keep_it(armed: LastResort, left: Left
     finally:
         stuck.set()
         logging.getLogger().removeHandler(handler)
+
+
+def test_its_last_words_are_written_and_close_no_library_s_stream(
+    armed: LastResort, left: Left, unwritable: logging.Handler
+) -> None:
+    class Buffered(logging.StreamHandler[io.StringIO]):
+        """Stands for the handler of a library, which closes what it writes to."""
+
+        flushed = False
+
+        def flush(self) -> None:
+            self.flushed = True
+
+        def close(self) -> None:
+            super().close()
+            self.stream.close()
+
+    handlers = [Buffered(io.StringIO()), Buffered(io.StringIO())]
+    logging.getLogger().addHandler(unwritable)
+    logging.getLogger().addHandler(handlers[0])
+    logging.getLogger("some.library").addHandler(handlers[1])
+    try:
+        armed.arm(0)
+        assert left.event.wait(PATIENCE_S)
+        assert handlers[0].flushed
+        assert not any(each.stream.closed for each in handlers)
+    finally:
+        logging.getLogger().removeHandler(handlers[0])
+        logging.getLogger().removeHandler(unwritable)
+        logging.getLogger("some.library").removeHandler(handlers[1])
 
 
 def test_the_first_deadline_counts(armed: LastResort, left: Left) -> None:

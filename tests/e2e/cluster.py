@@ -7,7 +7,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,17 @@ class Cluster:
     @contextmanager
     def events(self, node: ChildNode) -> Iterator[Events]:
         """Events of a daemon, from now on."""
-        with ControlClient(paths.control_socket(node.state_dir), timeout_s=PATIENCE_S) as client:
+        with connected(node) as client:
             yield Events(client)
 
     def ask(self, node: ChildNode, command: str) -> dict[str, Any]:
-        with ControlClient(paths.control_socket(node.state_dir), timeout_s=PATIENCE_S) as client:
+        with connected(node) as client:
             return client.get(f"/v1/{command}")
+
+
+def connected(node: ChildNode) -> ControlClient:
+    """A client of a daemon's control plane."""
+    return ControlClient(paths.control_socket(node.state_dir), timeout_s=PATIENCE_S)
 
 
 class Events:
@@ -54,8 +59,8 @@ class Events:
     # Not all: whoever reads too slowly is cut off, and a test does other things meanwhile.
     TYPES = ("round_started", "round_finished", "peer_up", "peer_down", "stopping")
 
-    def __init__(self, client: ControlClient) -> None:
-        self._stream = client.stream("/v1/events", {"type": list(self.TYPES)})
+    def __init__(self, client: ControlClient, types: Sequence[str] = TYPES) -> None:
+        self._stream = client.stream("/v1/events", {"type": list(types)})
         self._socket = client._http.sock
         self.seen: list[dict[str, Any]] = []
 

@@ -258,6 +258,22 @@ def test_a_lifecycle_phase_fires_what_waits_for_it() -> None:
     assert events(node.poll(0)) == [("bye", TRIGGER)]
 
 
+@pytest.mark.parametrize("entry", [3, 2.5])
+def test_a_number_is_read_out_of_metadata(entry: float) -> None:
+    p = Partition("server", inputs=["m"])
+    p.sys("Metadata.Number", ["m"], "y", key="n")
+    p.output("out", "y")
+    node = bring_up(model(p), "server")
+    node.invoke("server", {"m": Metadata(n=entry)})
+    ((_, found),) = events(node.poll(0))
+    assert (float(found), found.dtype, found.shape) == (entry, np.float32, ())
+    for wrong in (Metadata(), Metadata(n=True), Metadata(n="3")):
+        node.invoke("server", {"m": wrong})
+        (failure,) = of(steps.OpFailed, node.poll(0))
+        assert failure.kind == "InvalidOperand"
+        assert "'n'" in failure.detail
+
+
 def test_metrics_records_and_random_numbers() -> None:
     p = Partition("server", inputs=["x"])
     p.sys("IncrMetric", ["x"], name="rounds", delta=3)

@@ -252,9 +252,10 @@ def test_a_cohort_is_collected_by_the_op_that_waits_for_it() -> None:
     request = cohorts.open(frame, op, "ask", [peer(1)], fill, 0, S, 10)
     assert cohorts.collect(frame, op, request) is PARKED
     (cohort,) = cohorts.table.open_cohorts()
-    cohorts.answer(cohort.wire_req_id, peer(1), TRIGGER)
+    cohorts.answer(cohort.wire_req_id, peer(1), TRIGGER, 5)
     ((name, batch),) = firing.said
     assert (name, batch.responses) == ("op0", ((peer(1), TRIGGER),))
+    assert batch.took_ns == ((peer(1), 5 - cohort.opened_ns),)
     assert len(table.scheduler) == 0
 
 

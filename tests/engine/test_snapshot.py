@@ -458,6 +458,7 @@ RUNTIME_STATE = {
     "inbound",  # saved as refusals_heard
     *("messenger", "tracer"),  # they keep nothing of their own
     "decoder",  # keeps nothing between two polls: what it decodes are frames, in turn
+    "secrets",  # the host's, given again at each start; never in a snapshot
 }
 SERVICE_STATE = {
     "executor": {

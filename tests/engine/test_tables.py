@@ -237,7 +237,7 @@ def test_a_cohort_closes_once_whatever_happens(size, quorum, happenings) -> None
                 unsent.add(number)
                 state = look(state)
         else:
-            verdict = table.answer(7, peer(what), what)
+            verdict = table.answer(7, peer(what), what, 0)
             if closed:
                 assert verdict is ResponseStatus.LATE
             elif what >= size:
@@ -259,7 +259,7 @@ def test_a_cohort_closes_once_whatever_happens(size, quorum, happenings) -> None
     batch = made.batch()
     assert [who for who, _ in batch.responses] == sorted(peer(i) for i in answered)
     assert sorted([*batch.peers, *batch.missing]) == list(made.asked)
-    assert table.answer(8, peer(0), 0) is ResponseStatus.UNKNOWN
+    assert table.answer(8, peer(0), 0, 0) is ResponseStatus.UNKNOWN
 
 
 def test_a_cohort_that_asks_nobody_closes_at_once() -> None:

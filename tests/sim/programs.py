@@ -114,15 +114,15 @@ class _SlowNotes(Index):
         self.seen: list[float] = []
 
     @offload
-    def add(self, ctx, vector):
+    def add(self, ctx, vector, metadata=None, id=None):  # noqa: A002
         value = float(np.asarray(vector)[0])
         if value < 0:
             raise ValueError("no room")
         self.seen.append(value)
-        return values.CommandId(len(self.seen))
+        return np.array(len(self.seen))
 
-    def search(self, ctx, query, *, k):
-        return values.SearchResults()
+    def search(self, ctx, query, where=None, *, k):
+        return values.SearchResults.of_pairs([])
 
     def remove(self, ctx, item):
         return None

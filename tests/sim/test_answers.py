@@ -29,7 +29,7 @@ from bbnode.dsl import (
 from bbnode.dsl.core.graph import AnswersOutput, ResultsOutput
 from bbnode.engine.limits import Limits
 from bbnode.ir.values import TRIGGER, Composite, Metadata, PeerIdVec, SearchResults, TensorSequence
-from bbnode.sim import Network, SimNode
+from bbnode.sim import Network, SimNode, steps
 
 KINDS = {
     "Tensor": types.TENSOR_FLOAT,
@@ -327,19 +327,19 @@ def test_nobody_to_stack() -> None:
     assert "nobody has answered" in failure(run("Tensor", [], lambda _, a: a.stacked), "NoAnswer")
     assert made(run("Tensor", [], lambda _, a: a.peers)) == ()
     assert made(run("Stats", [], lambda _, a: a.entry("n"))).shape == (0,)
-    assert made(run("Found", [], lambda _, a: a.merged(k=3)[0].ids)).shape == (0,)
+    assert made(run("Found", [], lambda _, a: a.merged(k=3).ids)).shape == (0,)
 
 
 def test_searches_of_many_shards_are_merged() -> None:
     shards = [
-        SearchResults([(1, 0.5), (2, 2.0)]),
-        SearchResults([(1001, 0.25), (1002, float("nan"))]),
-        SearchResults([(2001, 0.5), (2002, 1e300)]),
+        SearchResults.of_pairs([(1, 0.5), (2, 2.0)]),
+        SearchResults.of_pairs([(1001, 0.25), (1002, float("nan"))]),
+        SearchResults.of_pairs([(2001, 0.5), (2002, 1e300)]),
     ]
 
     def opened(g: Graph, answers: AnswersOutput) -> Any:
-        results, senders = answers.merged(k=5)
-        return results.ids, results.distances, senders
+        results = answers.merged(k=5)
+        return results.ids, results.distances, results.senders
 
     server = run("Found", shards, opened)
     ids, distances, senders = (server.values(f"made_{i}")[0] for i in range(3))
@@ -350,12 +350,48 @@ def test_searches_of_many_shards_are_merged() -> None:
     assert len({senders[0], senders[1], senders[2]}) == 3
 
 
-def test_ids_beyond_int64_are_refused() -> None:
-    text = failure(
-        run("Found", [SearchResults([(1 << 63, 0.0)])], lambda _, a: a.merged()[0].ids),
-        "InvalidOperand",
+def test_results_to_another_number_of_queries_are_left_out_and_reported() -> None:
+    good = SearchResults.of_pairs([(1, 0.5)])
+    batch = SearchResults([[2]], [[0.0]])
+    server = run("Found", [good, batch, good], lambda _, a: a.merged(k=5))
+    assert made(server).ids.tolist() == [1, 1]
+    (refused,) = (s for s in server.seen(steps.Telemetry) if s.name == "contribution.refused")
+    told = dict(refused.attributes)
+    assert told["reason"] == "search results [1, 1] to one query"
+    assert told["peer"] not in made(server).senders
+
+    def asked_for_two(g: Graph, answers: AnswersOutput) -> Output:
+        query = g.constant(np.zeros((2, 3), np.float32))
+        return answers.merged(k=5, query=query, distinct=True)
+
+    assert made(run("Found", [good, batch, good], asked_for_two)).ids.shape == (2, 0)
+
+
+def test_what_hits_say_is_opened() -> None:
+    told = [
+        Metadata(title="a", year=2000, kept=True),
+        Metadata(title=3, year=float("inf")),
+        Metadata(year="x"),
+    ]
+    found = SearchResults([[4, 5, -1], [6, -1, -1]], [[0, 1, 2], [0, 1, 2]], told)
+
+    def opened(_: Graph, answers: AnswersOutput) -> Any:
+        merged = answers.merged()
+        kinds = (types.TENSOR_FLOAT, types.TENSOR_INT64, types.TENSOR_BOOL)
+        years = (merged.entry("year", kind) for kind in kinds)
+        return merged.ids, merged.metadata, merged.entry("title"), *years, merged.senders
+
+    server = run("Found", [found], opened)
+    ids, metadata, titles, floats, integers, kept, senders = (
+        server.values(f"made_{index}")[0] for index in range(7)
     )
-    assert "beyond int64" in text
+    assert ids.tolist() == [[4, 5], [6, -1]]
+    assert metadata == tuple(told)
+    assert titles.tolist() == ["a", "", ""]
+    np.testing.assert_array_equal(floats, np.float32([2000, np.inf, np.nan]))
+    assert integers.tolist() == [2000, 0, 0]
+    assert kept.tolist() == [True, True, False]
+    assert len(senders) == 3
 
 
 def test_a_copy_of_answers_is_charged() -> None:
@@ -385,7 +421,7 @@ def test_a_copy_of_answers_is_charged() -> None:
             "Tensor.INT64 meets Tensor.FLOAT at SequenceAt",
         ),
         ("Tensor", lambda _, a: a.entry("n"), "the answers: Tensor.FLOAT meets Metadata"),
-        ("Tensor", lambda _, a: a.merged()[0].ids, "Tensor.FLOAT meets SearchResults"),
+        ("Tensor", lambda _, a: a.merged().ids, "Tensor.FLOAT meets SearchResults"),
         ("Tensor", lambda _, a: a.unbundled([types.TENSOR])[0], "Tensor.FLOAT meets Composite"),
         (
             "Tensor",
@@ -495,7 +531,7 @@ def test_what_is_collected_has_the_type_that_was_sent() -> None:
             value = g.input("value", types.TENSOR_FLOAT)
             server = PeerSelectorSlot("servers", peer_class="server").current_view(g, after=value)
             batch = g.collect(g.net_out("value", server, value), n=3, until=60.0)
-            g.output("sum", batch.merged()[0])
+            g.output("sum", batch.merged())
 
     with pytest.raises(TypeConstraintFailed, match=r"Tensor\.FLOAT meets SearchResults"):
         Compiler().bind_peer_selector("servers", ConnectedView).compile(Wrong().build())

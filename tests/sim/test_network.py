@@ -170,7 +170,7 @@ def test_tasks_run_in_threads_only_when_asked_for(threads: bool, monkeypatch) ->
     in_main: list[bool] = []
     original = programs.SlowNotes.add
 
-    def add(self, ctx, vector):
+    def add(self, ctx, vector, metadata=None, id=None):  # noqa: A002
         in_main.append(threading.current_thread() is threading.main_thread())
         return original(self, ctx, vector)
 

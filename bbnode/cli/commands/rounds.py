@@ -15,7 +15,7 @@ import typer
 from bbnode.cli import output
 from bbnode.cli.common import RunningNode
 
-COLUMNS = ("round", "target", "ok", "seconds", "answered", "metrics", "missing", "why")
+COLUMNS = ("round", "target", "ok", "seconds", "bytes", "answered", "metrics", "missing", "why")
 CSV_COLUMNS = (
     *("target", "run", "round", "ok", "best", "started_at", "seconds", "bytes_in", "bytes_out"),
     *("answered", "missing", "failures"),
@@ -116,7 +116,8 @@ def _rows(made: dict[str, Any]) -> list[list[object]]:
     notes += [(peer, f"not counted: {text}") for peer, text in made["refused"].items()]
     notes += [("", text) for text in made["failures"]]
     (peer, text), *others = notes or [("", "")]
-    first = [made["round"], made["target"], made["ok"], made["seconds"], len(made["responded"])]
+    first = [made[name] for name in ("round", "target", "ok", "seconds", "bytes")]
+    first.append(len(made["responded"]))
     # Outputs before entries of Metadata, which are many.
     metrics = sorted(made.get("metrics", {}).items(), key=lambda each: "." in each[0])
     shown = " ".join(f"{name}={output.cell(value)}" for name, value in metrics[:_SHOWN_METRICS])
@@ -126,7 +127,7 @@ def _rows(made: dict[str, Any]) -> list[list[object]]:
         shown += " (best)"
     return [
         [*first, shown or None, peer or None, text or None],
-        *(["", "", "", "", "", "", peer or None, text] for peer, text in others),
+        *([*[""] * 7, peer or None, text] for peer, text in others),
     ]
 
 

@@ -61,7 +61,9 @@ class Placement:
         self.maker = {name: index_of[node] for name, node in function.producers.items()}
         self.placeless = self._find_placeless()
         self._called_slots = called_slots
-        self._value_homes = dict.fromkeys(function.inputs, self.default)
+        self._value_homes = {
+            name: function.home_of_input(name) or self.default for name in function.inputs
+        }
         self._peers = PeerClasses(function, lambda node: self.homes[index_of[node]])
         self._slot_homes: dict[str, dict[str, None]] = {}
         self._pending: dict[str, list[int]] = {}  # by slot: ops that nothing places yet
@@ -303,7 +305,9 @@ def _is_random(node: OpNode) -> bool:
 
 # Ops that hand on some or all of the peers of their first input (Concat: of all inputs).
 _GRAPH_MOVERS = frozenset({"Identity", "Slice", "Gather", "Concat", "Squeeze", "Unsqueeze"})
-_ANSWER_MOVERS = frozenset({"Peers", "Missing", "Merge", keys.OP_UNBUNDLE})
+_ANSWER_MOVERS = frozenset({"Peers", "Missing", "Usable", "Merge", keys.OP_UNBUNDLE})
+_DECODED_ANSWERS = keys.role_domain("Codec"), "DecodeAll"
+_SENDERS_OF_HITS = keys.SEARCH_DOMAIN, "Senders"
 _SYSCALL_MOVERS = frozenset(
     {"PassThrough", "Gate", "GateDispatch", "GateManyDispatch", "Tee"}
     | {keys.OP_PEERS_FILTER, keys.OP_PEERS_WITHOUT}
@@ -450,6 +454,8 @@ def _moved(node: OpNode) -> list[str] | None:
     if node.domain == keys.SYSCALL_DOMAIN and node.op_type in _SYSCALL_MOVERS:
         return list(node.inputs[:1])
     if node.domain == keys.RESPONSES_DOMAIN and node.op_type in _ANSWER_MOVERS:
+        return list(node.inputs[:1])
+    if (node.domain, node.op_type) in (_DECODED_ANSWERS, _SENDERS_OF_HITS):
         return list(node.inputs[:1])
     if node.domain == keys.SYSCALL_DOMAIN and node.op_type == keys.OP_CHOOSE:
         return list(node.inputs[1:])

@@ -20,8 +20,9 @@ from bbnode.ir.types import TypeNode
 class InferPeerClasses(Pass):
     """Stamps `home_class` on every op of the root and `peer_class` on every send.
 
-    1. Function inputs live on the Module's home class; an op lives where the values live that
-       it reads, or else waits for (CrossClassDataflow when those are two classes).
+    1. Function inputs live on the class that they name, else on the Module's home; an op lives
+       where the values live that it reads, or else waits for (CrossClassDataflow when those
+       are two classes).
     2. An op that reads nothing lives where its slot is used, if that is one class, else at
        home; where that leaves two answers it is AmbiguousHome.
     3. A send's `received` and `sender` live on the class it goes to, a request's `responses`

@@ -6,7 +6,7 @@ nothing but wire edges leads from one main to another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from bbnode.compiler.analysis.content_hash import content_name, digest_key, function_digest
 from bbnode.compiler.analysis.functions import called_from, is_bootstrap
@@ -26,7 +26,7 @@ class PartitionByWireOps(Pass):
 
     1. Ops are grouped by `home_class`; an op without one belongs to the root's home class.
     2. A main keeps its ops in program order, which is topological.
-    3. The main of the root's home class has all inputs of the root, whether an op reads them or
+    3. A main has all inputs of the root that live on its class, whether an op reads them or
        not: they are what the author lets a caller give. Outputs of a main are the root's outputs
        that it makes; types and slots are those of its own values and ops.
     4. It is called `<class>#<16 hex>`, a hash over its content and over what it calls, taken
@@ -62,6 +62,9 @@ def _partition(unit: CompilationUnit) -> None:
             home = default
             node.metadata[keys.HOME_CLASS_KEY] = home
         groups.setdefault(home, []).append(node)
+    homes = {name: root.home_of_input(name) or default for name in root.inputs}
+    for home in homes.values():
+        groups.setdefault(home, [])
     if not groups:
         groups[default] = []
     maker = {
@@ -69,7 +72,7 @@ def _partition(unit: CompilationUnit) -> None:
     }
     versions = versions_of(root, unit.program)
     mains = {
-        home: _Main(root, home, groups[home], maker, versions, is_home=home == default).build()
+        home: _Main(root, home, groups[home], maker, versions, homes).build()
         for home in sorted(groups)
     }
     unit.wire_edges = _wire_edges(nodes)
@@ -102,11 +105,10 @@ class _Main:
         nodes: list[OpNode],
         maker: dict[str, tuple[str, OpNode]],
         versions: dict[str, int],
-        *,
-        is_home: bool,
+        input_homes: Mapping[str, str],
     ) -> None:
         self._root = root
-        self._is_home = is_home
+        self._input_homes = input_homes
         self._home = home
         self._nodes = nodes
         self._maker = maker
@@ -115,8 +117,7 @@ class _Main:
     def build(self) -> Function:
         main = Function(domain=keys.MODULE_DOMAIN)
         read, made = self._values()
-        if self._is_home:
-            read.update(self._root.inputs)
+        read.update(name for name, home in self._input_homes.items() if home == self._home)
         main.inputs = [name for name in self._root.inputs if name in read]
         main.outputs = [name for name in self._root.outputs if name in made]
         main.metadata[keys.TARGET_KEY] = "true"

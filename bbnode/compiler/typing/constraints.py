@@ -14,7 +14,7 @@ from onnx import TypeProto
 
 from bbnode.compiler.analysis.order import split_names
 from bbnode.compiler.analysis.signatures import canonical, versions_of
-from bbnode.compiler.analysis.slots import component_of, stored_at
+from bbnode.compiler.analysis.slots import ALL_PORTS, component_of, stored_at
 from bbnode.compiler.errors import IncompatibleStorageOnEdge, TypeConstraintFailed, Where
 from bbnode.compiler.typing import onnx_types
 from bbnode.compiler.typing.onnx_types import InferenceFailed, OpRule
@@ -48,7 +48,9 @@ STORE_NAMES = {
 
 _HOLD_ANSWERS = (types.RESPONSE_BATCH, types.WIRE_REQUEST_ID)
 # Ops whose attribute `to` names the type of what they give.
-_TO_OPS = frozenset({(keys.TYPES_DOMAIN, "Cast"), (keys.RESPONSES_DOMAIN, "Entry")})
+_TO_OPS = frozenset({
+    (keys.TYPES_DOMAIN, "Cast"), (keys.RESPONSES_DOMAIN, "Entry"), (keys.SEARCH_DOMAIN, "Entry"),
+})  # fmt: skip
 # What opens answers that are no tensors, by the name of their type.
 _REMEDIES = {
     types.COMPOSITE.name: "open answers that are bundles with `.unbundled([…])` first",
@@ -56,6 +58,7 @@ _REMEDIES = {
     types.SEARCH_RESULTS.name: "take answers that are SearchResults together with `.merged()`",
 }
 _AGGREGATOR = keys.role_domain("Aggregator")
+_CODEC = keys.role_domain("Codec")
 
 
 class FunctionTypes:
@@ -143,6 +146,8 @@ class FunctionTypes:
             self._fit(node, self.id_of(node.inputs[0]), self._contributed(node), variables, ())
         if node.domain == keys.RESPONSES_DOMAIN and node.op_type == keys.OP_UNBUNDLE:
             self._unbundle_answers(node)
+        if node.domain == _CODEC and node.op_type == "DecodeAll":
+            self._decode_answers(node)
         if node.domain == keys.COMPOSITE_DOMAIN:
             whole, parts = node.outputs, node.inputs
             if node.op_type == keys.OP_UNBUNDLE:
@@ -192,6 +197,40 @@ class FunctionTypes:
                 part, declared.get(name, types.ANY), (_part_name(types.COMPOSITE, index),)
             )
             network.compose(self.id_of(name), [part])
+
+    def _decode_answers(self, node: OpNode) -> None:
+        """Answers on both sides are the same but for what is decoded: of the component's types."""
+        network = self._network
+        component = component_of(node, self._bound)
+        sides = (self.id_of(node.inputs[0]), self.id_of(node.outputs[0]))
+        given = node.attr("parts", b"")
+        marks = given.decode(errors="replace") if isinstance(given, bytes) else ""
+        told = node.metadata.get(keys.DECODED_TYPES_KEY, "").split(",")
+
+        def coded(index: int) -> tuple[int, int]:
+            within = (_part_name(types.COMPOSITE, index),) if marks else ()
+            said = types.type_by_id(told[index]) if index < len(told) else None
+            numbers = network.add(types.TENSOR), network.add(types.TENSOR)
+            for number, port in zip(numbers, ("code", "tensor"), strict=True):
+                storage = {} if component is None else component.storage
+                kind = storage.get(f"Decode.{port}", storage.get(ALL_PORTS))
+                if isinstance(kind, TypeNode):
+                    network.narrow(number, kind, (*within, "the answers"))
+            network.narrow(numbers[1], said or types.TENSOR, (*within, "the answers"))
+            return numbers
+
+        if not marks:
+            answers = coded(0)
+        else:
+            same = [network.add(types.ANY) for _ in marks]
+            parts = [
+                coded(i) if mark == "1" else (same[i], same[i]) for i, mark in enumerate(marks)
+            ]
+            answers = network.add(types.COMPOSITE), network.add(types.COMPOSITE)
+            for answer, each in zip(answers, zip(*parts, strict=True), strict=True):
+                network.compose(answer, each)
+        for side, answer in zip(sides, answers, strict=True):
+            network.compose(side, [answer])
 
     def _contributed(self, node: OpNode) -> Port:
         """The answers that the aggregator's class says it takes, as a port."""
@@ -468,7 +507,7 @@ class FunctionTypes:
         return text
 
     def _same_answers(self, node: OpNode) -> list[OpNode]:
-        """Where answers are taken, the ops that give them; where one is given, those that take."""
+        """Return the ops that give the answers that a node takes, or that take the one it gives."""
         at = self._answers_at(node)
         gives = is_wire(node, keys.OP_SEND_RESP)
         return [

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import multiaddr
 import multiaddr.exceptions
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
@@ -396,11 +396,17 @@ class InvokeSection(Section):
     patience: Count = _key(
         0, "rounds without a better one after which the rounds end; 0: never", unit="rounds"
     )
+    until: FiniteFloat | None = _key(
+        None, "value of it that ends the rounds, once one is as good: 0.95 of an accuracy"
+    )
 
     @model_validator(mode="after")
     def _better_in_what(self) -> InvokeSection:
-        if self.best is None and (self.mode or self.min_delta or self.patience):
-            raise ValueError("'mode', 'min_delta' and 'patience' belong to a metric: give 'best'")
+        given = self.mode or self.min_delta or self.patience or self.until is not None
+        if self.best is None and given:
+            raise ValueError(
+                "'mode', 'min_delta', 'patience' and 'until' belong to a metric: give 'best'"
+            )
         return self
 
 

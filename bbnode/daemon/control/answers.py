@@ -161,6 +161,7 @@ class ExecutionResult(TypedDict):
     `more`: further values of an output, of several peers. `skipped`: outputs that have no value
     this time, and why. `failures`: `peer` is where, "" for this node. `refused`: peers that did not
     answer it, and why. `missing`: outputs that may still come. `left_out` counts what was not kept.
+    `coded`: `raw_bytes` of tensors that went through codecs in it, and `code_bytes` of their codes.
     """
 
     execution: int
@@ -172,6 +173,7 @@ class ExecutionResult(TypedDict):
     refused: dict[str, str]
     missing: list[str]
     left_out: int
+    coded: dict[str, int]
     values: Json | None
 
 
@@ -295,6 +297,19 @@ class ModelList(TypedDict):
     models: list[ModelView]
 
 
+class TargetView(TypedDict):
+    """An installed target; `inputs` are its inputs by name, each with its type, if it has one."""
+
+    target: str
+    inputs: dict[str, str | None]
+
+
+class TargetList(TypedDict):
+    """The installed targets."""
+
+    targets: list[TargetView]
+
+
 class UpgradeView(TypedDict):
     """The states that a node took over of a checkpoint which it could not resume.
 
@@ -331,6 +346,7 @@ class Status(TypedDict):
     invoke: list[Json]
     executions: int
     waiting: list[Json]
+    components: list[Json]
     tasks_running: int
     tracing: bool
     counters: dict[str, int]

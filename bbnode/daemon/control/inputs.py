@@ -1,7 +1,8 @@
 """Inputs of an invoke as JSON: what a client may give for a value.
 
 Rule: "trigger", a number, true or false, lists of them, {"text": "…"}, {"bytes": base64} or
-{"npy": base64 of an .npy file}. Arrays are checked against their header before anything is
+{"npy": base64 of an .npy file}; for Metadata an object of scalars, for a MetadataVec a list of
+them. Arrays are checked against their header before anything is
 allocated, and never unpickled.
 """
 
@@ -19,8 +20,9 @@ from bbnode.daemon.control.errors import Problem
 from bbnode.daemon.control.json_lines import short
 from bbnode.daemon.invoke.numbers import numbers
 from bbnode.ir import types
+from bbnode.ir.errors import AuthorError
 from bbnode.ir.types import TypeNode
-from bbnode.ir.values import TRIGGER, Value
+from bbnode.ir.values import TRIGGER, Value, metadata_of
 
 EXPECTED = (
     '"trigger", a number, true or false, lists of them, {"text": "…"}, {"bytes": base64} or '
@@ -33,6 +35,12 @@ def to_value(name: str, given: Any, declared: TypeNode | None = None) -> Value:
 
     Raises `Problem` (400) naming the input.
     """
+    try:
+        made = metadata_of(given, declared)
+    except AuthorError as error:
+        raise Problem(400, "InvalidInput", f"input {name!r}: {error}") from error
+    if made is not None:
+        return made
     match given:
         case "trigger":
             return TRIGGER

@@ -193,6 +193,23 @@ async def model(host: Host, slot: str) -> Response:
     return Blob(data)
 
 
+@ENDPOINTS.add("GET", "/v1/targets", "targets")
+async def installed(host: Host) -> answers.TargetList:
+    """List the installed targets with their inputs, which `invoke` and `emit` take."""
+    return {
+        "targets": [
+            {
+                "target": target,
+                "inputs": {
+                    name: None if node is None else node.name
+                    for name, node in host.node.inputs(target).items()
+                },
+            }
+            for target in host.node.targets
+        ]
+    }
+
+
 @ENDPOINTS.add("POST", "/v1/reload", "reload")
 async def reload(host: Host) -> answers.Reloaded:
     """Read the configuration again; a refused one changes nothing, and the answer says why."""

@@ -52,6 +52,7 @@ def status(host: Host) -> answers.Status:
         "invoke": [r.as_json() for r in host.rounds],
         "executions": len(host.node.executions()),
         "waiting": waiting(host),
+        "components": components(host),
         "tasks_running": host.driver.tasks_running,
         "tracing": host.trace.on,
         "counters": host.all_counters(),
@@ -120,6 +121,14 @@ def waiting(host: Host) -> list[answers.Json]:
     """Return everything that waits, with its reason and its deadline."""
     now_ns = trio_clock_ns()
     return [w.as_json(now_ns) for w in host.node.waiting()]
+
+
+def components(host: Host) -> list[answers.Json]:
+    """Return what components tell of themselves: an index, say, how many items it has."""
+    return [
+        {"slot": slot, "type": host.node.binding(slot).type_name, **facts}
+        for slot, facts in host.node.facts().items()
+    ]
 
 
 def executions(host: Host) -> answers.ExecutionsView:

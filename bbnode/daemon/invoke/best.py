@@ -3,7 +3,8 @@
 Rule: a round counts if it ended well and its metric is a finite number. It is the best if its
 metric is better than the best one by more than `min_delta`. With a `patience`, the rounds end when
 so many that ended well, one after the other, were not; one that failed says nothing, one without
-the metric, or with NaN, is not better. A node that starts again takes all of it from its history.
+the metric, or with NaN, is not better. With an `until` they end when
+a round has reached it. A node that starts again takes all of it from its history.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class BestSoFar:
     value: float | None = None
     round: int = 0
     worse: int = field(default=0)
+    until: float | None = None
+    reached: float | None = None  # what a round had that was as good as `until`
 
     @classmethod
     def of(cls, entry: InvokeSection) -> BestSoFar | None:
@@ -49,12 +52,15 @@ class BestSoFar:
             mode=entry.mode or mode_of(entry.best),
             min_delta=entry.min_delta,
             patience=entry.patience,
+            until=entry.until,
         )
 
     def take(self, number: int, value: float | None, *, ok: bool = True) -> bool:
         """Count a round; return True if it is the best so far."""
         if not ok or number <= self.round:
             return False
+        if value is not None and math.isfinite(value) and self._is_enough(value):
+            self.reached = value
         if value is not None and math.isfinite(value) and self._is_better(value):
             self.value, self.round, self.worse = value, number, 0
             return True
@@ -87,6 +93,11 @@ class BestSoFar:
         if self.value is None:
             return f"no round had a number as {self.metric}"
         return f"best {self.metric} {self.value:.6g} in round {self.round}"
+
+    def _is_enough(self, value: float) -> bool:
+        if self.until is None:
+            return False
+        return value >= self.until if self.mode == "max" else value <= self.until
 
     def _is_better(self, value: float) -> bool:
         if self.value is None:

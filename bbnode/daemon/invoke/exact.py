@@ -28,6 +28,7 @@ from bbnode.ir.values import (
     CorrelationToken,
     EventKind,
     Metadata,
+    MetadataVec,
     OptionalValue,
     PeerIdVec,
     RequestId,
@@ -97,8 +98,14 @@ def _content(value: Value) -> dict[str, Any]:
             return {}
         case PeerId() | Multiaddr():
             return {"value": str(value)}
-        case bytes() | Metadata() | SearchResults() | PeerIdVec() | AddressVec():
+        case bytes() | Metadata() | MetadataVec() | PeerIdVec() | AddressVec():
             return {"value": _plain(value)}
+        case SearchResults():
+            return {
+                "value": [_tensor(value.ids), _tensor(value.distances)],
+                "metadata": _plain(value.metadata),
+                "senders": _plain(value.senders),
+            }
         case ResponseBatch():
             return {
                 "value": [{"peer": str(p), "value": _encoded(v)} for p, v in value.responses],
@@ -174,9 +181,17 @@ def _value(name: str, told: Any) -> Value:
         case "Bytes":
             return _read(given)
         case "Metadata":
-            return Metadata({key: _read(item) for key, item in given.items()})
+            return _metadata(given)
+        case "MetadataVec":
+            return MetadataVec(_metadata_list(given))
         case "SearchResults":
-            return SearchResults((int(number), float(_read(far))) for number, far in given)
+            ids, distances = given
+            return SearchResults(
+                _array("Tensor.INT64", ids),
+                _array("Tensor.FLOAT", distances),
+                _metadata_list(told["metadata"]),
+                [PeerId.parse(each) for each in told["senders"]],
+            )
         case "ResponseBatch":
             return ResponseBatch(
                 responses=tuple((PeerId.parse(e["peer"]), decoded(e["value"])) for e in given),
@@ -200,6 +215,14 @@ def _array(name: str, told: Any) -> Value:
     dtype = dtype_of(_TENSORS[name]).newbyteorder("<")
     data = base64.b64decode(told["data"], validate=True)
     return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def _metadata(given: Any) -> Metadata:
+    return Metadata({key: _read(item) for key, item in given.items()})
+
+
+def _metadata_list(given: Any) -> list[Metadata]:
+    return [_metadata(each) for each in given]
 
 
 def _read(given: Any) -> Any:

@@ -33,11 +33,9 @@ def numbers(given: Given, declared: TypeNode | None = None) -> Value:
     """
     kinds = {type(leaf) for leaf in _leaves(given)}
     if declared is types.TENSOR_STRING:
-        try:
-            if kinds <= {str}:
-                return np.asarray(given, str).astype(object)
-        except ValueError as error:
-            raise ValueError(_EXPECTED_TEXTS) from error
+        texts = np.array(given, object)  # lists of several lengths stay lists in it
+        if kinds <= {str} and not any(isinstance(each, list) for each in texts.flat):
+            return texts
         raise ValueError(_EXPECTED_TEXTS)
     if not kinds <= {bool, int, float} or (bool in kinds and len(kinds) > 1):
         raise ValueError(_EXPECTED)

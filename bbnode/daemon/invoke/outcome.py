@@ -54,6 +54,8 @@ class InvokeOutcome:
         refused: peers that did not answer a request of it, or whose answer was not counted, and
             why; the execution went on without them.
         left_out: values and failures beyond MAX_KEPT_OUTPUTS.
+        coded: `raw_bytes` of the tensors that codecs encoded or decoded in it, and `code_bytes` of
+            their codes; empty without codecs.
     """
 
     execution: int
@@ -65,6 +67,7 @@ class InvokeOutcome:
     failures: list[dict[str, str]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     left_out: int = 0
+    coded: dict[str, int] = field(default_factory=dict)
     over: trio.Event = field(default_factory=trio.Event)
     chain: int = 0
     _ended: bool = False
@@ -105,6 +108,9 @@ class InvokeOutcome:
                 for peer in said["missing"]:
                     reason = said["reasons"].get(str(peer), "no answer by the deadline")
                     self._refuse(str(peer), reason)
+            case steps.Telemetry(name="codec.encoded" | "codec.decoded", attributes=said):
+                for name in ("raw_bytes", "code_bytes"):
+                    self.coded[name] = self.coded.get(name, 0) + said[name]
             case steps.Telemetry(name="contribution.refused", attributes=said):
                 self._refuse(str(said["peer"]), said["reason"])
             case steps.Telemetry(name="send.refused", attributes=said):
@@ -129,6 +135,7 @@ class InvokeOutcome:
             "refused": self.refused,
             "missing": self.missing,
             "left_out": self.left_out,
+            "coded": self.coded,
         }
 
     def _add(self, topic: str, value: Value, peer: PeerId | None) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import trio
 
 from bbnode.daemon.config import InputValue, InvokeSection, TextInput
@@ -23,6 +24,7 @@ from bbnode.daemon.invoke.best import BestSoFar
 from bbnode.daemon.invoke.numbers import numbers
 from bbnode.daemon.observing.events import summarize
 from bbnode.engine import Node, steps
+from bbnode.ir import types
 from bbnode.ir.caps import MAX_KEPT_OUTPUTS
 from bbnode.ir.errors import BbnodeError, DeploymentError
 from bbnode.ir.texts import listed
@@ -61,6 +63,9 @@ _SHOWN_OF_A_ROUND = (
 
 # Peers whose reasons one line tells; there may be a thousand.
 SHOWN_NOT_READY = 4
+
+# Bytes of the tensors that went through the node's codecs in a round, and of their codes.
+CODED_METRICS = ("codec.raw_bytes", "codec.code_bytes")
 
 # Of a missing peer of which nothing else is known.
 LATE = "no answer by the deadline"
@@ -134,6 +139,11 @@ class Round:
             if metric in self.metrics or len(self.metrics) < MAX_METRICS:
                 self.metrics[metric] = number
 
+    def take_coded(self, raw_bytes: int, code_bytes: int) -> None:
+        """Add what a codec encoded or decoded to the metrics."""
+        for name, count in zip(CODED_METRICS, (raw_bytes, code_bytes), strict=True):
+            self.metrics[name] = self.metrics.get(name, 0) + count
+
     def take_traffic(self, now: Traffic) -> None:
         """Add what was moved since the start; a peer that connected again begins at 0."""
         self.bytes_in = now.bytes_in - self.at_start.bytes_in
@@ -200,6 +210,8 @@ class Rounds:
         self._said_missing = False
         # Why the rounds ended before `times`; "" while they did not.
         self.stopped = ""
+        # What failed in a way that it would in each further round too.
+        self._final = ""
         self._peers_changed = trio.Event()
         self._current: Round | None = None
         self.done = done
@@ -321,6 +333,7 @@ class Rounds:
                     "seconds": round(finished.seconds, 3),
                     "responded": len(finished.responded),
                     "missing": finished.missing_why,
+                    "refused": finished.refused,
                 },
             )
             if not finished.ok:
@@ -338,9 +351,15 @@ class Rounds:
     def _wants_more(self) -> bool:
         if self._entry.times and self.done >= self._entry.times:
             return False
-        if self.best is None or not self.best.exhausted:
+        best = self.best
+        if self._final:
+            self.stopped = self._final
+        elif best is not None and best.reached is not None:
+            self.stopped = f"{best.metric} {best.reached:.6g} reached until={best.until:g}: {best}"
+        elif best is not None and best.exhausted:
+            self.stopped = f"nothing better in {best.patience} rounds: {best}"
+        else:
             return True
-        self.stopped = f"nothing better in {self.best.patience} rounds: {self.best}"
         logger.info("rounds stopped early", extra={"reason": self.stopped, "done": self.done})
         return False
 
@@ -420,6 +439,8 @@ class Rounds:
             case steps.OpFailed() if step.execution == current.execution:
                 if len(current.failures) < MAX_KEPT_OUTPUTS:
                     current.failures.append(str(step))
+                if step.is_final:
+                    self._final = step.detail
             case steps.Telemetry() if step.attributes.get("execution") != current.execution:
                 return
             case steps.Telemetry(name="request.closed", attributes=said):
@@ -431,6 +452,8 @@ class Rounds:
                 current.missing_why |= {p: said["reasons"].get(p, LATE) for p in missing}
                 for peer in said["responded"]:
                     current.say(str(peer), said.get("numbers", {}).get(peer, {}))
+            case steps.Telemetry(name="codec.encoded" | "codec.decoded", attributes=said):
+                current.take_coded(said["raw_bytes"], said["code_bytes"])
             case steps.Telemetry(name="contribution.refused", attributes=said):
                 current.refused[str(said["peer"])] = said["reason"]
             case steps.ExecutionFinished() if step.execution == current.execution:
@@ -525,6 +548,8 @@ def to_value(name: str, given: InputValue, declared: TypeNode | None) -> Value:
     if given == "trigger":
         return TRIGGER
     if isinstance(given, TextInput):
+        if declared is types.TENSOR_STRING:
+            return np.array(given.text, object)
         return given.text.encode()
     try:
         return numbers(given, declared)

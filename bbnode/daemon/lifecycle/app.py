@@ -360,7 +360,12 @@ class Daemon:
             if self._driver.take_rest() or len(left) != len(unsent):
                 await self._save_last(left)
             unsent = left
-            # As the last: what is written is complete without it.
+            # As the last: what is written is complete without them.
+            raised = await trio.to_thread.run_sync(
+                self._node.stop_components, abandon_on_cancel=True
+            )
+            for slot, error in raised.items():
+                logger.warning("component failed at the stop", extra={"slot": slot, "why": error})
             await trio.to_thread.run_sync(self._history.close, abandon_on_cancel=True)
         if scope.cancelled_caught:
             logger.warning("stop took too long, leaving")

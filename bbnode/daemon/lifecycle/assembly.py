@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Final
 from multiaddr import Multiaddr
 
 from bbnode import __version__
+from bbnode.access.secrets import NodeSecrets
 from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.components.settings import path_settings
 from bbnode.daemon import paths
@@ -146,6 +147,7 @@ def install_node(
         incarnation=incarnation,
         record=record,
         own_artifact=artifact.own,
+        secrets=NodeSecrets(identity),
     )
 
 

@@ -105,4 +105,7 @@ class LastResort:
     def _say(self, within_s: float) -> None:
         state = "saved" if self.saved else "not saved: the last checkpoint counts"
         logger.warning("stop took too long, leaving", extra={"after_s": within_s, "state": state})
-        logging.shutdown()
+        # Not logging.shutdown, which closes as well: what a library's handler closes may be ours.
+        for handler in logging.getLogger().handlers:
+            with contextlib.suppress(OSError, ValueError):  # gone or closed: the others count
+                handler.flush()

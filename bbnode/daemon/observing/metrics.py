@@ -144,6 +144,7 @@ class NodeCollector(Collector):
         yield from _transport_metrics(host.backend.metrics())
         yield from _peer_metrics(host)
         yield from _round_metrics(host)
+        yield from _component_metrics(host)
         yield from counter_metrics(host.all_counters())
 
 
@@ -290,6 +291,17 @@ def _round_metrics(host: Host) -> Iterator[Metric]:
     }
     text = "outputs of the last round that are single numbers"
     yield _gauge("last_round_output", text, outputs, "target", "name")
+
+
+def _component_metrics(host: Host) -> Iterator[Metric]:
+    """Yield the numbers that components tell of themselves, by slot."""
+    rows: dict[tuple[str, ...], float] = {
+        (slot, name): float(value)
+        for slot, facts in host.node.facts().items()
+        for name, value in facts.items()
+        if isinstance(value, int | float)
+    }
+    yield _gauge("component", "what a component tells of itself", rows, "slot", "fact")
 
 
 def _identifier(name: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bbnode.components.contracts import Component, ComponentError, Model
 from bbnode.components.errors import NotExportable
+from bbnode.components.models.state_vector import StateVector
 from bbnode.components.registry import build_config, component_class
 from bbnode.daemon import paths
 from bbnode.daemon.state.checkpoint import Checkpoint, CheckpointRefused
@@ -43,7 +44,12 @@ class WouldOverwrite(DeploymentError):
 def models_of(node: Node) -> list[Binding]:
     """Return the bindings of a node's slots with a model."""
     found = map(node.binding, node.slots)
-    return [binding for binding in found if binding.role == Model.ROLE]
+    return [binding for binding in found if _has_model(binding)]
+
+
+def _has_model(binding: Binding) -> bool:
+    """Return True for a slot with a model; a vector in the place of one has nothing to export."""
+    return binding.role == Model.ROLE and binding.type_name != StateVector.TYPE_NAME
 
 
 def chosen(models: Sequence[str], slot: str | None, *, where: str) -> str:
@@ -125,7 +131,7 @@ def from_checkpoint(
         raise CheckpointRefused(f"the checkpoint can't be used: {error}") from error
     plan = plan_program(artifact.model, targets or artifact.targets)
     slots = {each.name: each for each in plan.slots}
-    models = [n for n, each in slots.items() if n in states and each.binding.role == Model.ROLE]
+    models = [n for n, each in slots.items() if n in states and _has_model(each.binding)]
     name = chosen(models, slot, where="the checkpoint")
     binding, (type_name, state) = slots[name].binding, states[name]
     if binding.type_name != type_name:

@@ -312,12 +312,12 @@ def find_invocation(
                 f"--input: {name!r} has no input {each!r}{did_you_mean(each, played.inputs)}; it "
                 f"has: {_typed(played)}"
             )
+    begun = [part for part in played.parts if any(each in inputs for each in part)]
+    wanted = begun[0] if len(begun) == 1 else tuple(played.inputs)
     # What is not given: a trigger is, whatever it is called.
-    given = {
-        **{each: "trigger" for each, kind in played.inputs.items() if kind == TRIGGER},
-        **inputs,
-    }
-    missing = [each for each in played.inputs if each not in given]
+    triggers = (each for each in wanted if played.inputs[each] == TRIGGER)
+    given = {**dict.fromkeys(triggers, "trigger"), **inputs}
+    missing = [each for each in wanted if each not in given]
     if missing:
         raise NothingToInvoke(
             f"--invoke {name}: give --input NAME=VALUE for {', '.join(missing)} too; it takes: "

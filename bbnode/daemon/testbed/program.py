@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bbnode.components.contracts import ProtocolComponent, inbound_ops
 from bbnode.components.registry import ENTRY_POINT_GROUP, UnknownComponentType, component_class
 from bbnode.components.settings import local_settings, stored_settings
 from bbnode.daemon import paths
@@ -27,8 +28,10 @@ from bbnode.ir.types import TRIGGER, TypeNode
 from bbnode.ops.custom import custom_ops_of
 
 ARTIFACT_SUFFIX = ".onnx"
-# The role whose components send by themselves: to whom is not in the program.
-_SENDS_BY_ITSELF = "Protocol"
+# The role whose components may send by themselves: to whom is not in the program.
+_PROTOCOL = "Protocol"
+# One that never does has no use for these.
+_HOOKS_OF_SENDERS = ("on_timer", "on_answer", "on_no_answer")
 
 
 class ArtifactTakesNoArguments(DeploymentError):
@@ -43,6 +46,7 @@ class PlayedClass:
     inputs: Mapping[str, TypeNode | None]
     outputs: tuple[str, ...]
     slots: Mapping[str, SlotPlan]
+    parts: tuple[tuple[str, ...], ...] = ()  # of its inputs, each of which is enough
 
     @property
     def starts_with_triggers(self) -> bool:
@@ -138,11 +142,13 @@ def describe_program(
 
 
 def _played(program: Any, name: str, main: Function) -> PlayedClass:
+    plan = plan_program(program, [main.name])
     return PlayedClass(
         name=name,
         inputs={each: main.kind_of(each) for each in main.inputs},
         outputs=tuple(main.outputs),
-        slots={slot.name: slot for slot in plan_program(program, [main.name]).slots},
+        slots={slot.name: slot for slot in plan.slots},
+        parts=plan.targets[0].parts,
     )
 
 
@@ -151,8 +157,19 @@ def _talks(mains: list[Function], classes: Mapping[str, PlayedClass]) -> Iterato
         if edge.source is not None:
             yield frozenset((edge.source.metadata[keys.HOME_KEY], edge.to.metadata[keys.HOME_KEY]))
     for name, played in classes.items():
-        if any(slot.binding.role == _SENDS_BY_ITSELF for slot in played.slots.values()):
+        if any(_sends_by_itself(slot) for slot in played.slots.values()):
             yield from (frozenset((name, other)) for other in classes)
+
+
+def _sends_by_itself(slot: SlotPlan) -> bool:
+    if slot.binding.role != _PROTOCOL:
+        return False
+    cls = _class_of(slot)
+    if cls is None or inbound_ops(cls):
+        return True
+    return any(
+        getattr(cls, name) is not getattr(ProtocolComponent, name) for name in _HOOKS_OF_SENDERS
+    )
 
 
 def _modules_of(classes: Mapping[str, PlayedClass]) -> Iterator[str]:

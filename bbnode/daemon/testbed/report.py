@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bbnode.daemon import paths
+from bbnode.daemon.invoke.rounds import CODED_METRICS
 
 SCHEMA = "bbnode/up/1"
 _PACKAGES = (
@@ -26,7 +27,9 @@ _KEPT = (
 
 def round_row(node: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of the report from a round as the node that invoked it tells it."""
-    return {"node": node, **{key: record[key] for key in _KEPT if key in record}}
+    metrics = record.get("metrics", {})
+    coded = {name: metrics[name] for name in CODED_METRICS if name in metrics}
+    return {"node": node, **{key: record[key] for key in _KEPT if key in record}, **coded}
 
 
 def numbers_of(outputs: Mapping[str, Any]) -> dict[str, float]:

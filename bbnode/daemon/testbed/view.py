@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from bbnode.daemon.invoke.rounds import CODED_METRICS
 from bbnode.daemon.observing.live_view import LiveView, size
 from bbnode.daemon.testbed.report import numbers_of
 from bbnode.ir.texts import printable
@@ -112,11 +113,14 @@ class RoundsView(LiveView):
         if not row["ok"]:
             return f"{head}  FAILED  {printable(failures_text(row, self._names))}"
         missing = printable(missing_text(row, self._names))
+        refused = printable(refused_text(row, self._names))
         numbers = list(numbers_of(row["outputs"]).items())[:_SHOWN_COLUMNS]
         shown = "".join(f"{printable(name)} {number(name, value)}  " for name, value in numbers)
         return (
-            f"{head}  {shown}{row['seconds']:6.2f} s  {size(row['bytes']):>9}  "
-            f"answered {len(set(row['responded']))}" + (f"  missing {missing}" if missing else "")
+            f"{head}  {shown}{row['seconds']:6.2f} s  {size(row['bytes']):>9}  {_coded(row)}"
+            f"answered {len(set(row['responded']))}"
+            + (f"  missing {missing}" if missing else "")
+            + (f"  refused {refused}" if refused else "")
         )
 
     def _draw(self) -> Group:
@@ -173,6 +177,8 @@ def summary_table(
     for column in ("round", *outputs, "seconds", "bytes", "answered"):
         table.add_column(_text(column), justify="right")
     table.add_column("missing")
+    if any(row["refused"] for row in rows):
+        table.add_column("refused")
     for row in rows:
         who = [row["node"]] if named else []
         values = numbers_of(row["outputs"]) if row["ok"] else {}
@@ -182,7 +188,7 @@ def summary_table(
             cells += [size(row["bytes"]), str(len(set(row["responded"]))), missing_text(row, names)]
         else:
             cells += ["", "", f"FAILED: {failures_text(row, names)}"]
-        table.add_row(*map(_text, cells))
+        table.add_row(*map(_text, [*cells, refused_text(row, names)][: len(table.columns)]))
     return table
 
 
@@ -261,3 +267,15 @@ def missing_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
     # A round may hold several requests; each tells of all.
     found = sorted({names.get(peer, peer[-6:]) for peer in row["missing"]})
     return ", ".join(f"{name} ({why[name]})" if name in why else name for name in found)
+
+
+def refused_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """Return the peers whose answers were not counted by name, each with the reason."""
+    why = {names.get(peer, peer[-6:]): text for peer, text in row["refused"].items()}
+    return ", ".join(f"{name} ({why[name]})" for name in sorted(why))
+
+
+def _coded(row: Mapping[str, Any]) -> str:
+    """Return what the codecs of a round saved, "" without any."""
+    raw, code = (row.get(name) for name in CODED_METRICS)
+    return f"codecs {size(raw)} as {size(code)}  " if raw and code else ""

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from bbnode.dsl.core.attributes import (
     CONSTANT_ATTRIBUTE,
@@ -224,15 +224,36 @@ class AnswersOutput(Output):
         )  # fmt: skip
         return cast("tuple[AnswersOutput, ...]", made)
 
-    def merged(self, *, k: int = 10) -> tuple[ResultsOutput, Output]:
-        """The `k` nearest of answers that are SearchResults, nearest first, and who sent each.
+    def usable(self, *, k: int = 10, query: Output | None = None) -> AnswersOutput:
+        """Those of answers that are SearchResults which can be true; who gave others is missing.
 
-        Returns:
-            SearchResults, and a PeerIdVec of the same length, in which a peer may be named
-            several times.
+        What can't be is reported under the peer's name: more than `k` hits for a query, an id twice
+        among them, a distance that is NaN or minus infinity, an order that is not nearest first,
+        or answers for another number of queries than `query`, as for `merged`.
         """
-        results, senders = self.graph.opened("Merge", self, k=k)
-        return cast(ResultsOutput, results), senders
+        inputs = (self,) if query is None else (self, query)
+        made = self.graph.record(spec_of(keys.RESPONSES_DOMAIN, "Usable"), inputs, {"k": k})
+        return cast(AnswersOutput, made[0])
+
+    def merged(
+        self, *, k: int = 10, query: Output | None = None, distinct: int = 0, share: int = 0
+    ) -> ResultsOutput:
+        """The `k` nearest of answers that are SearchResults, nearest first; `.senders` found them.
+
+        Args:
+            k: for each query.
+            query: what was searched for, [D] or [Q, D]: answers for another number of queries are
+                left out and reported. Without it, those that differ from most are.
+            distinct: 1: of hits with one id only the nearest, as where several peers hold the same
+                items. n of 2 or more: only ids that so many peers have found, each as far as n of
+                them say it is, so that n - 1 liars make none up, and none nearer. 0: all hits.
+            share: hits of one peer for a query, at most; 0: any number. A peer that calls all that
+                it has near takes no more places than that.
+        """
+        inputs = (self,) if query is None else (self, query)
+        spec = spec_of(keys.RESPONSES_DOMAIN, "Merge")
+        made = self.graph.record(spec, inputs, {"k": k, "distinct": int(distinct), "share": share})
+        return cast(ResultsOutput, made[0])
 
 
 class ResultsOutput(Output):
@@ -242,13 +263,32 @@ class ResultsOutput(Output):
 
     @property
     def ids(self) -> Output:
-        """The ids, int64 [k]."""
+        """The ids, int64 [k]; of a batch of queries [Q, k], with -1 at the end of short rows."""
         return self.graph.opened("Ids", self, domain=keys.SEARCH_DOMAIN)[0]
 
     @property
     def distances(self) -> Output:
-        """The distances, float32 [k]."""
+        """The distances, float32 of the same shape; +inf beside an id of -1."""
         return self.graph.opened("Distances", self, domain=keys.SEARCH_DOMAIN)[0]
+
+    @property
+    def metadata(self) -> Output:
+        """The metadata of each hit, row by row, a MetadataVec; empty where no item has any."""
+        return self.graph.opened("Metadata", self, domain=keys.SEARCH_DOMAIN)[0]
+
+    @property
+    def senders(self) -> Output:
+        """The peer that found each hit, row by row, a PeerIdVec; empty where all was found here."""
+        return self.graph.opened("Senders", self, domain=keys.SEARCH_DOMAIN)[0]
+
+    def entry(self, name: str, type: TypeNode = types.TENSOR_STRING) -> Output:  # noqa: A002
+        """One entry of the hits' metadata, row by row, as a tensor [hits] of the given type.
+
+        A hit without it, or with one of another kind, has "", 0, False or, of floats, NaN.
+        """
+        kind = need_tensor_type("type", type)
+        made = self.graph.opened("Entry", self, domain=keys.SEARCH_DOMAIN, name=name, to=kind.id)
+        return made[0]
 
 
 _OUTPUT_OF = {types.RESPONSE_BATCH: AnswersOutput, types.SEARCH_RESULTS: ResultsOutput}
@@ -258,32 +298,62 @@ _OUTPUT_OF = {types.RESPONSE_BATCH: AnswersOutput, types.SEARCH_RESULTS: Results
 After = Output | list[Output] | tuple[Output, ...] | None
 
 
+class TensorCoder(Protocol):
+    """The methods of a CodecSlot that a port with `codec=` records."""
+
+    def encode(self, g: Graph, tensor: Output) -> Output:
+        """Record the code of a tensor."""
+
+    def decode(self, g: Graph, code: Output) -> Output:
+        """Record the tensor of a code."""
+
+    def decode_all(self, g: Graph, responses: Output, *, parts: str) -> AnswersOutput:
+        """Record answers with their codes decoded."""
+
+
+# The argument `codec=`: a CodecSlot, or several, of which the first one encodes first.
+Coding = TensorCoder | Sequence[TensorCoder] | None
+
+
 class Request:
     """One request to a cohort of peers and its one batch of answers.
 
     Attributes:
         port: the author's name of it.
         received: the value, on the peers' class; its `.sender` is the peer that asks.
-        responses: the answers, back on the class that asked.
         request_id: the request's id, on the class that asked.
     """
 
-    __slots__ = ("_answered", "_remote_id", "port", "received", "request_id", "responses")
+    __slots__ = (
+        *("_answered", "_remote_id", "_responses", "_responses_read"),
+        *("port", "received", "request_id"),
+    )
 
     def __init__(self, port: str, recorded: tuple[Output, ...]) -> None:
         request_id, responses, received, sender, remote_id = recorded
         self.port = port
         self.received = dataclasses.replace(received, from_peer=sender)
-        self.responses = cast(AnswersOutput, responses)
+        self._responses = cast(AnswersOutput, responses)
+        self._responses_read = False
         self.request_id = request_id
         self._remote_id = remote_id
         self._answered = ""
 
-    def respond(self, value: Output, *, after: After = None) -> None:
+    @property
+    def responses(self) -> AnswersOutput:
+        """The answers, back on the class that asked."""
+        self._responses_read = True
+        return self._responses
+
+    def respond(self, value: Output, *, after: After = None, codec: Coding = None) -> None:
         """Answer the request, on the peers' class, once.
 
+        With `codec` the answer travels as its code, as in `net_out`, and `responses` are the
+        decoded answers.
+
         Raises:
-            BadArgument: the request is answered already.
+            BadArgument: the request is answered already; or `codec` has nothing to encode, or comes
+                when `responses` were read.
         """
         g = self.received.graph
         if self._answered:
@@ -292,10 +362,24 @@ class Request:
                 f"request {self.port!r} is answered already at {self._answered}; a request has "
                 "one answer: put several values into one with g.bundle([…])",
             )
+        coders = g.coders(codec)
+        if coders and self._responses_read:
+            raise g.error(
+                BadArgument,
+                f"the responses of request {self.port!r} were read before respond(…, codec=…); "
+                "record the answer first, and then what reads the responses",
+            )
+        kinds = [part.type for part in g.parts_of(value)]
+        value, marks = g.encoded(value, coders)
         g.record(
             _RESPOND, (value, self.received.sender, self._remote_id), after=after,
             metadata={keys.PORT_KEY: self.port},
         )  # fmt: skip
+        for coder in reversed(coders):
+            self._responses = coder.decode_all(g, self._responses, parts=marks)
+        if coders:
+            known = ",".join(kind.id if kind.is_leaf else "" for kind in kinds)
+            g.last_node.metadata[keys.DECODED_TYPES_KEY] = known
         self._answered = author_line()
 
 
@@ -322,6 +406,9 @@ class Graph:
         self._closed = False
         self._branch = ""  # title of the branch of this Graph's that is being recorded, if any
         self._received: dict[str, Output] = {}
+        # Of each port the value of its first send, as it travels, and the slots that encode it.
+        self._sent: dict[str, tuple[Output, tuple[TensorCoder, ...]]] = {}
+        self._bundled: dict[str, tuple[Output, ...]] = {}
         self._request_ports: set[str] = set()
         self._opened: dict[tuple[object, ...], tuple[Output, ...]] = {}
 
@@ -335,7 +422,7 @@ class Graph:
     def input(
         self, name: str, type: TypeNode = types.ANY,  # noqa: A002
         *, shape: Shape | None = None, denotation: str = "",
-        axes: Sequence[str | None] | None = None,
+        axes: Sequence[str | None] | None = None, home: str | None = None,
     ) -> Output:  # fmt: skip
         """A value handed in by the invoker or caller of the Module.
 
@@ -346,6 +433,8 @@ class Graph:
                 length), or None. A value of another shape is refused.
             denotation: ONNX's word for what the tensor is: IMAGE, AUDIO, TEXT, TENSOR.
             axes: ONNX's word for each axis, such as DATA_BATCH, or None.
+            home: the class of peer that is given the value; None for the Module's home. Only the
+                program itself has inputs on several classes, not a Module that another one calls.
 
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
@@ -362,6 +451,9 @@ class Graph:
         value = self.declare(name, declared.kind or type)
         self.declare_as(value, declared)
         self._function.inputs.append(name)
+        if home is not None and check_class(home) != self.home:
+            note = self._function.notes.setdefault(name, ValueNote())
+            note.metadata[keys.INPUT_HOME_KEY] = home
         return value
 
     def output(
@@ -442,6 +534,7 @@ class Graph:
     def net_out(
         self, port: str, peers: Output, value: Output, *, after: After = None,
         hops: int | None = None, budget: float | None = None, shape: Shape | None = None,
+        codec: Coding = None,
     ) -> Output:  # fmt: skip
         """Send `value` to `peers` and return it as it lives on the class of those peers.
 
@@ -463,25 +556,38 @@ class Graph:
                 if one did. A loop over the network renews its budget so, each time around.
             shape: of what is received, as for `input`; None: that of `value`, as far as the
                 compiler finds it. What arrives in another shape is refused.
+            codec: a CodecSlot: the value travels as its code, and what is returned is decoded; of a
+                bundle each part that is a tensor of floats. With a list of slots the first one
+                encodes first. All sends to one port have the same.
 
         Returns:
             The received value; its `.sender` is the peer that sent it.
 
         Raises:
             DuplicateName: a request has that port.
-            BadArgument: `hops` is not a number of hops, or `budget` no number of seconds.
+            BadArgument: `hops` is not a number of hops, or `budget` no number of seconds; `codec`
+                is no CodecSlot, not that of an earlier send, or has nothing to encode.
         """
         # The compiler makes the receiving op from the outputs that live on the far side.
         if port in self._request_ports:
             self._check_new_port(port)
         check_name("port name", port)
-        first = self._received.get(port)
+        coders = self.coders(codec)
+        first, known = self._sent.get(port, (None, coders))
+        if [*map(id, coders)] != [*map(id, known)]:
+            raise self.error(
+                BadArgument,
+                f"port {port!r} is sent to with another codec; give all its sends the same one",
+            )
         metadata = self._port_metadata(port, hops)
         if budget is not None:
             metadata[keys.BUDGET_NS_KEY] = str(_budget_ns(port, budget, hops))
         if first is not None:
             metadata[keys.FAN_IN_KEY] = first.name
-        received, sender = self.record(_SEND, (value, peers), after=after, metadata=metadata)
+        code, marks = self.encoded(value, coders)
+        wire, sender = self.record(_SEND, (code, peers), after=after, metadata=metadata)
+        self._sent.setdefault(port, (wire, coders))
+        received = self.decoded(wire, value, coders, marks)
         if shape is not None:
             received = self.expect(received, shape=shape)
         received = dataclasses.replace(received, from_peer=sender)
@@ -490,7 +596,7 @@ class Graph:
 
     def request(
         self, port: str, peers: Output, value: Output, *, quorum: int = 0,
-        deadline: float = 0.0, after: After = None, hops: int | None = None,
+        deadline: float = 0.0, after: After = None, hops: int | None = None, codec: Coding = None,
     ) -> Request:  # fmt: skip
         """Ask `peers` and wait for their answers, as one batch.
 
@@ -499,14 +605,14 @@ class Graph:
 
         Args:
             port: a name for the request, of its own; `lookup_output` finds `received` by it.
-            peers, value, after, hops: as for `net_out`.
+            peers, value, after, hops, codec: as for `net_out`; answers have a codec of their own.
             quorum: answers that are enough at the deadline; 0 for all.
             deadline: seconds to wait; 0 for the compiler's budget per hop, times the hops
                 until the answer is there.
 
         Raises:
             DuplicateName: something has that port.
-            BadArgument: `deadline`, `quorum` or `hops` is out of range.
+            BadArgument: `deadline`, `quorum` or `hops` is out of range, or as for `net_out`.
         """
         self._check_new_port(port)
         given: object = deadline
@@ -518,9 +624,14 @@ class Graph:
             )
         attributes = {keys.ATTR_QUORUM: quorum, keys.ATTR_DEADLINE_NS: round(seconds * NS_PER_S)}
         metadata = self._port_metadata(port, hops)
+        coders = self.coders(codec)
+        code, marks = self.encoded(value, coders)
         made = Request(
-            port, self.record(_REQUEST, (value, peers), attributes, after=after, metadata=metadata)
+            port, self.record(_REQUEST, (code, peers), attributes, after=after, metadata=metadata)
         )
+        if coders:
+            received = self.decoded(made.received, value, coders, marks)
+            made.received = dataclasses.replace(received, from_peer=made.received.sender)
         self._received[port] = made.received
         self._request_ports.add(port)
         return made
@@ -552,14 +663,16 @@ class Graph:
             )
         return self.record(_WHEN, (condition,), {"expect": expect}, after=after)[0]
 
-    def respond(self, request: Request, value: Output, *, after: After = None) -> None:
+    def respond(
+        self, request: Request, value: Output, *, after: After = None, codec: Coding = None
+    ) -> None:
         """Answer a request, on the peers' class: the same as `request.respond(value)`."""
         if not isinstance(request, Request):
             raise self.error(
                 BadArgument, f"{request!r:.60} is not a request; g.request returns one"
             )
         self.value_name(request.received)
-        request.respond(value, after=after)
+        request.respond(value, after=after, codec=codec)
 
     def collect(
         self, value: Output, *, n: int = 0, until: float = 0.0, quorum: int = 0,
@@ -643,6 +756,80 @@ class Graph:
             )
         return {keys.PORT_KEY: port, keys.CHAIN_DEPTH_KEY: str(hops)}
 
+    # --- codecs ----------------------------------------------------------------------------
+
+    def coders(self, given: Coding) -> tuple[TensorCoder, ...]:
+        """Return the slots that an argument `codec` names; BadArgument for anything else."""
+        listed = given if isinstance(given, list | tuple) else () if given is None else (given,)
+        for each in listed:
+            if getattr(each, "ROLE", None) != "Codec" or isinstance(each, type):
+                raise self.error(
+                    BadArgument,
+                    f"codec={each!r:.60} is no CodecSlot; write codec=CodecSlot(name), and bind a "
+                    "codec such as bbnode.Int8Codec to that slot",
+                )
+        return cast("tuple[TensorCoder, ...]", tuple(listed))
+
+    def parts_of(self, value: Output) -> tuple[Output, ...]:
+        """Return the values that were bundled into one here; of any other value itself."""
+        return self._bundled.get(value.name, (value,))
+
+    def encoded(self, value: Output, coders: Sequence[TensorCoder]) -> tuple[Output, str]:
+        """Return a value as it travels, and "1" for each part of a bundle that is encoded, or "0".
+
+        Raises:
+            BadArgument: it is no tensor, and no bundle made here with a tensor of floats in it.
+        """
+        self.value_name(value)
+        if not coders:
+            return value, ""
+        if value.type.is_a(types.TENSOR):
+            for coder in coders:
+                value = coder.encode(self, value)
+            return value, ""
+        parts = self.parts_of(value)
+        marks = "".join("01"[_is_of_floats(part.type)] for part in parts)
+        if "1" not in marks:
+            raise self.error(
+                BadArgument,
+                f"codec= has nothing to encode in {value.name!r} ({value.type.name}); give it a "
+                "tensor, or a g.bundle of this Graph in which a part is known as a tensor of "
+                "floats (g.expect says what a value is)",
+            )
+        sent = [
+            self.encoded(part, coders)[0] if mark == "1" else part
+            for part, mark in zip(parts, marks, strict=True)
+        ]
+        return self.bundle(sent), marks
+
+    def decoded(
+        self, code: Output, value: Output, coders: Sequence[TensorCoder], marks: str
+    ) -> Output:
+        """Return what was encoded from `value` as it is after the way."""
+        if not coders:
+            return code
+        if marks:
+            kinds = [part.type for part in self._bundled[value.name]]
+            sent = [types.TENSOR if m == "1" else k for m, k in zip(marks, kinds, strict=True)]
+            parts = zip(self.unbundle(code, sent), self._bundled[value.name], marks, strict=True)
+            return self.bundle(
+                [self.decoded(p, was, coders, "") if m == "1" else p for p, was, m in parts]
+            )
+        for coder in reversed(coders):
+            code = coder.decode(self, code)
+        return self.expect(code, value.type) if value.type.is_leaf else code
+
+    def with_entry(
+        self, metadata: Output, name: str, values: Output, *, after: After = None
+    ) -> Output:
+        """Metadata of several items with one entry more: `values` [N], texts or numbers.
+
+        `metadata` is a MetadataVec of N, or an empty one. `.entry(name)` of search results reads
+        it. At run time, another number of values fails the op.
+        """
+        spec = spec_of(keys.SEARCH_DOMAIN, "WithEntry")
+        return self.record(spec, (metadata, values), {"name": name}, after=after)[0]
+
     # --- composites ------------------------------------------------------------------------
 
     def bundle(self, parts: Sequence[Output], *, after: After = None) -> Output:
@@ -655,7 +842,9 @@ class Graph:
         for part in parts:
             self.value_name(part)
         given = _children([part.type for part in parts])
-        return self.record(_BUNDLE, parts, given, after=after)[0]
+        (made,) = self.record(_BUNDLE, parts, given, after=after)
+        self._bundled[made.name] = tuple(parts)
+        return made
 
     def unbundle(
         self, composite: Output, part_types: Sequence[TypeNode], *, after: After = None
@@ -1091,6 +1280,10 @@ def as_graph(g: object, call: str) -> Graph:
 
 
 # --- signatures ----------------------------------------------------------------------------
+
+
+def _is_of_floats(kind: TypeNode) -> bool:
+    return kind in (types.TENSOR, types.TENSOR_FLOAT, types.TENSOR_DOUBLE)
 
 
 def _children(kinds: Sequence[TypeNode]) -> dict[str, Any]:

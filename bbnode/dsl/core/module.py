@@ -203,6 +203,14 @@ def _record_call(
 ) -> ModuleOutputs:  # fmt: skip
     """Record a call; a function that is not recorded yet accepts any inputs."""
     called = function or Function(inputs=list(given))
+    for formal in called.inputs:
+        if called.home_of_input(formal) is not None:
+            raise BadArgument(
+                f"input {formal!r} is given to another class of peer (home="
+                f"{called.home_of_input(formal)!r}), which only the inputs of the program itself "
+                "are; take it by a net_out",
+                module,
+            )
     call_name = g.call_name(module)
     _check_inputs(module, called.inputs, given)
     made = g.emit(

@@ -68,12 +68,13 @@ _KIND_SUFFIX = {
 class _Hooks:
     """The methods of one component that the engine itself calls; None where it has none."""
 
-    __slots__ = ("on_answer", "on_no_answer", "on_timer")
+    __slots__ = ("on_answer", "on_no_answer", "on_peer_down", "on_timer")
 
     def __init__(self, make: Callable[[str, int], EntryPlan | None]) -> None:
         self.on_timer = make("on_timer", 1)
         self.on_answer = make("on_answer", 2)
         self.on_no_answer = make("on_no_answer", 2)
+        self.on_peer_down = make("on_peer_down", 1)
 
 
 @dataclass(eq=False, repr=False)
@@ -338,6 +339,12 @@ class ComponentMessenger:
         """Tell components that a peer will not answer what they asked before it was lost."""
         for call in self.calls.lost(peer, since_ns):
             self._failed(call, why)
+
+    def peer_down(self, peer: PeerId) -> None:
+        """Tell components that want to know of the loss of a connection."""
+        for hooks in self._hooks:
+            if hooks.on_peer_down is not None:
+                self._start(hooks.on_peer_down, (peer,))
 
     def _failed(self, call: PendingCall, why: WireRefusal) -> None:
         why = why.bounded()

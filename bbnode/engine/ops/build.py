@@ -20,7 +20,7 @@ from bbnode.ir import keys, types
 from bbnode.ir.flatten import FlatOp
 from bbnode.ir.graph import OpNode
 from bbnode.ir.shapes import Dim
-from bbnode.ir.types import TypeNode
+from bbnode.ir.types import TypeKind, TypeNode
 
 Fire: TypeAlias = Callable[[Frame], Any]
 
@@ -155,6 +155,14 @@ class OpBuild:
         if not isinstance(value, str):
             raise self.wrong(f"needs a string attribute {name!r}")
         return value
+
+    def attr_tensor_type(self, name: str) -> TypeNode:
+        """Return the tensor type whose id a string attribute is."""
+        text = self.attr_text(name)
+        node = types.type_by_id(text)
+        if node is None or node.kind is not TypeKind.TENSOR:
+            raise self.wrong(f"names the type {text!r}, which is no tensor type")
+        return node
 
     def meta_int(self, key: str, default: int | None = None) -> int:
         """Return a decimal metadata entry, of at most 64 bits."""

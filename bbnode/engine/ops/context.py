@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from multiaddr import Multiaddr
 
-from bbnode.components.contracts import ComponentError, PeersView
+from bbnode.components.contracts import ComponentError, HostSecrets, PeersView
 from bbnode.engine.errors import PayloadTooLarge
 from bbnode.engine.ingress import Completed, Ingress
 from bbnode.engine.messaging.actions import (
@@ -54,6 +54,7 @@ class CallContext:
     __slots__ = (
         "_cell_at",
         "_rt",
+        "_secrets",
         "addresses",
         "asked",
         "completion",
@@ -62,10 +63,14 @@ class CallContext:
         "include_self",
         "now_ns",
         "offloaded",
+        "op",
         "peer_class",
         "peers",
+        "plays_peer_class",
         "reason",
         "self_peer",
+        "slot",
+        "source_classes",
         "source_peer",
     )
 
@@ -79,6 +84,7 @@ class CallContext:
         peer_class: str | None,
         include_self: bool,
         execution: int,
+        op: str,
         offloaded: bool,
         correlation: WireCorrelation | None,
         reason: str = "",
@@ -87,10 +93,16 @@ class CallContext:
         self.now_ns = now_ns
         self.self_peer = neighbours.self_peer
         self.source_peer = source_peer
+        self.source_classes = (
+            () if source_peer is None else neighbours.peers.classes_of(source_peer)
+        )
         self.peer_class = peer_class
         self.execution = execution
+        self.op = op
+        self.slot = rt.cells[cell_at].slot
         own = neighbours.ready_classes
-        self.include_self = include_self and (peer_class is None or peer_class in own)
+        self.plays_peer_class = peer_class in own
+        self.include_self = include_self and (peer_class is None or self.plays_peer_class)
         view = neighbours.view(rt.clock.now_ns)
         self.peers: PeersView = (
             PeersWithSelf(view, self.self_peer, own) if self.include_self else view
@@ -103,6 +115,7 @@ class CallContext:
         self.asked: list[Action] | None = None
         # None: in a worker thread, or the method has returned.
         self._rt = None if offloaded else rt
+        self._secrets = (rt.secrets, rt.cells[cell_at].binding.type_name) if offloaded else None
         self._cell_at = cell_at
 
     def open_completion(self) -> OpenCompletion:
@@ -124,6 +137,26 @@ class CallContext:
         """As the contract says."""
         rt = self._running("refuse")
         rt.reports.refused_by_component(rt.cells[self._cell_at].slot, self.execution, peer, reason)
+
+    def sign(self, body: bytes) -> bytes:
+        """As the contract says."""
+        secrets, type_name = self._given_secrets("sign")
+        return secrets.sign(type_name, bytes(body))
+
+    def random_bytes(self, count: int) -> bytes:
+        """As the contract says."""
+        return self._given_secrets("random_bytes")[0].random_bytes(count)
+
+    def _given_secrets(self, what: str) -> tuple[HostSecrets, str]:
+        if self._secrets is None:
+            raise ComponentError(
+                f"{what} in a method that is not offloaded; mark it @offload, so that its result "
+                "is recorded and a replay needs no secret"
+            )
+        secrets, type_name = self._secrets
+        if secrets is None:
+            raise ComponentError(f"{what}: this host gives components no secrets")
+        return secrets, type_name
 
     # -- what a method asks for --------------------------------------------------------------
 

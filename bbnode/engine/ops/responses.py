@@ -1,4 +1,4 @@
-"""Ops that open answers: batches of them, and what a search found.
+"""Ops that open batches of answers.
 
 Rule: answers are peers' values, so that each is looked at before it is used, and a failure names
 the peers whose answers do not fit. What is copied is charged to the node's byte budget until the
@@ -7,7 +7,6 @@ execution ends.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,13 +20,12 @@ from bbnode.engine.services import Services
 from bbnode.ir import keys, types
 from bbnode.ir.peer import PeerId
 from bbnode.ir.texts import listed
-from bbnode.ir.types import TypeKind, TypeNode
+from bbnode.ir.types import TypeNode
 from bbnode.ir.values import (
     Composite,
     Metadata,
     PeerIdVec,
     ResponseBatch,
-    SearchResults,
     TensorSequence,
     Value,
     dtype_of,
@@ -37,7 +35,6 @@ from bbnode.ir.values import (
 
 RESPONSES = keys.RESPONSES_DOMAIN
 MAX_NAMED = 4  # peers in the message of one failure; the rest is counted
-_MAX_INT64 = (1 << 63) - 1
 
 Array = np.ndarray[Any, Any]
 
@@ -102,6 +99,7 @@ def _unbundle(build: OpBuild) -> Fire:
             ResponseBatch(
                 responses=tuple((peer, answer[index]) for peer, answer in batch.responses),
                 missing=batch.missing,
+                took_ns=batch.took_ns,
             )
             for index in range(count)
         )
@@ -153,9 +151,7 @@ def _entry(build: OpBuild) -> Fire:
     build.arity(1, 1)
     (source,) = build.inputs
     entry = build.attr_text("name")
-    node = types.type_by_id(build.attr_text("to"))
-    if node is None or node.kind is not TypeKind.TENSOR:
-        raise build.wrong(f"names the type {build.attr_text('to')!r}, which is no tensor type")
+    node = build.attr_tensor_type("to")
     dtype = dtype_of(node)
     name = build.flat.name
 
@@ -182,62 +178,6 @@ def _entry(build: OpBuild) -> Fire:
     return fire
 
 
-@binds(RESPONSES, "Merge")
-def _merge(build: OpBuild) -> Fire:
-    build.arity(1, 2)
-    k = build.attr_int("k", minimum=1)
-    (source,) = build.inputs
-    name = build.flat.name
-    build.op.outs = build.outputs
-    count = len(build.outputs)
-
-    def fire(frame: Frame) -> Any:
-        batch = _batch(name, frame.values[source])
-        for peer, answer in batch.responses:
-            if not isinstance(answer, SearchResults):
-                raise AnswersDiffer(
-                    f"{name}: the answer of {peer} is {type(answer).__name__}, not SearchResults"
-                )
-        found = [
-            (math.isnan(distance), distance, number, peer)  # what has no distance comes last
-            for peer, answer in batch.responses
-            for number, distance in answer
-        ]
-        found.sort(key=_nearest)
-        del found[k:]
-        results = SearchResults((number, distance) for _, distance, number, _ in found)
-        return (results, PeerIdVec(peer for *_, peer in found))[:count]
-
-    return fire
-
-
-def _nearest(row: tuple[bool, float, int, PeerId]) -> tuple[bool, float, int, PeerId]:
-    is_nan, distance, number, peer = row
-    return is_nan, 0.0 if is_nan else distance, number, peer
-
-
-@binds(keys.SEARCH_DOMAIN, "Ids")
-def _ids(build: OpBuild) -> Fire:
-    return _of_results(build, _int64_ids)
-
-
-def _int64_ids(results: SearchResults) -> Array:
-    numbers = [number for number, _ in results]
-    for number in numbers:
-        if number > _MAX_INT64:
-            raise InvalidOperand(f"the id {number} is beyond int64; number vectors below 2**63")
-    return np.array(numbers, np.int64)
-
-
-@binds(keys.SEARCH_DOMAIN, "Distances")
-def _distances(build: OpBuild) -> Fire:
-    def read(results: SearchResults) -> Array:
-        with np.errstate(over="ignore"):  # what float32 does not hold is infinitely far
-            return np.array([distance for _, distance in results], np.float64).astype(np.float32)
-
-    return _of_results(build, read)
-
-
 # --- reading answers ----------------------------------------------------------------------
 
 
@@ -252,25 +192,6 @@ def _of_batch(build: OpBuild, read: Callable[[ResponseBatch], Value]) -> Fire:
     (source,) = build.inputs
     name = build.flat.name
     return lambda frame: read(_batch(name, frame.values[source]))
-
-
-def _of_results(build: OpBuild, read: Callable[[SearchResults], Array]) -> Fire:
-    build.arity(1, 1)
-    (source,) = build.inputs
-    name = build.flat.name
-
-    def fire(frame: Frame) -> Any:
-        results = frame.values[source]
-        if not isinstance(results, SearchResults):
-            raise InvalidOperand(f"{name}: {type(results).__name__} is no SearchResults")
-        try:
-            made = read(results)
-        except InvalidOperand as error:
-            raise InvalidOperand(f"{name}: {error}") from None
-        made.flags.writeable = False
-        return made
-
-    return fire
 
 
 def _joined(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bbnode.components.contracts import PENDING, is_offloaded, only_reads
+from bbnode.components.contracts import PENDING, is_offloaded, lets_others_run, only_reads
 from bbnode.engine import steps
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.errors import STOPS, UnexpectedException, WrongResultType, describe
@@ -25,7 +25,7 @@ from bbnode.engine.suspensions import WaitReason
 from bbnode.ir import keys, types
 from bbnode.ir.envelope import CorrelationKind, WireCorrelation
 from bbnode.ir.opset import REQUIRED, OpSpec
-from bbnode.ir.values import TRIGGER, CommandId, Composite, Value, type_of
+from bbnode.ir.values import TRIGGER, CommandId, Composite, ResponseBatch, Value, type_of
 
 # A component that prepares itself has it; it is called with an OpContext, by the rules of ops.
 BOOTSTRAP_METHOD = "bootstrap"
@@ -76,7 +76,7 @@ def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
             build.node.metadata.get(keys.PEER_CLASS_KEY),
             build.node.metadata.get(keys.INCLUDE_SELF_KEY) == "true",
         ),
-        _output_maker(build, spec),
+        _counted(build, spec, slot, _output_maker(build, spec)),
     )
 
 
@@ -136,6 +136,7 @@ def _call(
             peer_class=selects.peer_class,
             include_self=selects.include_self,
             execution=frame.execution,
+            op=op.name,
             offloaded=offloaded,
             correlation=wire,
             reason="" if reason_at is None else frame.values[reason_at],
@@ -179,7 +180,7 @@ def _call(
                 op,
                 WaitReason.COMPLETION,
                 cell.slot,
-                cell=cell,
+                cell=None if lets_others_run(method) else cell,
                 token=ctx.completion.token,
             )
         made = make_outputs(frame, result)
@@ -241,6 +242,40 @@ def _misfit_of_batch(value: Value) -> str:
         if not kind.is_a(types.TENSOR):
             return f"expected a tensor or a composite of tensors, got {kind.name}"
     return ""
+
+
+# Ops of codecs: what is reported of a call, and the place of the code in (input, output).
+_CODED = {"Encode": ("encoded", 1), "Decode": ("decoded", 0), "DecodeAll": ("decoded", 0)}
+
+
+def _counted(
+    build: OpBuild, spec: OpSpec, slot: str, make_outputs: Callable[[Frame, Any], Any]
+) -> Callable[[Frame, Any], Any]:
+    """Return `make_outputs`, which of a codec's ops also reports bytes of tensors and of codes."""
+    if spec.role != "Codec" or spec.op_type not in _CODED:
+        return make_outputs
+    (source,) = build.inputs
+    what, code_at = _CODED[spec.op_type]
+
+    def counted(frame: Frame, result: Any) -> Any:
+        made = make_outputs(frame, result)
+        sizes = (_bytes_of(frame.values[source]), _bytes_of(made))
+        rt: Services = frame.rt
+        rt.reports.coded(
+            what, slot, frame.execution, code_bytes=sizes[code_at], raw_bytes=sizes[1 - code_at]
+        )
+        return made
+
+    return counted
+
+
+def _bytes_of(value: Value) -> int:
+    """Return the bytes of the numbers in a value."""
+    if isinstance(value, ResponseBatch):
+        return sum(_bytes_of(answer) for _, answer in value.responses)
+    if isinstance(value, Composite):
+        return sum(map(_bytes_of, value))
+    return value.nbytes if isinstance(value, np.ndarray) else 0
 
 
 def _output_maker(build: OpBuild, spec: OpSpec) -> Callable[[Frame, Any], Any]:

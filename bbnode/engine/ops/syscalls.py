@@ -21,7 +21,16 @@ from bbnode.ir.errors import AuthorError, DecodeError
 from bbnode.ir.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY, OP_START
 from bbnode.ir.graph import Tensor
 from bbnode.ir.shapes import shape_fits, shape_text
-from bbnode.ir.values import TRIGGER, U64, Composite, CorrelationToken, Timestamp, Value, type_of
+from bbnode.ir.values import (
+    TRIGGER,
+    U64,
+    Composite,
+    CorrelationToken,
+    Metadata,
+    Timestamp,
+    Value,
+    type_of,
+)
 
 SYSCALL = keys.SYSCALL_DOMAIN
 COMPOSITE = keys.COMPOSITE_DOMAIN
@@ -313,6 +322,25 @@ def _clock(build: OpBuild) -> Fire:
 def _rng_u64(build: OpBuild) -> Fire:
     build.arity(1, 1)
     return lambda frame: U64(frame.rt.rng.next_u64())
+
+
+@binds(SYSCALL, "Metadata.Number")
+def _metadata_number(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    (source,) = build.inputs
+    key, where = build.attr_text("key"), build.where
+
+    def fire(frame: Frame) -> Any:
+        given = frame.values[source]
+        if not isinstance(given, Metadata):
+            raise InvalidOperand(f"{where}: {told(given)} is no Metadata")
+        number = given.get(key)
+        if not isinstance(number, int | float) or isinstance(number, bool):
+            raise InvalidOperand(f"{where}: the entry {key!r} is {number!r:.40}, not a number")
+        with np.errstate(over="ignore"):
+            return np.array(number, np.float32)
+
+    return fire
 
 
 @binds(SYSCALL, "CorrelateTag", "MintDispatch")

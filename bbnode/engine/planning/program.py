@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from onnx import ModelProto
@@ -22,6 +22,7 @@ from bbnode.engine.bootstrap.targets import BootstrapPlan
 from bbnode.engine.errors import (
     BrokenSeal,
     InvalidArtifact,
+    MissingInput,
     MissingOp,
     NotCompiled,
     SlotBindingConflict,
@@ -51,7 +52,7 @@ from bbnode.ir.graph import Function, FunctionKey, Program, call_key, is_onnx_do
 from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.seal import is_intact
 from bbnode.ir.shapes import Dim
-from bbnode.ir.slices import INVOKE, Slice, cut_slices, is_entry
+from bbnode.ir.slices import INVOKE, Slice, cut_slices, input_parts, is_entry, part_name
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
 
@@ -75,7 +76,27 @@ class TargetPlan:
     inputs: Mapping[str, TypeNode | None]
     shapes: Mapping[str, tuple[Dim, ...]]
     invoke: EntryPlan
-    events: Mapping[str, EntryPlan]
+    events: Mapping[str, EntryPlan]  # of each input, and of each part of several, by `part_name`
+    parts: tuple[tuple[str, ...], ...]
+
+    def part_of(self, given: Set[str]) -> str | None:
+        """Return the entry that takes exactly these inputs; None for `invoke`, which takes all.
+
+        Raises MissingInput.
+        """
+        if given == self.inputs.keys():
+            return None
+        begun = [part for part in self.parts if any(name in given for name in part)]
+        if len(begun) == 1 and all(name in given for name in begun[0]):
+            return part_name(begun[0])
+        needed = begun[0] if len(begun) == 1 else self.inputs
+        missing = ", ".join(name for name in needed if name not in given)
+        others = "; ".join(map(", ".join, self.parts))
+        way = f", or those of one part ({others})" if len(self.parts) > 1 else ""
+        raise MissingInput(
+            f"{self.name}: no value for {missing}; give all inputs{way} (deliver_event gives one "
+            "input of a target)"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -270,6 +291,7 @@ def _plan_target(
         shapes={name: flat.shapes[name] for name in flat.inputs if name in flat.shapes},
         invoke=invoke,
         events=events,
+        parts=tuple(input_parts(flat)),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from bbnode.engine.errors import SavedFailure, SnapshotFailed, describe
@@ -22,7 +22,7 @@ from bbnode.ir.address import address_from_bytes
 from bbnode.ir.decoding import unbounded
 from bbnode.ir.errors import BbnodeError, DecodeError
 from bbnode.ir.peer import PeerId
-from bbnode.ir.values import Value, type_of
+from bbnode.ir.values import ResponseBatch, Value, type_of
 
 # Kinds of rows in the list of values.
 _CARRIER = 0  # wire hash of its type, payload
@@ -105,12 +105,15 @@ class SnapshotWriter:
         if type(value) is tuple:
             return [_SEVERAL, [self.value(child) for child in value]]
         try:
-            return [_CARRIER, type_of(value).wire_hash, codec.encode_value(value)]
+            row: list[Any] = [_CARRIER, type_of(value).wire_hash, codec.encode_value(value)]
         except (BbnodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise SnapshotFailed(
                 f"a value of class {type(value).__qualname__} can't be saved: {error}; register a "
                 "codec for its type"
             ) from error
+        if type(value) is ResponseBatch and value.took_ns:  # which never travels
+            row.append([[peer.to_bytes(), took_ns] for peer, took_ns in value.took_ns])
+        return row
 
     def result(self, result: Any, error: BaseException | None) -> list[Any]:
         """Return the row of a parked op's result, or of its error."""
@@ -222,7 +225,11 @@ class SnapshotReader:
             node = types.type_by_hash(row[1])
             if node is None:
                 raise DecodeError(f"a value has the type {row[1]:#018x}, which is not known here")
-            return codec.decode_value(node, row[2], unbounded())
+            value = codec.decode_value(node, row[2], unbounded())
+            if len(row) > 3:
+                took_ns = tuple((PeerId.from_bytes(raw), int(ns)) for raw, ns in row[3])
+                value = replace(value, took_ns=took_ns)
+            return value
         if row[0] == _PLAIN:
             return row[1]
         if row[0] == _PAYLOAD:

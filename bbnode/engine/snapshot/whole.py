@@ -22,7 +22,7 @@ from bbnode.engine.runtime import Runtime
 from bbnode.engine.snapshot.events import IngressTable
 from bbnode.ir.errors import BbnodeError
 
-SNAPSHOT_VERSION = 6
+SNAPSHOT_VERSION = 7
 _MAGIC = b"BBSNAP01"
 _DIGEST_BYTES = 32
 # msgpack knows 64 bits; a deadline that a peer claims may lie beyond them.

@@ -420,7 +420,7 @@ class Inbound:
         self.reports.peers_changed(self.neighbours.succeeded(peer))
         if cohort is not None:
             self.round_trips.sample(cohort.edge, came_ns - cohort.opened_ns)
-        self.cohorts.answer(wire_req_id, peer, value)
+        self.cohorts.answer(wire_req_id, peer, value, came_ns)
 
     # -- decoded in threads ----------------------------------------------------------------
 

@@ -185,13 +185,14 @@ class FirstAdded(Index):
         super().__init__(config)
         self.state: list[Any] = []
 
-    def add(self, ctx, vector):
+    def add(self, ctx, vector, metadata=None, id=None):  # noqa: A002
         self.state.append(np.array(vector))
+        return np.array(len(self.state) - 1)
 
-    def search(self, ctx, query, *, k):
+    def search(self, ctx, query, where=None, *, k):
         total = np.sum(query)
         found = (float(np.sum(v) + total) for v in self.state[:k])
-        return SearchResults(enumerate(found))
+        return SearchResults.of_pairs(enumerate(found))
 
     def remove(self, ctx, item):
         raise ComponentError("not used here")

@@ -18,7 +18,7 @@ from bbnode.components.contracts import Component
 from bbnode.engine import steps
 from bbnode.ir import keys
 from bbnode.ir.peer import PeerId
-from bbnode.ir.values import PeerIdVec, ResponseBatch
+from bbnode.ir.values import PeerIdVec, ResponseBatch, SearchResults
 from bbnode.sim import Network
 from bbnode.sim.node import SimNode
 from tests.compiler.fuzz.components import (
@@ -158,6 +158,8 @@ def comparable(value: Any) -> Any:
         return ("batch", tuple((peer, comparable(v)) for peer, v in value.answers))
     if isinstance(value, list):
         return ("peers", *value)
+    if isinstance(value, SearchResults):
+        value = tuple((hit.id, hit.distance) for hit in value.hits())
     if isinstance(value, Composite | tuple):
         parts = value.parts if isinstance(value, Composite) else value
         return ("composite", tuple(comparable(part) for part in parts))
