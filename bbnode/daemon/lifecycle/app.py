@@ -293,6 +293,7 @@ class Daemon:
             self._say_ready()
         # To a supervisor it is up: it goes on, and tries again what is missing.
         self._process.notify(sd_notify.READY, f"STATUS={self._status_line()}")
+        self._process.started()
 
     def _say_ready(self) -> None:
         logger.info(

@@ -6,6 +6,7 @@ else: its signals, its log, its limits, its supervisor and its end are left alon
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
@@ -31,6 +32,9 @@ class SharedProcess:
         stop_begins: Callable[[], None],
     ) -> None:
         """Return at once."""
+
+    def started(self) -> None:
+        """Note that the node is ready."""
 
     def stop_begins(self, within_s: float) -> None:
         """Note that the node is to have stopped in so many seconds."""
@@ -66,6 +70,15 @@ class OwnProcess(SharedProcess):
     ) -> None:
         """Handle signals for ever, as `stopping.watch` does."""
         await stopping.watch(stop, reload, stop_begins)
+
+    def started(self) -> None:
+        """Collect garbage from now on, and only among what is made from now on.
+
+        What a start imports and makes stays as long as the process; `bbnode run` does not look
+        through it before, and nobody has to afterwards.
+        """
+        gc.freeze()
+        gc.enable()
 
     def stop_begins(self, within_s: float) -> None:
         """Make sure that the process ends in time, whatever happens from now on."""
