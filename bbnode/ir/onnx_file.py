@@ -318,7 +318,7 @@ def _node(node: NodeProto, shared: _Shared) -> OpNode:
         tuple([texts[name] for name in after.split(",") if name]) if after else (),
         *(metadata, metadata.pop(keys.SOURCE_LINE_KEY, ""), metadata.pop(keys.MADE_BY_KEY, "")),
         *(texts[node.overload], texts[node.doc_string]),
-        *(_node_extras(node, inputs, outputs) if node.device_configurations else b"", None),
+        _node_extras(node, inputs, outputs) if node.device_configurations else b"",
     )
 
 

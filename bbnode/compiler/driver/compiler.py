@@ -418,9 +418,9 @@ class _Run:
             if mains and _main_names(self.unit) != mains:
                 detail = f"the partitions are no longer {', '.join(mains.values())}"
                 raise PassInvariantBroken(pass_name=added.name, detail=detail)
+            _check_texts(self.unit, added.name)
             if self.well_formed:
                 seams.check(self.unit, added.name)
-            _check_texts(self.unit, added.name)
             try:
                 check_bounds(_snapshot(self.unit))
             except OutOfBounds as error:

@@ -40,6 +40,8 @@ RETRY_PAUSE_S = 1.0
 # Between two checks of the peers, even if nobody connected: no event says that the cooldown of a
 # failed peer is over.
 RECHECK_S = 1.0
+# The pause after such a check while so many peers are there.
+MANY_PEERS, PAUSE_S = 100, 0.05
 # After the last peer that was waited for has connected: several times a round trip.
 SETTLE_S = 0.25
 # The time that a round may take beyond the deadlines of its requests, and its start beyond its due
@@ -530,6 +532,9 @@ class Rounds:
             self._peers_changed = trio.Event()
             with trio.move_on_after(RECHECK_S):
                 await self._peers_changed.wait()
+            if have > MANY_PEERS:
+                # A check takes about a microsecond of each, and a thousand may come one by one.
+                await trio.sleep(PAUSE_S)
 
 
 def _connected(unready: Mapping[str, str]) -> str:

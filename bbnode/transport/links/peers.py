@@ -310,7 +310,8 @@ class PeerTable(LinkOwner):
 
     def check_unread(self) -> None:
         """Check the unread bytes of each connection, and their sum."""
-        unread = {link: link.check_flood() for link in self.links() if not link.is_aborted()}
+        links = [link for session in self._sessions.values() for link in session.links]
+        unread = {link: link.check_flood() for link in links if not link.is_aborted()}
         total = sum(unread.values())
         while total > self._limits.all_unread_bytes:
             most = max(unread, key=unread.__getitem__)

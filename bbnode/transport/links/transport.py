@@ -129,6 +129,10 @@ class LinkTransport(Transport):
     def peers(self) -> list[PeerInfo]:
         return self._table.infos()
 
+    def peer_info(self, peer: PeerId) -> PeerInfo | None:
+        session = self._table.known(peer)
+        return None if session is None else session.info()
+
     def wanted(self) -> list[WantedPeer]:
         return self._table.wanted()
 
