@@ -234,14 +234,15 @@ async def test_a_round_does_not_wait_for_the_checkpoint_of_the_one_before(
     disk, node = _Disk(monkeypatch), _Node()
     checkpointer = Checkpointer(tmp_path, SHA, node, [])  # type: ignore[arg-type]
     await nursery.start(checkpointer.run)
-    await checkpointer.save_beside()
+    told: list[int] = []
+    await checkpointer.save_beside(lambda: told.append(1))
     await disk.asked.wait()
-    assert (node.taken, disk.written) == (1, [])
+    assert (node.taken, disk.written, told) == (1, [], [])
 
     second = trio.Event()
 
     async def save() -> None:
-        await checkpointer.save_beside()
+        await checkpointer.save_beside(lambda: told.append(2))
         second.set()
 
     nursery.start_soon(save)
@@ -254,6 +255,7 @@ async def test_a_round_does_not_wait_for_the_checkpoint_of_the_one_before(
     assert await checkpointer.save_last(())
     assert disk.written == [b"1", b"2", b"3"]
     assert disk.most == 1
+    assert told == [1, 2]
     (newest, before) = checkpoint.usable(tmp_path, SHA)
     assert (newest.node, before.node) == (b"3", b"2")
 
@@ -268,6 +270,8 @@ async def test_what_fails_beside_a_round_is_logged_and_bars_no_later_one(
     checkpointer = Checkpointer(tmp_path, SHA, node, [])  # type: ignore[arg-type]
     await nursery.start(checkpointer.run)
 
+    told: list[int] = []
+
     def full(*_: object) -> None:
         raise paths.StorageError("disk full")
 
@@ -276,11 +280,12 @@ async def test_what_fails_beside_a_round_is_logged_and_bars_no_later_one(
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "write", full)
-        await checkpointer.save_beside()
+        await checkpointer.save_beside(lambda: told.append(1))
         patched.setattr(node, "snapshot", busy)
-        await checkpointer.save_beside()
+        await checkpointer.save_beside(lambda: told.append(2))
     reasons = [record.reason for record in caplog.records]  # type: ignore[attr-defined]
     assert reasons == ["disk full", "not now"]
+    assert told == [1, 2]  # a round that can't be saved is one nevertheless
     assert await checkpointer.save_last(())
 
 

@@ -591,11 +591,11 @@ class Checkpointer:
         """Write a checkpoint, or log why that failed."""
         await self.save_last(())
 
-    async def save_beside(self) -> None:
+    async def save_beside(self, written: Callable[[], None]) -> None:
         """Take a checkpoint, and write it beside what comes next, or log why that failed.
 
-        Returns when it is taken, which has to wait while another is written: a node that is killed
-        at any moment loses what came after the last but one at most. `run` has to run.
+        Returns when it is taken, which has to wait while another is written. `written` is called
+        once it is on disk, or can't be; before the next one is taken. `run` has to run.
         """
         await self._turn.acquire()
         try:
@@ -605,8 +605,9 @@ class Checkpointer:
             if not isinstance(error, ComponentError):
                 raise
             _say_none(error)
+            written()
             return
-        self._writing.start_soon(self._write_beside, taken)
+        self._writing.start_soon(self._write_beside, taken, written)
 
     async def save_last(self, unsent: Sequence[Unsent]) -> bool:
         """Write a checkpoint with unacknowledged envelopes; log a failure and return False."""
@@ -638,13 +639,14 @@ class Checkpointer:
             await trio.to_thread.run_sync(write_best, self._state_dir, saved)
         return len(saved.node)
 
-    async def _write_beside(self, taken: Checkpoint) -> None:
+    async def _write_beside(self, taken: Checkpoint, written: Callable[[], None]) -> None:
         try:
             await self._write(taken)
         except paths.StorageError as error:
             _say_none(error)
         finally:
             self._turn.release()
+        written()
 
     async def _write(self, taken: Checkpoint) -> None:
         last, self._written = self._written, None
