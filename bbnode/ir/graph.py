@@ -555,7 +555,7 @@ class _Bare:
     __slots__ = OpNode.__slots__
 
 
-def make_node(
+def _make_node(
     op_type: str,
     domain: str,
     name: str,
@@ -583,6 +583,10 @@ def make_node(
     return made  # type: ignore[no-any-return]
 
 
+# Callers give most fields as parts of tuples, which a checker of types cannot follow.
+make_node: Callable[..., OpNode] = _make_node
+
+
 def _set_port(node: OpNode, name: str, value: Any) -> None:
     """Set one of `_PORTS`, and what follows from it."""
     object.__setattr__(node, name, value)
@@ -592,9 +596,7 @@ def _set_port(node: OpNode, name: str, value: Any) -> None:
         object.__setattr__(node, "reads", names + node.after)
 
 
-def _computes_with(
-    inputs: tuple[str, ...], attributes: Mapping[str, Attribute]
-) -> tuple[str, ...]:
+def _computes_with(inputs: tuple[str, ...], attributes: Mapping[str, Attribute]) -> tuple[str, ...]:
     names = tuple(filter(None, inputs)) if "" in inputs else inputs
     return names + captured_by(attributes) if attributes else names
 
