@@ -85,7 +85,8 @@ class Decoder:
 
         It can't while an earlier one of its peer and site waits.
         """
-        if self.executor.turns.is_taken((self.plan, event.peer, site)):
+        turns = self.executor.turns
+        if turns.running and (self.plan, event.peer, site) in turns.running:
             return False
         if node.kind is _TENSOR and node not in _LOOKED_INTO:
             return True  # a view
