@@ -180,6 +180,11 @@ class OutboundQueue:
 
     # -- out -------------------------------------------------------------------------------
 
+    def waits(self, kind: Lane) -> bool:
+        """Return True if something of a lane is not sent whole."""
+        lane = self._lanes[kind]
+        return lane.cursor < len(lane.items)
+
     def next_control(self) -> Outbound | None:
         """Return the next small message, if the window allows it; it counts as sent."""
         lane = self._lanes[Lane.CONTROL]
