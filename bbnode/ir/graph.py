@@ -592,9 +592,7 @@ def _set_port(node: OpNode, name: str, value: Any) -> None:
         object.__setattr__(node, "reads", names + node.after)
 
 
-def _computes_with(
-    inputs: tuple[str, ...], attributes: Mapping[str, Attribute]
-) -> tuple[str, ...]:
+def _computes_with(inputs: tuple[str, ...], attributes: Mapping[str, Attribute]) -> tuple[str, ...]:
     names = tuple(filter(None, inputs)) if "" in inputs else inputs
     return names + captured_by(attributes) if attributes else names
 

@@ -75,9 +75,7 @@ def is_sorted(needs: Iterable[Sequence[int]]) -> bool:
     return not any(before and max(before) >= index for index, before in enumerate(needs))
 
 
-def topological(
-    function: Function, needs: Sequence[Sequence[int]] | None = None
-) -> Sequence[int]:
+def topological(function: Function, needs: Sequence[Sequence[int]] | None = None) -> Sequence[int]:
     """Return indices of the nodes, sorted over data, `after` and `control_after`.
 
     Where the order is free, recorded order stays. `needs` is what `needs_of` gives, where it is
