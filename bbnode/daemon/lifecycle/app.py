@@ -271,10 +271,10 @@ class Daemon:
                 work.start_soon(self._resend.run)
                 for peer in self._resend.peers:
                     self._discovery.miss(peer)
-                for rounds in self._rounds:
-                    work.start_soon(rounds.run, self._checkpointer.save)
+                await work.start(self._checkpointer.run)
                 self._checkpointer.set_period(self._resolved.config.node.snapshot_every_s)
-                work.start_soon(self._checkpointer.run)
+                for rounds in self._rounds:
+                    work.start_soon(rounds.run, self._checkpointer.save_beside)
                 self._say_started()
                 work.start_soon(self._preparing.run)
                 work.start_soon(self._watch.run)
