@@ -680,12 +680,13 @@ class TypeNetwork:
     def narrow(self, value: int, kind: TypeNode, within: tuple[str, ...] = ()) -> None:
         """The value, the part `within` one, is a `kind`; Conflict when it can't be."""
         root = self.find(value)
-        if self._foreign[root] or kind is types.ANY:
+        known = self._type[root]
+        if known is kind or self._foreign[root] or kind is types.ANY:
             return
-        met = types.meet(self._type[root], kind)
+        met = types.meet(known, kind)
         if met is None:
-            raise Conflict(self._type[root].name, kind.name, within, (self._said[root],))
-        if met is not self._type[root]:
+            raise Conflict(known.name, kind.name, within, (self._said[root],))
+        if met is not known:
             self._type[root] = met
             self._said[root] = self.at
             self.changes += 1
@@ -702,6 +703,8 @@ class TypeNetwork:
 
     def unite(self, a: int, b: int, within: tuple[str, ...] = ()) -> None:
         """Both values have one type; Conflict when they can't."""
+        if self.find(a) == self.find(b):
+            return
         todo = [(a, b, within)]
         while todo:
             a, b, within = todo.pop()
