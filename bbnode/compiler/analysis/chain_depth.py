@@ -47,7 +47,7 @@ class Span:
 
     def longest(self, other: Span) -> Span:
         """Return the longer of two that run side by side."""
-        if other is self or other.hops <= self.hops and other.ns <= self.ns:
+        if other is self or (other.hops <= self.hops and other.ns <= self.ns):
             return self
         return Span(max(self.hops, other.hops), max(self.ns, other.ns))
 
