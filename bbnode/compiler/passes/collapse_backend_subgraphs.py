@@ -174,7 +174,7 @@ class _Rewrite:
         group_of = self._group_of
         for index, before in enumerate(self._groups.needs):
             group = group_of.get(index)
-            if any(group_of.get(need, group) != group for need in before):
+            if any([group_of.get(need, group) != group for need in before]):
                 names = self._nodes[index].reads
                 exposed.update(name for name in names if made.get(name, group) != group)
         return exposed
@@ -199,7 +199,7 @@ class _Rewrite:
         needs: list[list[int]] = [[] for _ in range(count)]
         for before, place in zip(self._groups.needs, places, strict=True):
             if place >= 0:
-                needs[place] += [p for p in map(places.__getitem__, before) if p not in (-1, place)]
+                needs[place] += [p for p in [places[need] for need in before] if -1 != p != place]
         return needs
 
     def _drop_types(self) -> None:
@@ -375,8 +375,10 @@ def _inherit_waits(call: OpNode, nodes: Sequence[OpNode], made: Collection[str])
     values: dict[str, None] = {}
     ops: dict[str, None] = {}
     for node in nodes:
-        values.update(dict.fromkeys(node.after))
-        ops.update(dict.fromkeys(control_of(node)))
+        if node.after:
+            values.update(dict.fromkeys(node.after))
+        if keys.CONTROL_AFTER_KEY in node.metadata:
+            ops.update(dict.fromkeys(control_of(node)))
     call.after = tuple([name for name in values if name not in made])
     if ops:
         inside = {node.name for node in nodes}
