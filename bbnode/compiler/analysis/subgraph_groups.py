@@ -153,10 +153,10 @@ class _Finder:
                 if node.op_type == "Constant" and not parameters.isdisjoint(node.outputs):
                     copied.add(index)  # nothing but an annotation names it
                 continue
-            if any([slots[reader] != slot for reader in readers]):
+            if {slots[reader] for reader in readers} != {slot}:
                 continue
             first = marks[readers[0]]
-            if all([marks[reader] == first for reader in readers]):
+            if len(readers) == 1 or all(marks[reader] == first for reader in readers):
                 marks[index] = first
             elif self._is_small_constant(self._nodes[index]) and not self._is_waited_for(index):
                 copied.add(index)

@@ -174,7 +174,7 @@ class _Rewrite:
         group_of = self._group_of
         for index, before in enumerate(self._groups.needs):
             group = group_of.get(index)
-            if any([group_of.get(need, group) != group for need in before]):
+            if {group_of.get(need, group) for need in before} - {group}:
                 names = self._nodes[index].reads
                 exposed.update(name for name in names if made.get(name, group) != group)
         return exposed
