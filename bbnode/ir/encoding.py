@@ -182,7 +182,7 @@ class Encoder:
     def _infos(self, number: int, body: Body, names: Iterable[str]) -> list[bytes]:
         texts, types, notes, known = self._texts, body.types, body.notes, self._types
         tag = _TAGS[number]
-        made = []
+        made: list[bytes] = []
         for name in names:
             kind = types.get(name)
             content = known.get(kind)
@@ -233,7 +233,7 @@ class Encoder:
 
     def _listed_attributes(self, number: int, attributes: Mapping[str, Attribute]) -> list[bytes]:
         known = self._attributes
-        made = []
+        made: list[bytes] = []
         for name, attribute in attributes.items():
             content = known.get((name, id(attribute)))
             if content is None:
