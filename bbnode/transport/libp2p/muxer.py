@@ -186,12 +186,15 @@ class MuxedStream(IMuxedStream):
     def _pass_on(self, data: memoryview) -> None:
         if self._sink is None or self._sink_error is not None:
             return  # the reader is about to end
+        size = len(data)
         try:
             self._sink(data)
         except Exception as error:  # noqa: BLE001 - raised where it is fed
             self._sink_error = error
             self._wake_reader()
-        self._credit(len(data))
+        self._owed += size
+        if self._owed * _UPDATE_PART >= self._window:
+            self._credit(0)
 
     def _raise_if_over(self) -> None:
         if self.failure:
@@ -283,11 +286,11 @@ class MuxedStream(IMuxedStream):
         Raises what `write` does.
         """
         self._raise_if_unwritable()
-        if self._sending is None and data and len(data) <= min(self._send_window, _SMALL_BYTES):
-            # Most messages: the window takes it whole, and it needs no turn.
-            if self._muxer.put_data(self.stream_id, data):
-                self._send_window -= len(data)
-                return True
+        # Most messages: the window takes it whole, and it needs no turn.
+        fits = data and len(data) <= min(self._send_window, _SMALL_BYTES)
+        if fits and self._sending is None and self._muxer.put_data(self.stream_id, data):
+            self._send_window -= len(data)
+            return True
         return self._begin((data,)) is not None
 
     def _begin(self, data: tuple[bytes | memoryview, ...]) -> _Sending | None:
@@ -745,7 +748,7 @@ class Muxer(IMuxedConn):
         """Send a batch, unless it waits for the end of a turn; the rest goes on by itself."""
         if self._in_turn or self._wire.blocked:
             return
-        if not self._frames and not self._writers and self._sealed is None:
+        if not (self._frames or self._writers or self._sealed is not None):
             return
         self._send_batch()
         if self._frames or self._writers or self._wire.blocked:

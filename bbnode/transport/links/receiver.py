@@ -103,14 +103,14 @@ class LaneState:
         if self.since * _ACK_PART >= self.window:
             self.due = True
 
-    def wait_s(self, size: int, admit: Admit, now: float) -> float:
+    def wait_s(self, size: int, admit: Admit, clock: Callable[[], float]) -> float:
         """Return the seconds that a message has to wait; `admit` is not asked during a wait."""
-        if now < self.not_before:
-            return self.not_before - now
+        if self.not_before and (left_s := self.not_before - clock()) > 0:
+            return left_s
         wait_s = admit(size)
         if 0 < wait_s < math.inf:
             wait_s = max(wait_s, _RATE_WAIT_S)
-            self.not_before = now + wait_s
+            self.not_before = clock() + wait_s
         return wait_s
 
     def hold(self, item: object, size: int, lane: Lane) -> None:
@@ -280,7 +280,7 @@ class Receiver:
         """Put a message into the inbox, or drop a refused one; return False if it has to wait."""
         lane, size = self.control, len(held.data)
         if not held.admitted:
-            wait_s = lane.wait_s(size, self.admit, self.inbox.clock())
+            wait_s = lane.wait_s(size, self.admit, self.inbox.clock)
             if 0 < wait_s < math.inf:
                 self.counters.add("inbound.delayed")
                 return False
@@ -296,9 +296,7 @@ class Receiver:
         return True
 
     def _offer(self, data: bytes) -> bool:
-        taken = self.inbox.offer(
-            EnvelopeReceived(peer=self.peer, data=data, observed_address=self.address)
-        )
+        taken = self.inbox.offer(EnvelopeReceived(self.peer, data, self.address))
         if taken:
             self.counters.add("inbound.envelopes")
         return taken
@@ -333,7 +331,7 @@ class Receiver:
             raise FrameError(f"message {number} continues at byte {offset}; nothing of it arrived")
         self.drop_partial()
         if held.admitted is None:
-            wait_s = self.bulk.wait_s(total, self.admit, self.inbox.clock())
+            wait_s = self.bulk.wait_s(total, self.admit, self.inbox.clock)
             if 0 < wait_s < math.inf:
                 self.counters.add("inbound.delayed")
                 return False
@@ -395,7 +393,7 @@ class Receiver:
             whole = partial.buffer.toreadonly()
             self.inbox.deliver(
                 transfer,
-                EnvelopeReceived(peer=self.peer, data=whole, observed_address=self.address),
+                EnvelopeReceived(self.peer, whole, self.address),
             )
         return True
 
