@@ -35,7 +35,7 @@ def command(
     resolved = load_config(
         config, settings, {"node.log_level": log_level, "node.log_format": log_format}
     )
-    # Before the daemon's modules are imported: libp2p adds a log handler where there is none.
+    # Before the daemon's modules are imported, which may warn.
     from bbnode.daemon.observing import logs
 
     logs.configure(resolved.config.node.log_level, resolved.config.node.log_format)
