@@ -49,7 +49,7 @@ OTHER_KEY: Final = "another peer answers there"
 
 
 class HandshakeError(PeerError):
-    """What came before a connection was secured is not the handshake that belongs there."""
+    """Bytes before a connection was secured are not the handshake that belongs there."""
 
 
 class NegotiationError(PeerError):

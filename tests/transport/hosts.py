@@ -9,7 +9,7 @@ from multiaddr import Multiaddr
 from bbnode.transport.base import Counters
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.connection import Connection
-from bbnode.transport.libp2p.host import Host
+from bbnode.transport.libp2p.host import Libp2pHost
 from bbnode.transport.libp2p.muxer import MuxedStream
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import Admission
@@ -24,7 +24,7 @@ TAKE = "/test/take/1"
 PATIENT = {"authenticate_s": 10 * PATIENCE_S, "hello_timeout_s": 10 * PATIENCE_S}
 
 
-class OurHost(Host):
+class OurHost(Libp2pHost):
     """A host that takes every connection, gives back what comes on ECHO, and fails on BOOM."""
 
     def __init__(
@@ -77,7 +77,7 @@ async def boom(_connection: Connection, _stream: MuxedStream) -> None:
     raise ValueError("on purpose")
 
 
-async def dial(client: Host, server: OurHost) -> Connection:
+async def dial(client: Libp2pHost, server: OurHost) -> Connection:
     """Connect two hosts of ours."""
     return await client.dial(server.address, server.peer_id)
 

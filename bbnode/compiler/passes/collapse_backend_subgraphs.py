@@ -295,11 +295,11 @@ def collapse(
 
 def _in_canonical_form(node: OpNode, name: str, names: Mapping[str, str]) -> OpNode:
     # Not copied whole: what waits and where it comes from stays with the call.
-    made: OpNode = make_node(
+    made = make_node(
         *(node.op_type, node.domain, name),
         tuple([names.get(read, read) for read in node.inputs]),
         tuple([names.get(value, value) for value in node.outputs]),
-        *(node.attributes, (), {}, "", "", node.overload, node.doc_string, node.extras, None),
+        *(node.attributes, (), {}, "", "", node.overload, node.doc_string, node.extras),
     )
     kept = {
         names[value]: {key: names[read] for key, read in held.items() if read in names}

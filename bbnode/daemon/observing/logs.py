@@ -147,7 +147,7 @@ def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:
 
 
 def set_level(level: str, logger_name: str = "") -> None:
-    """Change the least severe level that is logged, while the daemon runs; "" is the root logger."""
+    """Set the least severe level that is logged, while the daemon runs; "" is the root logger."""
     logging.getLogger(logger_name).setLevel(level.upper())
 
 

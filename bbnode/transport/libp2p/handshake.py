@@ -75,7 +75,7 @@ def decode_payload(payload: bytes, static: bytes) -> PeerId:
         return key.peer_id
 
 
-class Handshake:
+class NoiseHandshake:
     """One side of a handshake."""
 
     __slots__ = (

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 Handler: TypeAlias = Callable[[Connection, MuxedStream], Awaitable[None]]
 
 
-class Host:
+class Libp2pHost:
     """Listens, dials and secures; what is connected goes to `on_connection`."""
 
     def __init__(

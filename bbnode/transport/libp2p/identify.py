@@ -1,4 +1,4 @@
-"""What other implementations ask any libp2p host: who it is, and whether it is there.
+"""Answers to what other implementations ask any host: who it is, and whether it is there.
 
 Rule: as the specifications of identify and ping have it. It tells nobody more than the connection
 itself does: our public key, our addresses, and what we speak.
@@ -39,7 +39,7 @@ def identify_message(
 
 
 async def answer_pings(_connection: Connection, stream: MuxedStream) -> None:
-    """Give back what comes, by 32 bytes, until the peer ends the stream."""
+    """Return what comes to its sender, by 32 bytes, until the peer ends the stream."""
     got = b""
     while data := await stream.read(_PING_BYTES - len(got)):
         got += data

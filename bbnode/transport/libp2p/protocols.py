@@ -158,6 +158,9 @@ class Protocols:
 
     async def serve(self, link: Link | None, protocol_id: str, raw: MuxedStream) -> None:
         """Serve one stream that a peer opened, to its end."""
+        if link is not None:
+            # It may overtake the peer's hello, which comes on another stream.
+            await link.settled.wait()
         place = self._place(link, protocol_id, ours=False)
         if link is None or place is None:
             self._counters.add("protocols.refused")

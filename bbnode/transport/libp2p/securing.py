@@ -15,7 +15,7 @@ from typing import Final
 from bbnode.ir.caps import MAX_UNSECURED_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.errors import HandshakeError
-from bbnode.transport.libp2p.handshake import NOISE_ID, Handshake, NoiseKeys
+from bbnode.transport.libp2p.handshake import NOISE_ID, NoiseHandshake, NoiseKeys
 from bbnode.transport.libp2p.muxer import YAMUX_ID
 from bbnode.transport.libp2p.negotiation import Choice, Proposal
 from bbnode.transport.libp2p.noise_channel import (
@@ -45,7 +45,7 @@ class Secured:
 
 
 class _Talk:
-    """What is said before the muxer begins: bytes that have come, and those that wait to go."""
+    """Bytes before the muxer begins: those that have come, and those that wait to go."""
 
     __slots__ = ("_left", "_on_heard", "_out", "_wire", "ahead")
 
@@ -103,7 +103,7 @@ class _Talk:
         del self.ahead[:end]
         return message
 
-    def say(self, handshake: Handshake) -> None:
+    def say(self, handshake: NoiseHandshake) -> None:
         """Put the next message of our own, with its length."""
         message = handshake.write()
         self.put(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
@@ -114,7 +114,7 @@ async def secure_dialled(
 ) -> Secured:
     """Secure a connection that we dialled; raises HandshakeError, NegotiationError and BROKEN."""
     talk, proposal = _Talk(wire, on_heard), Proposal(NOISE_ID)
-    handshake = Handshake(keys, initiator=True, expected=expected)
+    handshake = NoiseHandshake(keys, initiator=True, expected=expected)
     talk.put(proposal.opening)
     talk.say(handshake)
     while not proposal.agreed:
@@ -155,7 +155,7 @@ async def secure_accepted(
         talk.put(choice.take(bytes(talk.ahead)))
         talk.ahead.clear()
     talk.ahead += choice.rest()
-    handshake = Handshake(keys, initiator=False)
+    handshake = NoiseHandshake(keys, initiator=False)
     handshake.read(await talk.message())
     talk.say(handshake)
     handshake.read(await talk.message())

@@ -24,7 +24,7 @@ from bbnode.transport.base import Authorizer, Capability, Hello, ProtocolHandler
 from bbnode.transport.errors import DialError, StreamBrokenError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.connection import LANE_PROTOCOLS, Connection, with_peer
-from bbnode.transport.libp2p.host import Host
+from bbnode.transport.libp2p.host import Libp2pHost
 from bbnode.transport.libp2p.muxer import MuxedStream
 from bbnode.transport.libp2p.protocols import ProtocolRules, Protocols
 from bbnode.transport.libp2p.relay.client import RelayClient
@@ -81,7 +81,7 @@ class Libp2pTransport(LinkTransport):
         relay = relay or RelaySettings()
         # A peer's circuits, and requests under way.
         relay_streams = relay.circuits_per_peer + 4
-        self._host = Host(
+        self._host = Libp2pHost(
             identity,
             admission=self._table.admission,
             limits=self._limits,

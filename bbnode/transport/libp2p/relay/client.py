@@ -25,7 +25,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Direction
 from bbnode.transport.errors import DialError, RelayRefusedError, StreamBrokenError
 from bbnode.transport.libp2p.connection import Connection
-from bbnode.transport.libp2p.host import Host
+from bbnode.transport.libp2p.host import Libp2pHost
 from bbnode.transport.libp2p.protocols import LinkedStream, Protocols
 from bbnode.transport.libp2p.relay.messages import (
     REASONS,
@@ -95,7 +95,7 @@ class RelayClient:
 
     def __init__(
         self,
-        host: Host,
+        host: Libp2pHost,
         own: PeerId,
         protocols: Protocols,
         *,
