@@ -21,7 +21,6 @@ from bbnode.transport.libp2p.negotiation import Choice, Proposal
 from bbnode.transport.libp2p.noise_channel import (
     OVERHEAD_BYTES,
     PACKET_BYTES,
-    PLAIN_BYTES,
     NoiseChannel,
     PacketError,
 )
@@ -31,7 +30,6 @@ from bbnode.transport.libp2p.wire import ByteWire, ReusedBuffers
 _READ_BYTES: Final = 4 * 1024
 _LENGTH_BYTES: Final = 2
 _READ_BUFFERS: Final = ReusedBuffers(_READ_BYTES)
-_PLAIN_BUFFERS: Final = ReusedBuffers(PLAIN_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,12 +179,10 @@ def _seal(talk: _Talk, channel: NoiseChannel, plain: bytes) -> None:
 
 
 def _open(talk: _Talk, channel: NoiseChannel, take: Callable[[memoryview], bool]) -> None:
-    """Decrypt the whole packets that are there, as far as `take` wants them."""
-    scratch = _PLAIN_BUFFERS.take()
+    """Decrypt the whole packets that are there."""
+    packets = bytes(talk.ahead)
     try:
-        read = channel.open(memoryview(bytes(talk.ahead)), scratch, take)
+        read = channel.open(memoryview(packets), memoryview(bytearray(len(packets))), take)
     except PacketError as error:
         raise HandshakeError(str(error)) from error
-    finally:
-        _PLAIN_BUFFERS.give(scratch)
     del talk.ahead[:read]

@@ -32,6 +32,7 @@ from bbnode.transport.libp2p.relay.messages import RELAY_PROTOCOL, RELAYED_PROTO
 from bbnode.transport.libp2p.relay.server import RelayServer
 from bbnode.transport.libp2p.tcp import listen_endpoint
 from bbnode.transport.limits import RelaySettings, TransportLimits
+from bbnode.transport.links import mappings
 from bbnode.transport.links.framing import Lane
 from bbnode.transport.links.link import Link, LinkState
 from bbnode.transport.links.transport import LinkTransport
@@ -257,6 +258,7 @@ class Libp2pTransport(LinkTransport):
             await trio.sleep(_MAINTAIN_S)
             now = trio.current_time()
             self._protocols.reap(now)
+            mappings.trim()
             for stream in self._strays.overdue(self._stray_streams(), now):
                 self._counters.add("streams.reaped")
                 stream.abort("the stream belongs to nobody")
