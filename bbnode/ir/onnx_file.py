@@ -34,7 +34,7 @@ from onnx import (
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds, check_type, holds_plain_values, nests
 from bbnode.ir.caps import MAX_FUNCTION_PARTS, MAX_NAME_CHARS, MAX_NODE_PARTS
-from bbnode.ir.encoding import BYTES_NAME, FIELD_OF, WEIGHTS_AND_GRAPHS, Encoder, encoded
+from bbnode.ir.encoding import BYTES_NAME, FIELD_OF, WEIGHTS_AND_GRAPHS, GraphEncoder, encoded
 from bbnode.ir.errors import AuthorError, DecodeError
 from bbnode.ir.graph import (
     Annotations,
@@ -277,21 +277,22 @@ def _take_infos(body: Body, infos: Iterable[ValueInfoProto], shared: _Shared) ->
 
 def _node(node: NodeProto, shared: _Shared) -> OpNode:
     texts = shared.texts
-    attributes = _attributes(node.attribute, shared) if node.attribute else {}
-    metadata = _metadata(node.metadata_props, texts)
+    given, entries, placed = node.attribute, node.metadata_props, node.device_configurations
+    attributes = _attributes(given, shared) if given else {}
+    metadata = _metadata(entries, texts)
     after = metadata.pop(keys.AFTER_KEY, "")
     inputs = tuple([texts[name] for name in node.input])
     outputs = tuple([texts[name] for name in node.output])
     if not shared.checked:
-        parts = (inputs, outputs, node.metadata_props, attributes, node.attribute)
-        if max(map(len, parts)) > MAX_NODE_PARTS or node.device_configurations:
+        count = max(len(inputs), len(outputs), len(entries), len(given) if attributes else 0)
+        if count > MAX_NODE_PARTS or placed:
             raise _Unusual
     return make_node(
         *(texts[node.op_type], texts[node.domain], texts[node.name], inputs, outputs, attributes),
         tuple([texts[name] for name in after.split(",") if name]) if after else (),
         *(metadata, metadata.pop(keys.SOURCE_LINE_KEY, ""), metadata.pop(keys.MADE_BY_KEY, "")),
         *(texts[node.overload], texts[node.doc_string]),
-        _node_extras(node, inputs, outputs) if node.device_configurations else b"",
+        _node_extras(node, inputs, outputs) if placed else b"",
     )
 
 
@@ -429,23 +430,23 @@ def model_of_parts(model: ModelProto, functions: Iterable[Iterable[bytes]]) -> M
 
 def function_proto(function: Function) -> FunctionProto:
     """Return a function as a protobuf."""
-    return FunctionProto.FromString(b"".join(Encoder().function(function)))
+    return FunctionProto.FromString(b"".join(GraphEncoder().function(function)))
 
 
 def graph_proto(graph: Subgraph) -> GraphProto:
     """Return a graph as a protobuf."""
-    return GraphProto.FromString(Encoder().graph(graph))
+    return GraphProto.FromString(GraphEncoder().graph(graph))
 
 
 def node_proto(node: OpNode) -> NodeProto:
     """Return a node as a protobuf."""
-    return NodeProto.FromString(Encoder().node(node))
+    return NodeProto.FromString(GraphEncoder().node(node))
 
 
 def attribute_proto(name: str, attribute: Attribute) -> AttributeProto:
     """Return an attribute as a protobuf."""
     proto = AttributeProto()
-    Encoder().attribute(name, attribute, proto)
+    GraphEncoder().attribute(name, attribute, proto)
     return proto
 
 

@@ -813,6 +813,8 @@ class LaneReader:
 
 # Small messages that go in one write: about a packet.
 _BATCH_BYTES: Final = 64 * 1024
+# Parts of large messages that are given to the muxer at once, which sends them in turns.
+_PIECES: Final = 4
 
 
 class LaneWriter:
@@ -931,22 +933,26 @@ class LaneWriter:
         return sent
 
     async def _bulk(self) -> bool:
-        """Write one part of a large message; return False without one, or without window."""
-        link = self._link
+        """Write some parts of large messages; return False without one, or without window."""
+        link, parts, ended = self._link, list[bytes | memoryview](), 0
         if link.granted is None or not link.owner.sends(link):
             return False
-        piece = link.queue.next_piece()
-        if piece is None:
+        for _ in range(_PIECES):
+            piece = link.queue.next_piece()
+            if piece is None:
+                break
+            out, item = bytearray(), piece.item
+            self._start(out)
+            if piece.opens:
+                out += encode_open(piece.number, item.size, piece.offset, item.anchor)
+            out += encode_header(FrameType.CHUNK, piece.length, piece.number)
+            parts += (bytes(out), *item.bytes_from(piece.offset, piece.length))
+            ended += piece.offset + piece.length == item.size
+        if not parts:
             return False
-        out = bytearray()
-        self._start(out)
-        if piece.opens:
-            item = piece.item
-            out += encode_open(piece.number, item.size, piece.offset, item.anchor)
-        out += encode_header(FrameType.CHUNK, piece.length, piece.number)
-        await self._write(bytes(out), *piece.item.bytes_from(piece.offset, piece.length))
-        if piece.offset + piece.length == piece.item.size:
-            link.counters.add("outbound.envelopes")
+        await self._write(*parts)
+        if ended:
+            link.counters.add("outbound.envelopes", ended)
         return True
 
     def _start(self, out: bytearray) -> None:
