@@ -313,7 +313,7 @@ class PeerTable(LinkOwner):
     def check_unread(self) -> None:
         """Check the unread bytes of each connection, and their sum."""
         links = [link for session in self._sessions.values() for link in session.links]
-        if not any([link.carrier.unread_bytes() for link in links]):
+        if not any(link.carrier.unread_bytes() for link in links):
             return  # which a thousand idle peers make us ask every second
         unread = {link: link.check_flood() for link in links if not link.is_aborted()}
         total = sum(unread.values())
