@@ -22,7 +22,7 @@ from bbnode.engine import install
 from bbnode.ir.address import peer_of_address
 from bbnode.ir.crossing import encode_crossings
 from bbnode.transport import TransportEvent
-from bbnode.transport.base import ConnectionOpened, Hello
+from bbnode.transport.base import ConnectionClosed, ConnectionOpened, Hello
 from bbnode.transport.driver import Driver
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.transport import Libp2pTransport
@@ -35,7 +35,8 @@ class Clients:
     def __init__(self, artifact: Path, server: Multiaddr, count: int) -> None:
         """Install `count` clients of a program."""
         self._server = server
-        self._missing = count
+        self._count = count
+        self._connected = 0
         self._all_connected = trio.Event()
         model = onnx.load(artifact)
         self._made = [self._make(model) for _ in range(count)]
@@ -55,9 +56,9 @@ class Clients:
         return transport, Driver(node, transport, heard=self._heard, worker_threads=1)
 
     def _heard(self, event: TransportEvent) -> None:
-        if isinstance(event, ConnectionOpened):
-            self._missing -= 1
-            if self._missing == 0:
+        if isinstance(event, ConnectionOpened | ConnectionClosed):
+            self._connected += 1 if isinstance(event, ConnectionOpened) else -1
+            if self._connected == self._count:
                 self._all_connected.set()
 
     async def run(self) -> None:

@@ -555,7 +555,7 @@ class _Bare:
     __slots__ = OpNode.__slots__
 
 
-def make_node(
+def _make_node(
     op_type: str,
     domain: str,
     name: str,
@@ -581,6 +581,10 @@ def make_node(
     made.reads = names + after if after else names
     made.__class__ = OpNode
     return made  # type: ignore[no-any-return]
+
+
+# Callers give most fields as parts of tuples, which a checker of types cannot follow.
+make_node: Callable[..., OpNode] = _make_node
 
 
 def _set_port(node: OpNode, name: str, value: Any) -> None:
