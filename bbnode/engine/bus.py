@@ -9,8 +9,9 @@ A failure in such an execution publishes nothing, or a failing handler would fee
 from __future__ import annotations
 
 import enum
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
 
 class BusKind(enum.IntEnum):
@@ -29,14 +30,17 @@ FIRST_PROGRAM_KIND = 1024
 MAX_KIND = (1 << 64) - 1
 
 
+_NOBODY: Final[frozenset[int]] = frozenset()
+
+
 class Bus:
     """Events of one node that wait for the next bus phase."""
 
     def __init__(self, limit: int | None, subscribed: Iterable[int], counts: Counter[str]) -> None:
-        self._subscribed = frozenset(subscribed)
+        self._subscribed = frozenset(subscribed) or _NOBODY
         self._limit = limit
         self._counts = counts
-        self._events: deque[int] = deque()
+        self._events: list[int] = []
 
     def __len__(self) -> int:
         return len(self._events)
@@ -46,13 +50,13 @@ class Bus:
         if kind not in self._subscribed:
             return
         if self._limit is not None and len(self._events) >= self._limit:
-            self._events.popleft()
+            del self._events[0]
             self._counts["bus.dropped"] += 1
         self._events.append(kind)
 
-    def take(self) -> deque[int]:
+    def take(self) -> list[int]:
         """Remove and return all events that wait, oldest first."""
-        taken, self._events = self._events, deque()
+        taken, self._events = self._events, []
         return taken
 
     def state(self) -> list[int]:
@@ -61,4 +65,4 @@ class Bus:
 
     def load(self, events: Iterable[int]) -> None:
         """Load what `state` returned."""
-        self._events = deque(events)
+        self._events = list(events)

@@ -40,7 +40,9 @@ class NodeClock:
         if self._set_by_poll:
             self._set_by_poll = False
             self._offset_ns = self.now_ns - now_ns
-        self.now_ns = max(self.now_ns, now_ns + self._offset_ns)
+        own_ns = now_ns + self._offset_ns
+        if own_ns > self.now_ns:
+            self.now_ns = own_ns
 
     @contextmanager
     def shown(self, now_ns: int | None) -> Iterator[None]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -192,7 +193,7 @@ class CohortTable:
 
     def __init__(self) -> None:
         self._open: dict[int, Cohort] = {}
-        self._closed: dict[int, None] = {}
+        self._closed: OrderedDict[int, None] = OrderedDict()
         # Envelope -> the request in it and its peer, while there is no answer.
         self._of_tag: dict[int, tuple[Cohort, PeerId]] = {}
 
@@ -312,7 +313,7 @@ class CohortTable:
         cohort.envelopes.clear()
         self._closed[cohort.wire_req_id] = None
         if len(self._closed) > MAX_CLOSED_REMEMBERED:
-            del self._closed[next(iter(self._closed))]
+            self._closed.popitem(last=False)
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: open cohorts and ids of closed ones, oldest first."""
@@ -322,7 +323,7 @@ class CohortTable:
         """Load what `state` returned."""
         cohorts, closed = plain
         self._open = {cohort.wire_req_id: cohort for cohort in _COHORTS.load(cohorts, reader)}
-        self._closed = dict.fromkeys(closed)
+        self._closed = OrderedDict.fromkeys(closed)
         self._of_tag = {
             tag: (cohort, peer)
             for cohort in self._open.values()

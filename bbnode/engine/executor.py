@@ -155,8 +155,15 @@ class Executor:
     def launch(self, frame: Frame) -> None:
         """Queue the ops that can fire at once, or the execution until it is its turn."""
         self.reports.counts["executions"] += 1
-        if not frame.plan.in_turn or self.turns.take(frame):
-            self.begin(frame)
+        plan = frame.plan
+        if plan.in_turn:
+            if not self.turns.take(frame):
+                return
+        elif plan.initial and not self.tracer.on:  # as most: what `begin` does
+            frame.live = len(plan.initial)
+            self.ready.append((frame, plan.initial))
+            return
+        self.begin(frame)
 
     def begin(self, frame: Frame) -> None:
         """Queue the ops that can fire at once."""

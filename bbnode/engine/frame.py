@@ -31,6 +31,7 @@ PARKED: Final = Marker.PARKED  # what `fire` returns when the op has no result n
 
 SCRATCH: Final = -1  # index of the scratch element
 _NO_INDICES: Final[frozenset[int]] = frozenset()
+_NO_CALLS: Final[frozenset[tuple[int, str]]] = frozenset()
 
 OWED: Final = WireRefusal("")  # an answer is owed, and nothing has failed yet
 
@@ -139,7 +140,7 @@ class EntryPlan:
         self.seed_names: tuple[str, ...] = ()
         self.component: int | None = None  # the number of the component that it is for
         # Number of the slot and method, of each call of a component.
-        self.calls: frozenset[tuple[int, str]] = frozenset()
+        self.calls: frozenset[tuple[int, str]] = _NO_CALLS
         self.in_turn = False  # one execution at a time (`turns`)
         self.by_sender = False  # … of those that one peer started at one site
         self.counts = False  # some op waits for several others

@@ -44,6 +44,8 @@ from bbnode.ir.errors import BbnodeError
 from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.peer import PeerId
 
+_DEFAULT_LIMITS = Limits()
+
 
 def install(
     model: ModelProto | ProgramPlan,
@@ -115,7 +117,7 @@ def install(
         neighbours=Neighbours(peer_id, addresses, [t.peer_class for t in program.targets]),
         cells=cells,
         graphs=graphs,
-        limits=limits or Limits(),
+        limits=limits or _DEFAULT_LIMITS,
         seed=seed,
         incarnation=incarnation,
         keeps_states=snapshots,

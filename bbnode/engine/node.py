@@ -400,38 +400,45 @@ class Node:
 
     def poll(self, now_ns: int) -> list[steps.Step]:
         """Do what can be done at `now_ns` (monotonic; a clock that goes back stands still)."""
-        rt = self._rt
-        clock, executor = rt.clock, rt.executor
+        # Most polls are of one envelope or one timer: what has nothing to do is not called.
+        rt, recorder = self._rt, self._recorder
+        clock, executor, ingress, reports = rt.clock, rt.executor, rt.ingress, rt.reports
         clock.tell(now_ns)
-        if self._recorder is not None:
-            self._recorder.begin(now_ns)
+        if recorder is not None:
+            recorder.begin(now_ns)
         if not clock.started:
             clock.started = True
             rt.sources.boot()
         if clock.resumed is not None:
             rt.suspensions.hand_out_again(same_life=clock.resumed)
             clock.resumed = None
-        events = rt.ingress.take_events()
-        rt.decoder.left_us = MAX_POLL_DECODE_US
+        events = ingress.take_events()
+        decoder = rt.decoder
+        decoder.left_us = MAX_POLL_DECODE_US
         done = 0
         for event in events:
-            if rt.decoder.left_us <= 0:
+            if decoder.left_us <= 0:
                 break  # the others have their turn first: threads, streams, timers
             done += 1
             try:
-                ON_EVENT[type(event)](rt, event)
+                if type(event) is ev.InboundBytes:
+                    rt.inbound.receive(event)
+                else:
+                    ON_EVENT[type(event)](rt, event)
             except STOPS:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever one event does
-                rt.reports.op_failed(0, "", type(event).__name__, error)
+                reports.op_failed(0, "", type(event).__name__, error)
         if done < len(events):
-            rt.ingress.untake(itertools.islice(events, done, None))
-        if self._recorder is not None:
-            self._recorder.took(itertools.islice(events, done))
-        rt.bootstraps.advance()
+            ingress.untake(itertools.islice(events, done, None))
+        if recorder is not None:
+            recorder.took(itertools.islice(events, done))
+        bootstraps = rt.bootstraps
+        if bootstraps.under_way:
+            bootstraps.advance()
         budget = rt.limits.cycle_ops
-        fired = executor.run(budget)
-        if rt.reports.bus:
+        fired = executor.run(budget) if executor.ready else 0
+        if reports.bus:
             rt.sources.deliver_bus()
         for timer in rt.scheduler.matured(clock.now_ns):
             try:
@@ -439,36 +446,39 @@ class Node:
             except STOPS:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever one timer does
-                rt.reports.op_failed(0, "", timer.kind.name, error)
-        if rt.ingress.has_completions():
-            completions = rt.ingress.take_completions()
-            if self._recorder is not None:
-                self._recorder.completed(completions)
+                reports.op_failed(0, "", timer.kind.name, error)
+        if ingress.has_completions():
+            completions = ingress.take_completions()
+            if recorder is not None:
+                recorder.completed(completions)
             for completed in completions:
                 try:
                     rt.suspensions.complete(completed)
                 except STOPS:
                     raise
                 except BaseException as error:  # noqa: BLE001 - whatever one result does
-                    rt.reports.op_failed(0, "", "Completed", error)
+                    reports.op_failed(0, "", "Completed", error)
         if executor.ready:
             fired += executor.run(None if budget is None else budget - fired)
-        while rt.bootstraps.advance():
+        while bootstraps.under_way and bootstraps.advance():
             fired += executor.run(None if budget is None else budget - fired)
         if rt.lost:
             rt.forget_lost()
         if rt.readiness.untold:
             rt.readiness.tell()
-        rt.outbound.flush()
-        rt.reports.counts["ops.fired"] += fired
-        if executor.ready and budget is not None:
-            rt.reports.steps.append(
+        outbound = rt.outbound
+        if outbound.packs:
+            outbound.flush()
+        reports.counts["ops.fired"] += fired
+        if budget is not None and executor.ready:
+            reports.steps.append(
                 steps.CycleBudgetExceeded(budget=budget, remaining=executor.ops_ready())
             )
-        rt.sources.check_booted()
-        made = rt.reports.take()
-        if self._recorder is not None:
-            self._recorder.end(made)
+        if rt.sources.booting is not None:
+            rt.sources.check_booted()
+        made = reports.take()
+        if recorder is not None:
+            recorder.end(made)
         return made
 
     def next_deadline(self) -> int | None:

@@ -55,7 +55,7 @@ class SlotReadiness:
         # Returns the plans of the entries of each class; set once all plans are there.
         self.entries: Callable[[], Mapping[str, Iterable[EntryPlan]]] = dict
         self.failed: dict[int, str] = {}  # by number of the slot, why
-        self.untold: set[PeerId] = set()
+        self.untold: dict[PeerId, None] = {}
 
     # -- this node ---------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class SlotReadiness:
         else:
             del self.failed[number]
         self._neighbours.not_ready(self._classes())
-        self.untold.update(self._neighbours.peers.everyone())
+        self.untold.update(dict.fromkeys(self._neighbours.peers.everyone()))
 
     def refusal(self, plan: EntryPlan) -> str:
         """Return why the ops of an entry can't run now, or ""."""
@@ -112,7 +112,7 @@ class SlotReadiness:
     def connected(self, peer: PeerId) -> None:
         """Have a new connection's peer told, if there is something to tell."""
         if self.failed:
-            self.untold.add(peer)
+            self.untold[peer] = None
 
     def tell(self) -> None:
         """Tell all that do not know yet (once at the end of a poll)."""
@@ -125,7 +125,7 @@ class SlotReadiness:
             where = classes if len(classes.encode()) <= MAX_REFUSAL_PLACE_BYTES else ""
             notice = WireRefusal(NOT_READY, public_text(why), where)
         fill = SlotFill(dest_suffix=REFUSED_SUFFIX, payload=encode_refusal(notice))
-        untold, self.untold = sorted(self.untold), set()
+        untold, self.untold = sorted(self.untold), {}
         for peer in untold:
             if peer in self._neighbours.peers:
                 self._outbound.refuse(peer, fill, CorrelationKind.NONE, 0)
@@ -162,7 +162,7 @@ class SlotReadiness:
         """Load what `state` returned."""
         failed, untold = plain
         self.failed = dict(failed)
-        self.untold = {PeerId.from_bytes(raw) for raw in untold}
+        self.untold = {PeerId.from_bytes(raw): None for raw in untold}
         if self.failed:
             self._neighbours.not_ready(self._classes())
 

@@ -36,7 +36,11 @@ class SplitMix64:
     def next_u64(self) -> int:
         """Return the next number, in 0 .. 2^64-1."""
         self.position += 1
-        return mix64((self._base + self.position * _GOLDEN_GAMMA) & _MASK)
+        # `mix64` of it, written out: each message that is sent draws its id.
+        z = (self._base + (self.position + 1) * _GOLDEN_GAMMA) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        return z ^ (z >> 31)
 
     def restart(self, other: SplitMix64) -> None:
         """Go on as another stream, for all who hold this one."""

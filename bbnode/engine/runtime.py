@@ -7,7 +7,6 @@ and what it holds, a request and its envelope) are set here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Final, Protocol
 
 from bbnode.components.contracts import HostSecrets
@@ -41,6 +40,7 @@ from bbnode.engine.sources import Sources
 from bbnode.engine.stores import Records, Stores
 from bbnode.engine.suspensions import Suspensions
 from bbnode.engine.tracing import Tracer
+from bbnode.engine.wire.decoder import PLAN as DECODING
 from bbnode.engine.wire.decoder import Decoder
 from bbnode.engine.wire.inbound import Inbound, InboundDedup
 from bbnode.engine.wire.outbound import EnvelopeOutbox
@@ -63,6 +63,46 @@ class Table(Protocol):
 class Runtime(Services):
     """All services of one node, and what each event and each timer does."""
 
+    # There are more than instances of one class share a dict of: an idle node would hold its own.
+    __slots__ = (
+        "_plans",
+        "bootstraps",
+        "calls",
+        "carry_out",
+        "cells",
+        "clock",
+        "cohorts",
+        "decoder",
+        "dedup",
+        "executor",
+        "graphs",
+        "inbound",
+        "incarnation",
+        "ingress",
+        "joins",
+        "latches",
+        "limits",
+        "lost",
+        "messenger",
+        "neighbours",
+        "outbound",
+        "program",
+        "readiness",
+        "records",
+        "refusals",
+        "reports",
+        "rng",
+        "round_trips",
+        "scheduler",
+        "secrets",
+        "sources",
+        "stores",
+        "suspensions",
+        "timers",
+        "tracer",
+        "wire_ids",
+    )
+
     def __init__(
         self,
         program: ProgramPlan,
@@ -77,6 +117,7 @@ class Runtime(Services):
         secrets: HostSecrets | None = None,
     ) -> None:
         self.program = program
+        self._plans: list[EntryPlan] | None = None
         self.secrets = secrets
         self.neighbours = neighbours
         self.cells = tuple(cells)
@@ -317,9 +358,11 @@ class Runtime(Services):
             "ingress": ingress,
         }
 
-    @cached_property
+    @property
     def plans(self) -> list[EntryPlan]:
         """All plans of executions, in the program's order."""
+        if self._plans is not None:
+            return self._plans
         program = self.program
         plans: Iterable[EntryPlan] = (
             *(plan for t in program.targets for plan in (t.invoke, *t.events.values())),
@@ -328,9 +371,10 @@ class Runtime(Services):
             *(join.plan for join in program.joins),
             *self.bootstraps.entry_plans(),
             *self.messenger.plans,
-            self.decoder.plan,
+            DECODING,
         )
-        return list({id(plan): plan for plan in plans}.values())
+        self._plans = list({id(plan): plan for plan in plans}.values())
+        return self._plans
 
     def lines(self) -> list[Line]:
         """Return every line in which ops wait for their turn, in the program's order."""

@@ -27,9 +27,9 @@ from bbnode.engine.reports import Reports
 from bbnode.engine.rng import SplitMix64
 from bbnode.engine.stores import Records, Stores
 from bbnode.engine.suspensions import Suspensions
+from bbnode.engine.wire.decoder import Decoder
 from bbnode.engine.wire.inbound import InboundDedup
 from bbnode.engine.wire.outbound import EnvelopeOutbox
-from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
 
 
@@ -42,7 +42,8 @@ class RunnableGraph(Protocol):
 class Services:
     """The services that ops of one node reach as `frame.rt`."""
 
-    self_peer: PeerId
+    __slots__ = ()
+
     cells: tuple[ComponentCell, ...]
     graphs: tuple[RunnableGraph, ...]
     clock: NodeClock
@@ -51,6 +52,7 @@ class Services:
     executor: Executor
     suspensions: Suspensions
     neighbours: Neighbours
+    decoder: Decoder
     dedup: InboundDedup
     round_trips: RoundTrips
     outbound: EnvelopeOutbox

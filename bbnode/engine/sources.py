@@ -33,11 +33,11 @@ class Sources:
     executor: Executor
 
     def __post_init__(self) -> None:
-        self._booting: list[Frame] | None = None
+        self.booting: list[Frame] | None = None
 
     def boot(self) -> None:
         """Fire every Pulse and arm every Interval, at the first poll."""
-        self._booting = []
+        self.booting = []
         for index, source in enumerate(self.sources):
             if source.kind == "Interval":
                 due_ns = self.clock.now_ns + source.argument
@@ -45,15 +45,15 @@ class Sources:
             elif source.kind == "Pulse":
                 frame = self._fire(source.plan, TRIGGER)
                 if frame is not None:
-                    self._booting.append(frame)
+                    self.booting.append(frame)
 
     def check_booted(self) -> None:
         """Report once that all executions that `boot` fired have ended."""
-        if self._booting is None or not all(frame.ended for frame in self._booting):
+        if self.booting is None or not all(frame.ended for frame in self.booting):
             return
-        ok = not any(frame.failures for frame in self._booting)
-        self.reports.steps.append(steps.BootstrapComplete(executions=len(self._booting), ok=ok))
-        self._booting = None
+        ok = not any(frame.failures for frame in self.booting)
+        self.reports.steps.append(steps.BootstrapComplete(executions=len(self.booting), ok=ok))
+        self.booting = None
 
     def tick(self, index: int, when_ns: int) -> None:
         """Fire an Interval that was due at `when_ns`, and arm it again."""
@@ -88,8 +88,8 @@ class Sources:
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: what the first poll fired and has not ended yet."""
-        return _BOOTING.save(self._booting, writer)
+        return _BOOTING.save(self.booting, writer)
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
-        self._booting = _BOOTING.load(plain, reader)
+        self.booting = _BOOTING.load(plain, reader)

@@ -173,7 +173,7 @@ class _Record:
     kept: StoredValue
 
 
-_RECORDS = many(RowForm(_Record, at_ns=PLAIN, execution=PLAIN, name=PLAIN, kept=STORED), deque)
+_RECORDS = many(RowForm(_Record, at_ns=PLAIN, execution=PLAIN, name=PLAIN, kept=STORED), list)
 
 
 class Records:
@@ -186,7 +186,7 @@ class Records:
     def __init__(self, budget: ByteBudget, counts: Counter[str]) -> None:
         self._budget = budget
         self._counts = counts
-        self._rows: deque[_Record] = deque()
+        self._rows: list[_Record] = []  # MAX_RECORDS at most
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -214,7 +214,7 @@ class Records:
         self._rows.append(_Record(now_ns, execution, name, StoredValue(detached(value), charge)))
 
     def _drop_oldest(self) -> None:
-        charge = self._rows.popleft().kept.charge
+        charge = self._rows.pop(0).kept.charge
         self._bytes -= charge.size
         charge.release()
 

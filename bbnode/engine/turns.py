@@ -86,21 +86,17 @@ class Turns:
     clock: NodeClock
 
     def __post_init__(self) -> None:
-        self._running: dict[_Key, Frame] = {}
+        self.running: dict[_Key, Frame] = {}
         self._lines: dict[_Key, deque[Frame]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
-    def is_taken(self, key: _Key) -> bool:
-        """Return True if an execution has the turn."""
-        return key in self._running
-
     def take(self, frame: Frame) -> bool:
         """Return True if it is the execution's turn; otherwise the execution waits for it."""
         key = _key(frame)
-        if key not in self._running:
-            self._running[key] = frame
+        if key not in self.running:
+            self.running[key] = frame
             return True
         self._lines.setdefault(key, deque()).append(frame)
         return False
@@ -109,16 +105,16 @@ class Turns:
         """End an execution's turn, or its wait: the next one begins."""
         key = _key(frame)
         line = self._lines.get(key, deque())
-        if self._running.get(key) is not frame:
+        if self.running.get(key) is not frame:
             if frame in line:
                 line.remove(frame)
             return
-        del self._running[key]
+        del self.running[key]
         while line:
             following = line.popleft()
             if self._is_late(following):
                 continue
-            self._running[key] = following
+            self.running[key] = following
             self.starter.begin(following)
             return
         self._lines.pop(key, None)
@@ -145,7 +141,7 @@ class Turns:
             Waiting(
                 what=frame.plan.name,
                 why="its turn",
-                whom=f"execution {self._running[key].execution}",
+                whom=f"execution {self.running[key].execution}",
                 execution=frame.execution,
                 target=frame.plan.target,
                 since_ns=frame.started_ns,
@@ -159,13 +155,13 @@ class Turns:
         """Return what a snapshot saves: the executions of each entry, the running one first."""
         return [
             [writer.frame(frame), *(writer.frame(f) for f in self._lines.get(key, ()))]
-            for key, frame in self._running.items()
+            for key, frame in self.running.items()
         ]
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned, frames being there."""
         for running, *line in plain:
             frame = reader.frame(running)
-            self._running[_key(frame)] = frame
+            self.running[_key(frame)] = frame
             if line:
                 self._lines[_key(frame)] = deque(reader.frame(number) for number in line)

@@ -22,6 +22,7 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -44,6 +45,7 @@ from bbnode.ir.caps import (
     MAX_VALUES,
 )
 from bbnode.ir.decoding import Budget, refused, shown
+from bbnode.ir.envelope import SMALL_BYTES
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.packing import packed, unpacked
 from bbnode.ir.peer import PeerId
@@ -60,13 +62,18 @@ from bbnode.ir.values import (
 
 Buffer = bytes | memoryview
 
-
-# Copying this few bytes takes less time than making a view of them.
-SMALL_BYTES = 512
-
 _TENSOR_HEADER = struct.Struct("<BB6x")
 _DIMENSIONS = tuple(struct.Struct(f"<{ndim}Q") for ndim in range(MAX_DIMENSIONS + 1))
 _HOST_IS_LITTLE = sys.byteorder == "little"
+# Element types whose arrays are, byte for byte, what travels.
+_AS_ON_THE_WIRE = {
+    node.elem_type: values.dtype_of(node)
+    for node in types.registered_types()
+    if _HOST_IS_LITTLE
+    and node.kind is TypeKind.TENSOR
+    and node is not types.TENSOR_STRING
+    and node.elem_type not in types.BITS_OF_ELEM
+}
 # The head of a composite: its number of children, and for each its type and length.
 _COUNT = struct.Struct("<I")
 _CHILD = struct.Struct("<QQ")
@@ -78,8 +85,12 @@ def encode_parts(value: Value, node: TypeNode | None = None) -> list[Buffer]:
 
     Buffers larger than SMALL_BYTES are not copied. `node` is the value's type, if it is known.
     """
+    if node is None:
+        node = values.type_of(value)
+    if node.elem_type and node.kind is TypeKind.TENSOR and node is not types.TENSOR_STRING:
+        return _encode_tensor(np.asarray(value), node)
     parts: list[Buffer] = []
-    _encode_into(value, values.type_of(value) if node is None else node, parts, 0)
+    _encode_into(value, node, parts, 0)
     return parts
 
 
@@ -94,15 +105,14 @@ def decode_value(node: TypeNode, payload: Buffer, budget: Budget | None = None) 
     `budget` bounds what it may hold; by default, the budget of a payload from a peer. Raises
     DecodeError for anything but exactly one well-formed value within the budget.
     """
-    view = memoryview(payload)
     try:
         if node.kind is TypeKind.TENSOR and node is not types.TENSOR_STRING:
-            return _decode_tensor(node, view)
-        return _decode(node, view, 0, Budget() if budget is None else budget)
+            return _decode_tensor(node, payload)
+        return _decode(node, memoryview(payload), 0, Budget() if budget is None else budget)
     except DecodeError:
         raise
     except Exception as error:
-        raise refused(f"payload of {len(view)} bytes is not a {node.name}", error) from error
+        raise refused(f"payload of {len(payload)} bytes is not a {node.name}", error) from error
 
 
 def register_codec(
@@ -207,21 +217,29 @@ def _decode(node: TypeNode, view: memoryview, depth: int, budget: Budget) -> Val
     return decoder(view, budget)
 
 
-def _encode_tensor(array: np.ndarray[Any, Any], node: TypeNode) -> list[Buffer]:
-    shape = array.shape
+@lru_cache(256)
+def _tensor_head(elem_type: int, shape: tuple[int, ...]) -> bytes:
     ndim = len(shape)
-    header = _TENSOR_HEADER.pack(node.elem_type, ndim) + _DIMENSIONS[ndim].pack(*shape)
-    bits = types.BITS_OF_ELEM.get(node.elem_type)
-    if bits is not None:
-        return [header, packed(array, bits).data]
-    if array.nbytes <= SMALL_BYTES and _HOST_IS_LITTLE and array.dtype.isnative:
-        return [header + array.tobytes()]
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return _TENSOR_HEADER.pack(elem_type, ndim) + _DIMENSIONS[ndim].pack(*shape)
+
+
+def _encode_tensor(array: np.ndarray[Any, Any], node: TypeNode) -> list[Buffer]:
+    elem = node.elem_type
+    header = _tensor_head(elem, array.shape)
+    if array.dtype is _AS_ON_THE_WIRE.get(elem):
+        if array.nbytes <= SMALL_BYTES:
+            return [header + array.tobytes()]
+        little = array
+    else:
+        bits = types.BITS_OF_ELEM.get(elem)
+        if bits is not None:
+            return [header, packed(array, bits).data]
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     dense = np.ascontiguousarray(little)
     return [header, dense.reshape(-1).view(np.uint8).data]
 
 
-def _decode_tensor(node: TypeNode, view: memoryview) -> np.ndarray[Any, Any]:
+def _decode_tensor(node: TypeNode, view: Buffer) -> np.ndarray[Any, Any]:
     size = len(view)
     if size < _TENSOR_HEADER.size:
         raise DecodeError(f"a tensor payload of {size} bytes has no header")
@@ -232,10 +250,12 @@ def _decode_tensor(node: TypeNode, view: memoryview) -> np.ndarray[Any, Any]:
     if ndim > MAX_DIMENSIONS or size < start:
         raise DecodeError(f"tensor header announces {ndim} dimensions")
     shape = _DIMENSIONS[ndim].unpack_from(view, _TENSOR_HEADER.size)
-    dtype = values.dtype_of(node)
-    bits = types.BITS_OF_ELEM.get(elem)
-    if bits is not None:
-        return _decode_packed(view[start:], shape, bits, dtype)
+    dtype = _AS_ON_THE_WIRE.get(elem)
+    if dtype is None:
+        dtype = values.dtype_of(node)
+        bits = types.BITS_OF_ELEM.get(elem)
+        if bits is not None:
+            return _decode_packed(memoryview(view)[start:], shape, bits, dtype)
     if math.prod(shape) * dtype.itemsize != size - start:
         raise DecodeError(f"tensor shape {list(shape)} does not fit its {size - start} bytes")
     little = dtype if _HOST_IS_LITTLE else dtype.newbyteorder("<")
@@ -247,7 +267,7 @@ def _decode_tensor(node: TypeNode, view: memoryview) -> np.ndarray[Any, Any]:
         raise DecodeError("a bool tensor holds bytes other than 0 and 1")
     if not _HOST_IS_LITTLE:
         array = array.astype(dtype)
-    if not view.readonly:
+    if type(view) is not bytes and not view.readonly:  # type: ignore[union-attr]
         array.flags.writeable = False
     return array
 
@@ -474,7 +494,7 @@ def _metadata_of(item: Any, budget: Budget) -> Metadata:
         raise DecodeError("metadata is not a map of scalars")
     budget.take(len(item))
     for name, value in item.items():
-        if not isinstance(name, str) or not isinstance(value, bool | int | float | str | bytes):
+        if not isinstance(name, str) or not isinstance(value, values.SCALARS):
             raise DecodeError("metadata is not a map of scalars")
     return Metadata(item)
 

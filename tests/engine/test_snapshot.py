@@ -438,7 +438,7 @@ def test_bytes_in_use_are_charged_again() -> None:
 RUNTIME_STATE = {
     *("incarnation", "wire_ids", "rng"),  # saved by the runtime itself
     # Of the program, the install, or ties between services.
-    *("program", "cells", "graphs", "limits", "carry_out"),
+    *("program", "cells", "graphs", "limits", "carry_out", "_plans"),
     # Tables: each is in `Runtime.tables`, as the test checks.
     *("clock", "reports", "executor", "scheduler", "suspensions", "cohorts", "bootstraps"),
     *(
@@ -490,12 +490,13 @@ FRAME_STATE = {
 
 def test_no_state_is_forgotten() -> None:
     rt: Runtime = bring_up(SLEEPER, "server")._rt
-    assert set(vars(rt)) == RUNTIME_STATE, "say in bbnode/engine/snapshot how it is saved"
+    of_runtime = {name: getattr(rt, name) for name in Runtime.__slots__}
+    assert set(of_runtime) == RUNTIME_STATE, "say in bbnode/engine/snapshot how it is saved"
     for name, fields in SERVICE_STATE.items():
         assert set(vars(getattr(rt, name))) == fields, f"say how {name} saves it"
     assert set(Frame.__slots__) == FRAME_STATE, "say in `Executor.state` how it is saved"
     saved = {id(table) for table in rt.tables(IngressTable(rt.ingress)).values()}
-    services = {**vars(rt), **vars(rt.neighbours), "turns": rt.executor.turns}
+    services = {**of_runtime, **vars(rt.neighbours), "turns": rt.executor.turns}
     unsaved = {
         name
         for name, service in services.items()

@@ -133,7 +133,7 @@ class Peer:
             return True
 
         packets = bytes(self.wire.outgoing)
-        read = self._theirs.open(memoryview(packets), memoryview(bytearray(PLAIN_BYTES)), take)
+        read = self._theirs.open(memoryview(packets), memoryview(bytearray(len(packets))), take)
         del self.wire.outgoing[:read]
         return bytes(got)
 

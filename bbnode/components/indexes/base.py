@@ -135,12 +135,13 @@ class VectorIndex(Index):
         `Collection.search` does.
         """
         self._searches += 1
-        self._queries += len(query) if query.ndim == 2 else 1
-        held = self.collection
-        within = self._within(ctx, len(query) if query.ndim == 2 else 1, k, where)
+        queries = len(query) if query.ndim == 2 else 1
+        self._queries += queries
+        held, asker = self.collection, self._asker(ctx)
+        if asker is None:
+            return held.search(query, k, where)
+        within = self._within(ctx, asker, queries, k, where)
         found = held.search(query, k, where, within=within)
-        if self._asker(ctx) is None:
-            return found
         return self._rules.told(ctx, found, held.as_queries(query), held.metric)
 
     @offload
@@ -161,10 +162,10 @@ class VectorIndex(Index):
         Another peer is told those of the items that it may find, which counts as a search of one
         query. Raises SearchRefused where the node's owner does not tell them, or not so exactly.
         """
-        within = self._within(ctx, 1, 1, None)
-        config = self.config
+        asker, config = self._asker(ctx), self.config
+        within = None if asker is None else self._within(ctx, asker, 1, 1, None)
         exact = config.tell_centroids and not config.distance_noise
-        if self._asker(ctx) is not None and (not exact or config.round_distances is not None):
+        if asker is not None and (not exact or config.round_distances is not None):
             raise SearchRefused("this index tells no centroids")
         held = self.collection
         ids = held.ids if within is None else held.ids_within(within)
@@ -181,12 +182,13 @@ class VectorIndex(Index):
         return None if ctx.source_peer == ctx.self_peer else ctx.source_peer
 
     def _within(
-        self, ctx: OpContext, queries: int, k: int, where: Metadata | None
+        self, ctx: OpContext, asker: PeerId, queries: int, k: int, where: Metadata | None
     ) -> Callable[[], Mask] | None:
-        """Return what says which rows count; None for all. Raises SearchRefused, FilterRefused."""
-        asker, held, common = self._asker(ctx), self.collection, self.config.visible or {}
-        if asker is None:
-            return None
+        """Return what says which rows an asker may find; None: all.
+
+        Raises SearchRefused, FilterRefused.
+        """
+        held, common = self.collection, self.config.visible or {}
         try:
             seen = self._rules.admit(ctx, asker, queries, k, where)
         except SearchRefused:

@@ -287,10 +287,13 @@ class Bootstraps:
                 Turn(self._numbers, bootstrap, start.execution, start, now_ns, timer)
             )
 
+    @property
+    def under_way(self) -> bool:
+        """True while one runs or waits for its turn."""
+        return bool(self._queue or self._running)
+
     def advance(self) -> bool:
         """End what has finished and start what may start; return False if nothing changed."""
-        if not self._queue and not self._running:
-            return False
         drained = [turn for turn in self._running if turn.frame is None or turn.frame.ended]
         freed: set[int] = set()
         for turn in drained:

@@ -10,7 +10,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from bbnode.engine.peers.backoff_table import BackoffTable
 from bbnode.engine.snapshot.codec import (
@@ -83,6 +83,7 @@ class _PeerHealth:
 
 _HEALTHS = mapping(PEER, RowForm(_PeerHealth, health=member(Health), failures=PLAIN))
 _PEERS = many(PEER, frozenset)
+_NOBODY: Final[frozenset[PeerId]] = frozenset()
 
 
 class PeerGovernor:
@@ -91,17 +92,17 @@ class PeerGovernor:
     def __init__(self, threshold: int = DEFAULT_FAILURE_THRESHOLD) -> None:
         self._threshold = threshold
         self._records: OrderedDict[PeerId, _PeerHealth] = OrderedDict()
-        self._blocked: set[PeerId] = set()
+        self._blocked: frozenset[PeerId] = _NOBODY
         self._allowed: frozenset[PeerId] | None = None
         self._down = 0  # the number of peers in DOWN, for a quick `any_down`
 
     def block(self, peer: PeerId) -> None:
         """Deny a peer."""
-        self._blocked.add(peer)
+        self._blocked |= {peer}
 
     def unblock(self, peer: PeerId) -> None:
         """Deny a peer no more."""
-        self._blocked.discard(peer)
+        self._blocked -= {peer}
 
     def allow_only(self, peers: Iterable[PeerId] | None) -> None:
         """Deny all peers but these; None lifts this."""
@@ -171,5 +172,5 @@ class PeerGovernor:
         records, blocked, allowed = plain
         self._records = OrderedDict(_HEALTHS.load(records, reader))
         self._down = sum(record.health is Health.DOWN for record in self._records.values())
-        self._blocked = set(_PEERS.load(blocked, reader))
+        self._blocked = _PEERS.load(blocked, reader)
         self._allowed = optional(_PEERS).load(allowed, reader)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.ops.build import OpBuild
 from bbnode.ir import keys, types
+from bbnode.ir.envelope import CorrelationKind
 from bbnode.ir.flatten import FlatFunction
 from bbnode.ir.graph import Function, ValueType, is_wire
 from bbnode.ir.opset import lookup_op
@@ -32,9 +33,11 @@ class RecvSite:
     senders: frozenset[str]  # a peer that sends here has to play one of these classes
     plan: EntryPlan
     is_request: bool
+    kind: CorrelationKind  # of an envelope with a fill for it
     declared: TypeNode | None  # what the payload is, or descends from; None: anything
     shape: tuple[Dim, ...] | None  # of a tensor; None: any
     type_hash: int | None  # what the fill has to say; None: any leaf of `declared`
+    node: TypeNode | None  # the leaf with that hash, if `declared` allows it
     trigger_only: bool  # a fill without a payload will do
     slot: int | None  # of the component that the payload is for
 
@@ -63,8 +66,11 @@ def answers_with(site: ResponseSite, type_hash: int, *, trigger_only: bool) -> T
 
 def accepts(site: RecvSite, type_hash: int) -> TypeNode | str:
     """Return the type to decode, or the kind of refusal: TypeMismatch or UnknownTypeHash."""
-    if site.type_hash is not None and type_hash != site.type_hash:
-        return "TypeMismatch"
+    if site.type_hash is not None:
+        if type_hash != site.type_hash:
+            return "TypeMismatch"
+        if site.node is not None:
+            return site.node
     node = types.type_by_hash(type_hash)
     if node is None or not node.is_leaf:
         return "UnknownTypeHash"
@@ -89,15 +95,20 @@ def recv_site(
             raise build.wrong(f"expects a payload of unknown type {type_hash:#018x}")
     elif declared is not None and declared.is_leaf:
         type_hash = declared.wire_hash
+    node = None if type_hash is None else types.type_by_hash(type_hash)
+    if node is not None and not (node.is_leaf and (declared is None or node.is_a(declared))):
+        node = None
     return RecvSite(
         site=build.meta_int(keys.SITE_ID_KEY),
         name=build.where,
         senders=sender_classes(build),
         plan=plan,
         is_request=is_request,
+        kind=CorrelationKind.REQUEST if is_request else CorrelationKind.NONE,
         declared=declared,
         shape=_shape(build),
         type_hash=type_hash,
+        node=node,
         trigger_only=_only_triggers(build, flat, payload),
         slot=_slot_of(build, flat, slots),
     )

@@ -72,20 +72,14 @@ class Decoder:
     def __post_init__(self) -> None:
         self.landing: Landing | None = None
         self.left_us = MAX_POLL_DECODE_US
-        op = Op(0, "decode", "Decode", 0)
-        op.fire = self._fire
-        op.finish = self._finish
-        op.hand_out = self._hand_out
-        self.plan = EntryPlan.of_op(op, "decode", "inbound", 4)
-        self.plan.in_turn = True
-        self.plan.by_sender = True
 
     def takes_now(self, event: InboundBytes, site: int, node: TypeNode, payload: Any) -> bool:
         """Return True if a payload can be decoded in this poll, and charge it to the poll.
 
         It can't while an earlier one of its peer and site waits.
         """
-        if self.executor.turns.is_taken((self.plan, event.peer, site)):
+        turns = self.executor.turns
+        if turns.running and (PLAN, event.peer, site) in turns.running:
             return False
         if node.kind is _TENSOR and node not in _LOOKED_INTO:
             return True  # a view
@@ -117,7 +111,7 @@ class Decoder:
     ) -> bool:
         """Decode a fill when it is its turn; return False if there are too many executions."""
         executor = self.executor
-        frame = executor.start(self.plan, source_peer=event.peer)
+        frame = executor.start(PLAN, source_peer=event.peer)
         if frame is None:
             return False
         self.reports.counts["decode.deferred"] += 1
@@ -135,15 +129,15 @@ class Decoder:
 
     # -- its op ------------------------------------------------------------------------------
 
-    def _fire(self, frame: Frame) -> Any:
+    def fire(self, frame: Frame) -> Any:
         landing, payload = self.landing, frame.values[_PAYLOAD]
         node = types.type_by_hash(frame.values[_TYPE_HASH])
         if landing is None or not landing.is_wanted(frame):
             return TRIGGER
         if payload is TRIGGER or node is None:
-            return self._finish(frame, TRIGGER)
+            return self.finish(frame, TRIGGER)
         if self._affords(node, payload):
-            return self._finish(frame, landing.maker(frame, node, payload)())
+            return self.finish(frame, landing.maker(frame, node, payload)())
         return self.suspensions.hand_out(
             frame,
             frame.plan.ops[0],
@@ -152,7 +146,7 @@ class Decoder:
             whom="the decoder",
         )
 
-    def _hand_out(self, parked: Task) -> steps.RunTask:
+    def hand_out(self, parked: Task) -> steps.RunTask:
         frame = parked.frame
         (payload,) = parked.arguments or (b"",)
         node = types.type_by_hash(0 if frame.ended else frame.values[_TYPE_HASH])
@@ -161,7 +155,7 @@ class Decoder:
             fn = self.landing.maker(frame, node, payload)
         return steps.RunTask(token=parked.token, fn=fn, op=parked.op.name)
 
-    def _finish(self, frame: Frame, result: Value | NotDecoded) -> Value:
+    def finish(self, frame: Frame, result: Value | NotDecoded) -> Value:
         if type(result) is tuple:
             kind, detail = result
             _, type_hash, index, size = frame.values[:4]
@@ -176,3 +170,18 @@ class Decoder:
 
 def _nothing() -> Value:
     return ("DecodeFailed", "nobody waits for it any more")
+
+
+def _plan() -> EntryPlan:
+    op = Op(0, "decode", "Decode", 0)
+    op.fire = lambda frame: frame.rt.decoder.fire(frame)
+    op.finish = lambda frame, result: frame.rt.decoder.finish(frame, result)
+    op.hand_out = lambda parked: parked.frame.rt.decoder.hand_out(parked)
+    plan = EntryPlan.of_op(op, "decode", "inbound", 4)
+    plan.in_turn = True
+    plan.by_sender = True
+    return plan
+
+
+# Of all nodes.
+PLAN: Final = _plan()

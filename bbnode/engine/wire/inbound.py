@@ -8,11 +8,13 @@ long to decode are left to `decoder.py`.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
+
+from multiaddr import Multiaddr
 
 from bbnode.components.contracts import Backend
 from bbnode.engine.cells import ComponentCell
@@ -79,9 +81,7 @@ class InboundDedup:
 
     def __init__(self, window: int = DEDUP_WINDOW) -> None:
         self._window = window
-        # A dict would keep the order as well, but walks over all holes to find its first key.
-        self._order: deque[DedupKey] = deque()
-        self._seen: set[DedupKey] = set()
+        self._seen: OrderedDict[DedupKey, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -92,23 +92,24 @@ class InboundDedup:
 
     def record(self, source: PeerId, wire_req_id: int, site: int) -> bool:
         """Remember a message; return True for a known one, which keeps its age."""
-        key = (source, wire_req_id, site)
-        if key in self._seen:
+        seen = self._seen
+        known = len(seen)
+        seen[source, wire_req_id, site] = None
+        if len(seen) == known:
             return True
-        self._seen.add(key)
-        self._order.append(key)
-        if len(self._order) > self._window:
-            self._seen.discard(self._order.popleft())
+        if known == self._window:
+            seen.popitem(last=False)
         return False
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: the window, oldest first."""
-        return [[writer.peer(peer), wire_req_id, site] for peer, wire_req_id, site in self._order]
+        return [[writer.peer(peer), wire_req_id, site] for peer, wire_req_id, site in self._seen]
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
-        self._order = deque((reader.peer(p), wire_req_id, site) for p, wire_req_id, site in plain)
-        self._seen = set(self._order)
+        self._seen = OrderedDict(
+            ((reader.peer(p), wire_req_id, site), None) for p, wire_req_id, site in plain
+        )
 
 
 class ComponentReceiver(Protocol):
@@ -164,9 +165,9 @@ class Inbound:
         try:
             envelope = self._open(event)
             if envelope is not None:
-                self.decoder.left_us -= ENVELOPE_US + FILL_US * len(envelope.fills)
-                self._learn(event, envelope)
-                for index, fill in enumerate(envelope.fills):
+                fills = envelope.fills
+                self.decoder.left_us -= ENVELOPE_US + FILL_US * len(fills)
+                for index, fill in enumerate(fills):
                     try:
                         self._fill(event, envelope, index, fill)
                     except _RefusedFill as refused:
@@ -184,46 +185,51 @@ class Inbound:
             event.charge.release()
 
     def _open(self, event: InboundBytes) -> WireEnvelope | None:
-        limits, reports = self.limits, self.reports
+        """Return an envelope that its sender may send, and learn its addresses; None, reported."""
+        peer, data, reports = event.peer, event.data, self.reports
         try:
             # Its size was checked at the boundary.
-            envelope = decode_envelope(event.data, max_bytes=len(event.data))
-            _check_count(len(envelope.fills), limits.envelope_fills, "fills")
+            envelope = decode_envelope(data, max_bytes=len(data))
+            _check_count(len(envelope.fills), self.limits.envelope_fills, "fills")
             claimed = envelope.src_peer_addresses
-            _check_count(len(claimed), limits.sender_addresses, "claimed addresses")
-            cap = limits.sender_address_bytes
-            for raw in claimed:
-                if cap is not None and len(raw) > cap:
-                    raise DecodeError(
-                        f"an envelope with a claimed address of {len(raw)} bytes; at most {cap} "
-                        "are taken"
-                    )
+            is_known = self.neighbours.book.is_unchanged(peer, claimed, event.observed)
+            if not is_known:
+                self._check_claimed(claimed)
         except DecodeError as error:
-            reports.receive_failed(event.peer, -1, 0, len(event.data), "DecodeFailed", str(error))
+            reports.receive_failed(peer, -1, 0, len(data), "DecodeFailed", str(error))
             reports.peers_changed(
-                self.neighbours.failed(event.peer, "undecodable envelope", self.clock.now_ns)
+                self.neighbours.failed(peer, "undecodable envelope", self.clock.now_ns)
             )
             return None
-        if envelope.src_peer_bytes != event.peer.to_bytes():
+        if envelope.src_peer_bytes != peer.to_bytes():
             # The connection proved the sender; the envelope claims another one.
             reports.counts["receive.forged"] += 1
-            reports.telemetry("receive.forged", peer=event.peer)
+            reports.telemetry("receive.forged", peer=peer)
             return None
+        if not is_known and peer != self.neighbours.self_peer:
+            self._learn(peer, claimed, event.observed)
         return envelope
 
-    def _learn(self, event: InboundBytes, envelope: WireEnvelope) -> None:
+    def _check_claimed(self, claimed: Sequence[bytes]) -> None:
+        """Raise DecodeError for addresses beyond the limits; those in the book were checked."""
+        _check_count(len(claimed), self.limits.sender_addresses, "claimed addresses")
+        cap = self.limits.sender_address_bytes
+        for raw in claimed:
+            if cap is not None and len(raw) > cap:
+                raise DecodeError(
+                    f"an envelope with a claimed address of {len(raw)} bytes; at most {cap} "
+                    "are taken"
+                )
+
+    def _learn(self, peer: PeerId, claimed: tuple[bytes, ...], observed: Multiaddr | None) -> None:
         """Add addresses to the book: claimed ones first, then the one that it came from."""
-        book, claimed = self.neighbours.book, envelope.src_peer_addresses
-        if book.is_unchanged(event.peer, claimed, event.observed):
-            return
-        if event.peer == self.neighbours.self_peer:
-            return
-        if claimed and not book.has_claimed(event.peer, claimed):
+        book = self.neighbours.book
+        if claimed and not book.has_claimed(peer, claimed):
             self.decoder.left_us -= CLAIMED_US_PER_BYTE * sum(map(len, claimed))
-            refused = book.merge_claimed(event.peer, claimed)
+            refused = book.merge_claimed(peer, claimed)
             if refused:
                 self.reports.counts["addresses.refused"] += refused
-        if event.observed is not None and not book.observe(event.peer, event.observed):
+        if observed is not None and not book.observe(peer, observed):
             self.reports.counts["addresses.refused"] += 1
 
     def _fill(
@@ -239,19 +245,20 @@ class Inbound:
             suffix = fill.dest_suffix.hex() or "an empty suffix"
             raise _RefusedFill("UnknownSite", f"nothing here receives at {suffix}")
         kind = envelope.correlation.kind
-        if isinstance(site, ResponseSite):
+        if isinstance(site, RecvSite):
+            wanted = site.kind
+            if kind is wanted:
+                self._deliver(event, envelope, index, fill, site)
+                return
+        else:
             wanted = CorrelationKind.RESPONSE
-        else:
-            wanted = CorrelationKind.REQUEST if site.is_request else CorrelationKind.NONE
-        if kind is not wanted:
-            raise _RefusedFill(
-                "CorrelationMismatch",
-                f"{site.name} takes {wanted.name}, the envelope says {kind.name}",
-            )
-        if isinstance(site, ResponseSite):
-            self._response(event, envelope, index, fill, site)
-        else:
-            self._deliver(event, envelope, index, fill, site)
+            if kind is wanted:
+                self._response(event, envelope, index, fill, site)
+                return
+        raise _RefusedFill(
+            "CorrelationMismatch",
+            f"{site.name} takes {wanted.name}, the envelope says {kind.name}",
+        )
 
     def _check_sender(self, peer: PeerId, site: RecvSite | ResponseSite) -> None:
         """Refuse the fill of a peer that plays no class that sends to a site.
@@ -259,7 +266,7 @@ class Inbound:
         Its classes are those of its accepted hello; in a private network the membership has to
         grant them. A peer without a connection plays no class.
         """
-        classes = self.neighbours.peers.classes_of(peer)
+        classes = self.neighbours.peers.classes.get(peer, ())
         if site.senders.isdisjoint(classes) and peer != self.neighbours.self_peer:
             raise _RefusedFill(
                 "SenderNotOfClass",
@@ -302,8 +309,9 @@ class Inbound:
                 "TooManyExecutions",
                 f"{limit} executions that this peer started are under way (limit frames_per_peer)",
             )
-        wire_req_id, chain = envelope.correlation.wire_req_id, envelope.correlation.chain
-        if not site.is_request and not chain:
+        said = envelope.correlation
+        wire_req_id, chain = said.wire_req_id, said.chain
+        if not chain and not site.is_request:
             chain = wire_req_id
         deadline_ns = None
         if envelope.remaining_deadline_ns:
@@ -321,8 +329,10 @@ class Inbound:
             ):
                 self._too_full(site, peer, wire_req_id)
             return
-        value = self._decode(fill, node, site)
-        self._launch(site, peer, wire_req_id, chain, deadline_ns, event.charge.hold, value)
+        value = TRIGGER if fill.trigger_only else self._make(node, fill.payload, site)
+        if type(value) is tuple:
+            raise _RefusedFill(*value)
+        self._launch(site, peer, wire_req_id, chain, deadline_ns, event.charge, value)
 
     def _launch(
         self,
@@ -331,18 +341,18 @@ class Inbound:
         wire_req_id: int,
         chain: int,
         deadline_ns: int | None,
-        hold: Callable[[], Charge],
+        charge: Charge,
         value: Value,
     ) -> None:
-        executor = self.executor
-        frame = executor.start(site.plan, source_peer=peer)
+        executor, plan = self.executor, site.plan
+        frame = executor.start(plan, source_peer=peer)
         if frame is None:
             self._too_full(site, peer, wire_req_id)
             return
         executor.came_from(frame, peer, wire_req_id, site.site, chain)
-        frame.charges = [hold()]
+        frame.charges = [charge.hold()]
         frame.deadline_ns = deadline_ns
-        seeds = site.plan.seeds
+        seeds = plan.seeds
         values = frame.values
         values[seeds[0]] = value
         values[seeds[1]] = peer
@@ -388,8 +398,10 @@ class Inbound:
                 event, wire_req_id, None, site.site, fill, index, is_request=False, chain=0
             )
             return
-        value = self._decode(fill, node, site)
-        self._answer(peer, wire_req_id, self.clock.now_ns, event.charge.hold, value)
+        value = TRIGGER if fill.trigger_only else self._make(node, fill.payload, site)
+        if type(value) is tuple:
+            raise _RefusedFill(*value)
+        self._answer(peer, wire_req_id, self.clock.now_ns, event.charge, value)
 
     def _wanted(self, peer: PeerId, wire_req_id: int) -> Cohort | None:
         """Return the cohort that waits for an answer of a peer; None, counted, when none does."""
@@ -409,14 +421,14 @@ class Inbound:
         peer: PeerId,
         wire_req_id: int,
         came_ns: int,
-        hold: Callable[[], Charge],
+        charge: Charge,
         value: Value,
     ) -> None:
         """Add an answer that is wanted, and came at `came_ns`."""
         cohort = self.cohorts.table.get(wire_req_id)
         frame = self.cohorts.frame_of(wire_req_id)
         if frame is not None:
-            frame.hold_charge(hold())
+            frame.hold_charge(charge.hold())
         self.reports.peers_changed(self.neighbours.succeeded(peer))
         if cohort is not None:
             self.round_trips.sample(cohort.edge, came_ns - cohort.opened_ns)
@@ -442,13 +454,13 @@ class Inbound:
         site, peer = self._site_of(frame), frame.source_peer
         if site is None or peer is None or frame.charges is None:
             return
-        hold = frame.charges[0].hold
+        charge = frame.charges[0]
         frame.debt = None  # whoever gets it owes the answer
         if isinstance(site, RecvSite):
             chain, deadline_ns = frame.chain, frame.deadline_ns
-            self._launch(site, peer, frame.wire_req_id, chain, deadline_ns, hold, value)
+            self._launch(site, peer, frame.wire_req_id, chain, deadline_ns, charge, value)
         else:
-            self._answer(peer, frame.wire_req_id, frame.started_ns, hold, value)
+            self._answer(peer, frame.wire_req_id, frame.started_ns, charge, value)
 
     def refuse_decoded(self, frame: Frame, kind: str, detail: str) -> None:
         """Tell a requester that its payload is no value, or count an answer that is none."""
@@ -468,34 +480,19 @@ class Inbound:
 
     # -- payloads ----------------------------------------------------------------------------
 
-    def _decode(self, fill: SlotFill, node: TypeNode, site: RecvSite | ResponseSite) -> Value:
-        if fill.trigger_only:
-            return TRIGGER
-        made = self._make(node, fill.payload, site)
-        if type(made) is tuple:
-            raise _RefusedFill(*made)
-        return made
-
     def _make(
         self, node: TypeNode, payload: Buffer, site: RecvSite | ResponseSite | None
     ) -> Value | NotDecoded:
         """Return the value of a payload, or why it has none. From any thread, backends too."""
-        if not isinstance(site, RecvSite):
-            return self._value(node, payload, None)
-        value = self._value(node, payload, site.slot)
-        shape = getattr(value, "shape", None)
-        if site.shape is None or type(shape) is not tuple or shape_fits(site.shape, shape, {}):
-            return value
-        wanted = shape_text(site.shape)
-        return "ShapeMismatch", f"{site.name} takes {wanted}, the fill is {shape_text(shape)}"
-
-    def _value(self, node: TypeNode, payload: Buffer, slot: int | None) -> Value | NotDecoded:
-        component = None if slot is None else self.cells[slot].component
-        backend = component if isinstance(component, Backend) and node.kind is _TENSOR else None
+        backend = None
+        if type(site) is RecvSite and site.slot is not None and node.kind is _TENSOR:
+            component = self.cells[site.slot].component
+            backend = component if isinstance(component, Backend) else None
         try:
             if backend is None:
-                return codec.decode_value(node, payload)
-            return backend.materialize_from_wire(node, memoryview(payload))
+                value = codec.decode_value(node, payload)
+            else:
+                value = backend.materialize_from_wire(node, memoryview(payload))
         except STOPS:
             raise
         except (AllocationFailed, MemoryError):
@@ -506,6 +503,13 @@ class Inbound:
             if backend is None:
                 return "DecodeFailed", describe(error)[1]
             return "BackendMaterializeFailed", f"{backend.TYPE_NAME}: {describe(error)[1]}"
+        if type(site) is not RecvSite or site.shape is None:
+            return value
+        shape = getattr(value, "shape", None)
+        if type(shape) is not tuple or shape_fits(site.shape, shape, {}):
+            return value
+        wanted = shape_text(site.shape)
+        return "ShapeMismatch", f"{site.name} takes {wanted}, the fill is {shape_text(shape)}"
 
     # -- refusals ----------------------------------------------------------------------------
 

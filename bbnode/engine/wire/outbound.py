@@ -11,6 +11,7 @@ otherwise a message that goes around a ring of peers twice would be dropped as a
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any, TypeAlias
@@ -52,10 +53,11 @@ from bbnode.ir.peer import PeerId
 ENVELOPE_OVERHEAD_BYTES = 8192
 _FILL_OVERHEAD_BYTES = 64
 # Every envelope asks for these: looking a member up in its enum takes longer than comparing.
-_REQUEST = CorrelationKind.REQUEST
-_RESPONSE = CorrelationKind.RESPONSE
+_REQUEST = int(CorrelationKind.REQUEST)
+_RESPONSE = int(CorrelationKind.RESPONSE)
 
-_Key: TypeAlias = tuple[PeerId, CorrelationKind, int]
+# A member of an enum is hashed in Python; as a plain number it is not.
+_Key: TypeAlias = tuple[int, PeerId, int]
 
 
 class _Pack:
@@ -63,11 +65,11 @@ class _Pack:
 
     __slots__ = ("chain", "fills", "remaining_ns", "size")
 
-    def __init__(self, chain: int = 0) -> None:
+    def __init__(self, chain: int, fill: SlotFill, size: int, remaining_ns: int) -> None:
         self.chain = chain
-        self.fills: list[SlotFill] = []
-        self.size = 0
-        self.remaining_ns = 0
+        self.fills = [fill]
+        self.size = size
+        self.remaining_ns = remaining_ns
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -89,11 +91,12 @@ class EnvelopeOutbox:
     def __post_init__(self, limits: Limits) -> None:
         self._limit = limits.outbound
         self.on_request: Callable[[int, PeerId, int], object] = lambda *_: None
-        self._packs: dict[_Key, list[_Pack]] = {}
+        self.packs: dict[_Key, list[_Pack]] = {}  # what `flush` sends
         # Envelope -> the request that it answers; of the newest, while their transport has them.
-        self._answers: dict[int, int] = {}
+        self._answers: OrderedDict[int, int] = OrderedDict()
         # One-way message -> the one that brought it about, and who sent that; None: this node did.
-        self._causes: dict[int, tuple[PeerId | None, int]] = {}
+        # In order, to forget the oldest: the first key of a dict lies behind all holes.
+        self._causes: OrderedDict[int, tuple[PeerId | None, int]] = OrderedDict()
         self._pending = 0
         self._tag = 0
         self._source_of: Sequence[Multiaddr] | None = None
@@ -105,11 +108,12 @@ class EnvelopeOutbox:
 
     def one_way_id(self, frame: Frame) -> int:
         """Return the id under which an execution sends one-way."""
-        if not frame.wire_out_id:
-            frame.wire_out_id = self.wire_ids.next_u64()
+        made = frame.wire_out_id
+        if not made:
+            made = frame.wire_out_id = self.wire_ids.next_u64()
             if frame.site:
-                self._caused(frame.wire_out_id, frame.source_peer, frame.wire_req_id)
-        return frame.wire_out_id
+                self._caused(made, frame.source_peer, frame.wire_req_id)
+        return made
 
     def another_id(self, frame: Frame) -> int:
         """Return an id for one message of an execution that can't go under `one_way_id`."""
@@ -125,7 +129,7 @@ class EnvelopeOutbox:
         causes = self._causes
         causes[message] = peer, by
         if len(causes) > MAX_CAUSES_REMEMBERED:
-            del causes[next(iter(causes))]
+            causes.popitem(last=False)
 
     def cause_of(self, message: int) -> tuple[PeerId | None, int]:
         """Return the message that brought a one-way message about, and who sent that one.
@@ -215,9 +219,10 @@ class EnvelopeOutbox:
     ) -> bool:
         """Queue a fill for every peer that can be reached; return False if none can."""
         size = self.check(op, fill, len(peers))
-        found = self.reachable(frame, op, peers, fill.dest_suffix)
-        self.queue(frame, op, found, fill, size, kind, wire_req_id, remaining_ns, chain)
-        return bool(found)
+        if len(peers) != 1 or self.neighbours.unreachable(peers[0], fill.dest_suffix) is not None:
+            peers = self.reachable(frame, op, peers, fill.dest_suffix)
+        self.queue(frame, op, peers, fill, size, kind, wire_req_id, remaining_ns, chain)
+        return bool(peers)
 
     def queue(
         self,
@@ -235,17 +240,21 @@ class EnvelopeOutbox:
         if self.tracer.on:
             self.tracer.sent(frame, op, peers, kind, wire_req_id, fill.dest_suffix)
         size = payload_size + _FILL_OVERHEAD_BYTES
+        plain_kind = kind + 0
         for peer in peers:
-            packs = self._packs.setdefault((peer, kind, wire_req_id), [])
-            pack = packs[-1] if packs else None
-            if (
-                pack is None
-                or len(pack.fills) >= self._max_fills
-                or (self.max_payload is not None and pack.size + size > self.max_payload)
-            ):
-                pack = _Pack(chain)
-                packs.append(pack)
+            key = wire_req_id, peer, plain_kind
+            packs = self.packs.get(key)
+            if packs is None:
+                self.packs[key] = [_Pack(chain, fill, size, remaining_ns)]
                 self._pending += 1
+                continue
+            pack = packs[-1]
+            if len(pack.fills) >= self._max_fills or (
+                self.max_payload is not None and pack.size + size > self.max_payload
+            ):
+                packs.append(_Pack(chain, fill, size, remaining_ns))
+                self._pending += 1
+                continue
             pack.fills.append(fill)
             pack.size += size
             # The tightest of what travels together; 0 is "none".
@@ -257,28 +266,23 @@ class EnvelopeOutbox:
         full = self._limit is not None and self._pending >= self._limit
         if full or self.neighbours.unreachable(peer) is not None:
             return False
-        packs = self._packs.setdefault((peer, kind, wire_req_id), [])
+        packs = self.packs.setdefault((wire_req_id, peer, kind + 0), [])
         if any(known.dest_suffix == fill.dest_suffix for pack in packs for known in pack.fills):
             return True
-        pack = _Pack()
-        pack.fills.append(fill)
-        pack.size = fill.payload_size + _FILL_OVERHEAD_BYTES
-        packs.append(pack)
+        packs.append(_Pack(0, fill, fill.payload_size + _FILL_OVERHEAD_BYTES, 0))
         self._pending += 1
         return True
 
     def flush(self) -> None:
         """Turn all queued fills into SendEnvelope steps."""
-        if not self._packs:
-            return
-        packs, self._packs, self._pending = self._packs, {}, 0
+        packs, self.packs, self._pending = self.packs, {}, 0
         neighbours, reports = self.neighbours, self.reports
         source = self._source_part()
-        for (peer, kind, wire_req_id), queued in packs.items():
+        for (wire_req_id, peer, kind), queued in packs.items():
             addresses, destination = neighbours.book.routed(peer, _destination_part)
-            is_request = kind is _REQUEST
+            is_request = kind == _REQUEST
             for pack in queued:
-                is_answer = kind is _RESPONSE and pack.fills[0].dest_suffix != REFUSED_SUFFIX
+                is_answer = kind == _RESPONSE and pack.fills[0].dest_suffix != REFUSED_SUFFIX
                 told = self.round_trips.reports() if is_answer else ()
                 parts = encode_between(
                     *(destination, pack.fills, kind, wire_req_id, pack.remaining_ns, told, source),
@@ -295,7 +299,7 @@ class EnvelopeOutbox:
                 elif is_answer:
                     self._answers[self._tag] = wire_req_id
                     if len(self._answers) > MAX_ANSWERS_REMEMBERED:
-                        del self._answers[next(iter(self._answers))]
+                        self._answers.popitem(last=False)
                 reports.counts["envelopes.out"] += 1
                 reports.steps.append(steps.make_send(peer, addresses, tuple(parts), self._tag))
 
@@ -336,12 +340,12 @@ class EnvelopeOutbox:
     def load(self, plain: Any, _reader: object) -> None:
         """Load what `state` returned; of an earlier release it has no causes."""
         self._tag, answers, *causes = plain
-        self._answers = dict(answers)
-        self._causes = {
-            i: (None if raw is None else PeerId.from_bytes(raw), by)
+        self._answers = OrderedDict(answers)
+        self._causes = OrderedDict(
+            (i, (None if raw is None else PeerId.from_bytes(raw), by))
             for each in causes
             for i, raw, by in each
-        }
+        )
 
 
 def _destination_part(addresses: Sequence[Multiaddr]) -> bytes:

@@ -78,7 +78,6 @@ _OPENED_PER_S: Final = 64.0
 
 # The beginning of a packet that has not come whole, and what is read after it.
 _READ_BUFFERS: Final = ReusedBuffers(PACKET_BYTES + 2 + READ_BYTES)
-_PLAIN_BUFFERS: Final = ReusedBuffers(PLAIN_BYTES)
 _SEALED_BUFFERS: Final = ReusedBuffers((_BATCH_PACKETS + 2) * (PLAIN_BYTES + OVERHEAD_BYTES))
 
 
@@ -569,7 +568,7 @@ class Muxer(IMuxedConn):
 
     def _turn(self, wire: ByteWire | None) -> None:
         """Read once, and do all that follows from it."""
-        buffer, scratch = _READ_BUFFERS.take(), _PLAIN_BUFFERS.take()
+        buffer, scratch = _READ_BUFFERS.take(), _READ_BUFFERS.take()
         self._in_turn = True
         try:
             self._take_in(wire, buffer, scratch)
@@ -578,7 +577,7 @@ class Muxer(IMuxedConn):
         finally:
             self._in_turn = False
             _READ_BUFFERS.give(buffer)
-            _PLAIN_BUFFERS.give(scratch)
+            _READ_BUFFERS.give(scratch)
         self.send()
 
     def _take_in(self, wire: ByteWire | None, view: memoryview, scratch: memoryview) -> None:

@@ -61,26 +61,31 @@ class NoiseChannel:
     def open(
         self, packets: memoryview, scratch: memoryview, take: Callable[[memoryview], bool]
     ) -> int:
-        """Pass the plaintext of each whole packet to `take`, in `scratch`; return how far it got.
+        """Pass the plaintext of all whole packets to `take`, in `scratch`; return where they end.
 
-        `scratch` has PLAIN_BYTES or more. It ends early when `take` returns False. Raises
-        PacketError.
+        `scratch` is as large as `packets`. Raises PacketError, after what came before.
         """
-        at, end = 0, len(packets)
+        at, end, filled, fault = 0, len(packets), 0, ""
         while end - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(packets, at)
+            size = packets[at] << 8 | packets[at + 1]
             first = at + _LENGTH.size
             if size < _TAG_BYTES:
-                raise PacketError(f"a packet of {size} bytes, which has no room for its tag")
+                fault = f"a packet of {size} bytes, which has no room for its tag"
+                break
             if end - first < size:
                 break
-            at = first + size
-            plain = scratch[: size - _TAG_BYTES]
+            at, start = first + size, filled
+            filled += size - _TAG_BYTES
             try:
-                self._open(_NONCE.pack(self._opened), packets[first:at], None, plain)
+                self._open(
+                    _NONCE.pack(self._opened), packets[first:at], None, scratch[start:filled]
+                )
             except InvalidTag:
-                raise PacketError("a packet that the peer did not encrypt") from None
-            self._opened += 1
-            if not take(plain):
+                fault, filled = "a packet that the peer did not encrypt", start
                 break
+            self._opened += 1
+        if filled:
+            take(scratch[:filled])
+        if fault:
+            raise PacketError(fault)
         return at

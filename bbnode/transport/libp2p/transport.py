@@ -51,6 +51,7 @@ from bbnode.transport.libp2p.workarounds import (
     running,
 )
 from bbnode.transport.limits import RelaySettings, TransportLimits
+from bbnode.transport.links import mappings
 from bbnode.transport.links.admission import Place
 from bbnode.transport.links.framing import Lane
 from bbnode.transport.links.link import Link, LinkState
@@ -354,6 +355,7 @@ class Libp2pTransport(LinkTransport):
             await trio.sleep(_MAINTAIN_S)
             now = trio.current_time()
             self._protocols.reap(now)
+            mappings.trim()
             for muxed in self._strays.overdue(self._stray_streams(), now):
                 if self._nursery is not None:
                     self._counters.add("streams.reaped")
