@@ -80,7 +80,7 @@ _SHORT = [_length(number) for number in range(1 << 14)]
 _TAGS = [_length(number << 3 | 2) for number in range(32)]
 
 
-class _Texts(dict[str, bytes]):
+class _SizedTexts(dict[str, bytes]):
     """Texts as they stand in a file, each with its length before it."""
 
     def __missing__(self, text: str) -> bytes:
@@ -93,7 +93,7 @@ class _Texts(dict[str, bytes]):
 class _Entries(dict[str, bytes]):
     """Entries of metadata under one key, by their text; the same ones stand at many nodes."""
 
-    def __init__(self, key: bytes, texts: _Texts) -> None:
+    def __init__(self, key: bytes, texts: _SizedTexts) -> None:
         self._key = b"\x0a" + key + b"\x12"
         self._texts = texts
 
@@ -109,7 +109,7 @@ class _Entries(dict[str, bytes]):
 class _Metadata(dict[str, _Entries]):
     """Entries of metadata by their keys."""
 
-    def __init__(self, texts: _Texts) -> None:
+    def __init__(self, texts: _SizedTexts) -> None:
         self._texts = texts
 
     def __missing__(self, key: str) -> _Entries:
@@ -117,11 +117,11 @@ class _Metadata(dict[str, _Entries]):
         return made
 
 
-class Encoder:
+class GraphEncoder:
     """Encodes graphs; what it made for one op serves all others with the same attribute."""
 
     def __init__(self) -> None:
-        self._texts = _Texts()
+        self._texts = _SizedTexts()
         self._metadata = _Metadata(self._texts)
         self._types: dict[ValueType | None, bytes] = {}
         self._attributes: dict[tuple[str, int], bytes] = {}
@@ -325,7 +325,7 @@ def encoded(
     program: Program, functions: Iterable[Function]
 ) -> tuple[ModelProto, list[list[bytes]]]:
     """Return a model without functions, and these functions in pieces of whole fields."""
-    encoder = Encoder()
+    encoder = GraphEncoder()
     model = ModelProto.FromString(program.extras)
     model.ir_version = program.ir_version
     if program.producer_name:

@@ -34,7 +34,7 @@ from onnx import (
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds, check_type, holds_plain_values, nests
 from bbnode.ir.caps import MAX_FUNCTION_PARTS, MAX_NAME_CHARS, MAX_NODE_PARTS
-from bbnode.ir.encoding import BYTES_NAME, FIELD_OF, WEIGHTS_AND_GRAPHS, Encoder, encoded
+from bbnode.ir.encoding import BYTES_NAME, FIELD_OF, WEIGHTS_AND_GRAPHS, GraphEncoder, encoded
 from bbnode.ir.errors import AuthorError, DecodeError
 from bbnode.ir.graph import (
     Annotations,
@@ -430,23 +430,23 @@ def model_of_parts(model: ModelProto, functions: Iterable[Iterable[bytes]]) -> M
 
 def function_proto(function: Function) -> FunctionProto:
     """Return a function as a protobuf."""
-    return FunctionProto.FromString(b"".join(Encoder().function(function)))
+    return FunctionProto.FromString(b"".join(GraphEncoder().function(function)))
 
 
 def graph_proto(graph: Subgraph) -> GraphProto:
     """Return a graph as a protobuf."""
-    return GraphProto.FromString(Encoder().graph(graph))
+    return GraphProto.FromString(GraphEncoder().graph(graph))
 
 
 def node_proto(node: OpNode) -> NodeProto:
     """Return a node as a protobuf."""
-    return NodeProto.FromString(Encoder().node(node))
+    return NodeProto.FromString(GraphEncoder().node(node))
 
 
 def attribute_proto(name: str, attribute: Attribute) -> AttributeProto:
     """Return an attribute as a protobuf."""
     proto = AttributeProto()
-    Encoder().attribute(name, attribute, proto)
+    GraphEncoder().attribute(name, attribute, proto)
     return proto
 
 
