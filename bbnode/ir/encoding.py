@@ -93,16 +93,16 @@ class _SizedTexts(dict[str, bytes]):
 class _Entries(dict[str, bytes]):
     """Entries of metadata under one key, by their text; the same ones stand at many nodes."""
 
-    def __init__(self, key: bytes, texts: _SizedTexts) -> None:
+    def __init__(self, key: bytes) -> None:
         self._key = b"\x0a" + key + b"\x12"
-        self._texts = texts
 
     def __missing__(self, text: str) -> bytes:
-        value = self._texts[text]
-        size = len(self._key) + len(value)
-        made = self[text] = b"%b%b%b" % (
-            _SHORT[size] if size < len(_SHORT) else _length(size), self._key, value
-        )  # fmt: skip
+        value, key = text.encode(), self._key
+        size = len(value)
+        head = _SHORT[size] if size < len(_SHORT) else _length(size)
+        size += len(key) + len(head)
+        whole = _SHORT[size] if size < len(_SHORT) else _length(size)
+        made = self[text] = b"".join((whole, key, head, value))
         return made
 
 
@@ -113,7 +113,7 @@ class _Metadata(dict[str, _Entries]):
         self._texts = texts
 
     def __missing__(self, key: str) -> _Entries:
-        made = self[key] = _Entries(self._texts[key], self._texts)
+        made = self[key] = _Entries(self._texts[key])
         return made
 
 
