@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from multiaddr import Multiaddr
 from onnx import ModelProto
@@ -46,6 +46,8 @@ class Network:
     the calling thread; with a component that completes ops from threads of its own, runs can't be
     repeated.
     """
+
+    node_class: ClassVar[type[SimNode]] = SimNode
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class Network:
         self._keys = keys
         self._dials = dials
         self._agenda = Agenda()
+        self._fly = self._agenda.arrive
         self._by_peer: dict[PeerId, SimNode] = {}
         self._programs: dict[tuple[int, tuple[str, ...]], tuple[ModelProto, ProgramPlan]] = {}
         self._counts: Counter[str] = Counter()
@@ -119,8 +122,7 @@ class Network:
             NameTaken: there is a node of that name.
             BbnodeError: whatever `install` raises.
         """
-        if name in self._nodes:
-            raise NameTaken(f"a node {name!r} is there already; give each node its own name")
+        self._check_name(name)
         program = model if isinstance(model, ProgramPlan) else self._plan(model, tuple(targets))
 
         def install_life(node: SimNode, incarnation: int) -> Node:
@@ -140,6 +142,13 @@ class Network:
 
         return self._add(name, program, install_life, clock or Clock(), task_ns)
 
+    def _check_name(self, name: str) -> None:
+        if name in self._nodes:
+            raise NameTaken(f"a node {name!r} is there already; give each node its own name")
+
+    def _added(self, node: SimNode) -> None:
+        """Do what is to be done with a new node before it is connected."""
+
     def _add(
         self,
         name: str,
@@ -149,7 +158,7 @@ class Network:
         task_ns: int,
     ) -> SimNode:
         peer_id = key_of(name).peer_id if self._keys else self.peer_id(name)
-        made = SimNode(
+        made = self.node_class(
             name,
             len(self._nodes),
             address=Multiaddr(f"/memory/{len(self._nodes) + 1}/p2p/{peer_id}"),
@@ -163,6 +172,7 @@ class Network:
         )
         others = list(self._nodes.values()) if self._mesh else ()
         self._nodes[name] = self._by_peer[peer_id] = made
+        self._added(made)
         self.wake(made)
         for other in others:
             self.connect(other, made)
@@ -386,7 +396,11 @@ class Network:
         taken = agenda.take(until_ns)
         if taken is None:
             return False
-        when_ns, rank, what = taken
+        self._happen(*taken)
+        return True
+
+    def _happen(self, when_ns: int, rank: int, what: Any) -> None:
+        """Run an event of a node."""
         self._at(when_ns)
         if rank == POLL:
             self._poll(what)
@@ -396,7 +410,6 @@ class Network:
             node, life, task = what
             if node.life == life:
                 self._run_task(node.node, task)
-        return True
 
     def _at(self, when_ns: int) -> None:
         """Make a time the present; an event happens then."""
@@ -469,7 +482,7 @@ class Network:
         if len(arrivals) != 1:
             counts["envelopes.duplicated" if arrivals else "envelopes.lost"] += 1
         for when_ns in arrivals:
-            self._agenda.arrive(when_ns, (wire, wire.session, data, crc))
+            self._fly(when_ns, (wire, wire.session, data, crc))
 
     def _run_task(self, node: Node, task: steps.RunTask) -> None:
         def work() -> None:
