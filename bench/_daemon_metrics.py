@@ -55,6 +55,8 @@ class Node:
     ) -> None:
         paths.make_state_dir(folder / "state")
         self.peer = create_identity(paths.identity_file(folder / "state")).peer_id
+        # Where it listens, with its id; "" if it only dials.
+        self.address = ""
         self._config = folder / "node.toml"
         self.state_dir = folder / "state"
         node = {
@@ -107,8 +109,13 @@ class Node:
         return rounds
 
 
-def make(folder: Path, module: str, clients: int, size: int, rounds: int) -> list[Node]:
-    """A server and its clients; without `rounds` the server waits to be told."""
+def make(
+    folder: Path, module: str, clients: int, size: int, rounds: int, *, daemons: int | None = None
+) -> list[Node]:
+    """A server and its clients; without `rounds` the server waits to be told.
+
+    `daemons` is how many of the clients are made, all of them if not given.
+    """
     artifact = folder / "artifact.onnx"
     sys.path.insert(0, str(HERE))
     artifact.write_bytes(
@@ -124,10 +131,12 @@ def make(folder: Path, module: str, clients: int, size: int, rounds: int) -> lis
         network={"listen": [listen]},
         invoke=[entry] if rounds else [],
     )
-    bootstrap = {"network": {"bootstrap": [f"{listen}/p2p/{server.peer}"]}}
+    server.address = f"{listen}/p2p/{server.peer}"
+    bootstrap = {"network": {"bootstrap": [server.address]}}
+    made = range(clients if daemons is None else daemons)
     return [
         server,
-        *(Node(folder / f"client-{n}", artifact, "client", **bootstrap) for n in range(clients)),
+        *(Node(folder / f"client-{n}", artifact, "client", **bootstrap) for n in made),
     ]
 
 
@@ -156,9 +165,9 @@ def idle() -> dict[str, float]:
         for node in others:
             stack.enter_context(node.running())
         time.sleep(2.0)  # what comes with connections is over
-        cpu = _cpu_s(process.pid)
+        cpu = cpu_s(process.pid)
         time.sleep(IDLE_S)
-        cpu = _cpu_s(process.pid) - cpu
+        cpu = cpu_s(process.pid) - cpu
         pages = int(Path(f"/proc/{process.pid}/statm").read_text("ascii").split()[1])
     return {
         "ready_s": min(ready),
@@ -167,7 +176,8 @@ def idle() -> dict[str, float]:
     }
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
+    """Processor time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -68,7 +68,8 @@ debian_python() {
 }
 
 # Can a C extension that uses GMP be compiled and linked for Python $1? This is the very
-# thing that pip does for fastecdsa (a dependency of libp2p without a Linux wheel).
+# thing that pip does for fastecdsa (a dependency of py-libp2p, which tests need, without a Linux
+# wheel).
 can_compile() {
     local include out rc=0
     include="$("$1" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')"
@@ -100,7 +101,7 @@ ensure_compiler() {
         packages="$packages $(debian_python "$python")-dev"
     fi
     # shellcheck disable=SC2086 # a list of words
-    need_packages "libp2p needs gcc, the Python headers and GMP's headers" $packages
+    need_packages "the tests' py-libp2p needs gcc, the Python headers and GMP's headers" $packages
     can_compile "$python" ||
         die "a C program with Python.h and gmp.h still cannot be compiled for $python;" \
             "try: echo '#include <gmp.h>' | gcc -x c -fsyntax-only -"
@@ -169,6 +170,7 @@ setup() {
     fi
     drop_stale_venv
     if [ -x "$BBNODE_VENV/bin/python" ] && is_installed "$extra"; then
+        compile_package
         close_lock
         return
     fi
@@ -178,7 +180,7 @@ setup() {
             die "the python3 of this system is not 3.11, 3.12 or 3.13: name one in BBNODE_PYTHON"
     fi
     [ -x "$BBNODE_VENV/bin/python" ] && python="$BBNODE_VENV/bin/python"
-    if ! "$python" -c 'import fastecdsa' >/dev/null 2>&1; then
+    if [ "$extra" != demo ] && ! "$python" -c 'import fastecdsa' >/dev/null 2>&1; then
         ensure_compiler "$python"
     fi
     ensure_venv "$python"
@@ -193,7 +195,15 @@ setup() {
         install_key >"$BBNODE_VENV/.bbnode-installed-test"
         install_key >"$BBNODE_VENV/.bbnode-installed-demo"
     fi
+    compile_package
     close_lock
+}
+
+# Compiles what changed to bytecode, as pip does for a package that is not editable. Where
+# PYTHONDONTWRITEBYTECODE is set, as in many containers, each start of a node would compile its 300
+# modules anew, in half a second. A folder that can't be written is left as it is.
+compile_package() {
+    "$BBNODE_VENV/bin/python" -m compileall -qq "$BBNODE_ROOT/bbnode" || true
 }
 
 close_lock() {

@@ -104,10 +104,13 @@ class NodeIndex:
         given: dict[str, Any]
         if _are_texts(vectors):
             if _TEXTS not in inputs:
-                raise NoSuchIndex(f"{target} takes vectors and no texts; encode them (--encoder)")
+                raise NoSuchIndex(
+                    f"{target} takes vectors and no texts; encode them first, "
+                    "with `bbnode.components.SentenceEncoder` for one"
+                )
             given = {_TEXTS: np.atleast_1d(np.asarray(vectors, object))}
         elif _VECTORS not in inputs:
-            raise NoSuchIndex(f"{target} takes texts, of which it makes vectors itself (--text)")
+            raise NoSuchIndex(f"{target} takes texts, of which it makes vectors itself")
         else:
             given = {_VECTORS: np.atleast_2d(np.asarray(vectors, np.float32))}
         if _METADATA in inputs:
@@ -120,8 +123,8 @@ class NodeIndex:
             given[_IDS] = np.atleast_1d(np.asarray(ids, np.int64))
         elif ids is not None:
             raise NoSuchIndex(
-                f"{target} numbers its items itself, and takes no ids; leave them out (--row-ids), "
-                "or compile its program with `numbered=True`"
+                f"{target} numbers its items itself, and takes no ids; leave them out, or "
+                "compile its program with `numbered=True`"
             )
         found = self._node.invoke(target, given, timeout_s=timeout_s)
         return np.atleast_1d(np.asarray(found["added"], np.int64))
@@ -137,7 +140,7 @@ class NodeIndex:
         target, inputs = self._with(_QUERY, "nothing can be searched from here")
         takes_texts = inputs[_QUERY] == TENSOR_STRING.name
         if takes_texts != _are_texts(query):
-            takes = "a text (--text)" if takes_texts else "a vector; encode the text (--encoder)"
+            takes = "a text, not a vector" if takes_texts else "a vector; encode the text first"
             raise NoSuchIndex(f"a query of {target} is {takes}")
         given: dict[str, Any] = {_QUERY: np.asarray(query, object if takes_texts else np.float32)}
         if _WHERE in inputs:

@@ -28,6 +28,9 @@ T = TypeVar("T")
 # For the stop of all nodes at the interpreter's exit, beyond the longest time that one may take.
 EXIT_SLACK_S: Final = 2.0
 START_S: Final = 30.0
+# A signal that comes in the instant before a thread begins to wait does not end the wait (CPython
+# notes it, and then sleeps): it is noticed after this.
+LOOK_S: Final = 0.5
 
 
 class LoopCall(Generic[T]):
@@ -178,6 +181,8 @@ class TrioThread:
             )
         call = self.submit(function, *args, **kwargs)
         try:
+            while not concurrent.futures.wait([call.result], LOOK_S).done:
+                pass
             return call.result.result()
         finally:
             if not call.result.done():  # KeyboardInterrupt, or whatever a signal handler raised

@@ -494,7 +494,7 @@ def _metadata_of(item: Any, budget: Budget) -> Metadata:
         raise DecodeError("metadata is not a map of scalars")
     budget.take(len(item))
     for name, value in item.items():
-        if not isinstance(name, str) or not isinstance(value, bool | int | float | str | bytes):
+        if not isinstance(name, str) or not isinstance(value, values.SCALARS):
             raise DecodeError("metadata is not a map of scalars")
     return Metadata(item)
 

@@ -95,12 +95,9 @@ class FlatOp:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     after: tuple[str, ...] = ()
+    needs: tuple[str, ...]  # all values that have to be there before it fires, each once
     group: int  # position of the first of its relays; else its own
     control: list[int] = field(default_factory=list)  # positions
-
-    def needs(self) -> dict[str, None]:
-        """Return the names of all values that have to be there before it fires, each once."""
-        return dict.fromkeys(filter(None, self.inputs + self.after))
 
     def is_a(self, domain: str, op_type: str) -> bool:
         """Return True if it is an op of that type."""
@@ -278,6 +275,9 @@ class _Flattener:
         position = len(self._flat.ops)
         if position >= MAX_FLAT_OPS:
             raise self._wrong(name, f"the target has over {MAX_FLAT_OPS} ops")
+        needs = inputs + after if after else inputs
+        if len(needs) > 1 or "" in needs:
+            needs = tuple(dict.fromkeys(filter(None, needs)))
         self._flat.ops.append(
             FlatOp(
                 position=position,
@@ -288,6 +288,7 @@ class _Flattener:
                 inputs=inputs,
                 outputs=outputs,
                 after=after,
+                needs=needs,
                 group=position if group is None else group,
             )
         )
@@ -305,11 +306,11 @@ def check_values(flat: FlatFunction) -> dict[str, list[int]]:
             if not name:
                 continue
             known = makers.setdefault(name, [])
-            if name in flat.inputs or any(flat.ops[p].group != op.group for p in known):
+            if name in flat.inputs or (known and any(flat.ops[p].group != op.group for p in known)):
                 raise MalformedFlow(f"{flat.name}: {op.name}", f"makes {name!r} a second time")
             known.append(op.position)
     for op in flat.ops:
-        for name in op.needs():
+        for name in op.needs:
             if name not in makers:
                 raise MalformedFlow(
                     f"{flat.name}: {op.name}", f"reads {name!r}, which nothing makes"
@@ -322,13 +323,14 @@ def check_values(flat: FlatFunction) -> dict[str, list[int]]:
 
 def check_acyclic(flat: FlatFunction, makers: Mapping[str, Sequence[int]]) -> None:
     """Raise MalformedFlow when ops wait for each other in a ring."""
-    waits: list[int] = [0] * len(flat.ops)
+    needs = [{p for name in op.needs for p in makers[name]} | {*op.control} for op in flat.ops]
+    if all(not before or max(before) < at for at, before in enumerate(needs)):
+        return
+    waits = list(map(len, needs))
     followers: list[list[int]] = [[] for _ in flat.ops]
-    for op in flat.ops:
-        before = {p for name in op.needs() for p in makers[name]} | set(op.control)
-        waits[op.position] = len(before)
+    for at, before in enumerate(needs):
         for position in before:
-            followers[position].append(op.position)
+            followers[position].append(at)
     ready = [position for position, count in enumerate(waits) if count == 0]
     done = 0
     while ready:

@@ -26,7 +26,6 @@ from onnx import SparseTensorProto, TensorProto, TypeProto, numpy_helper
 
 from bbnode.ir import keys, types
 from bbnode.ir.errors import AuthorError
-from bbnode.ir.making import maker
 from bbnode.ir.shapes import Dim
 from bbnode.ir.types import TypeNode
 
@@ -375,6 +374,8 @@ class OpNode:
 
     Attributes:
         after: values that have to exist before the op fires, beside its inputs.
+        computes_with: names of its inputs, and of what its graphs read from outside.
+        reads: names of all that has to exist before the op fires: the same, and `after`.
         source_line: "<file>:<line>" of the author's that it stands for, or "".
         made_by: the compiler pass that made it; "" when it is the author's.
         extras: fields of the file that nothing here knows, as bytes of a NodeProto.
@@ -383,6 +384,7 @@ class OpNode:
     __slots__ = (
         *("op_type", "domain", "name", "inputs", "outputs", "attributes", "after", "metadata"),
         *("source_line", "made_by", "overload", "doc_string", "extras", "_table"),
+        *("computes_with", "reads"),
     )
 
     op_type: str
@@ -399,6 +401,8 @@ class OpNode:
     doc_string: str
     extras: bytes
     _table: weakref.ref[_Table] | None
+    computes_with: tuple[str, ...]
+    reads: tuple[str, ...]
 
     def __new__(
         cls,
@@ -421,7 +425,7 @@ class OpNode:
             *(op_type, domain, name, tuple(inputs), tuple(outputs)),
             {k: Attribute.of(v) for k, v in attributes.items()} if attributes else {},
             *(tuple(after), dict(metadata or ()), source_line, made_by, overload, doc_string),
-            *(b"", None),
+            b"",
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -433,7 +437,9 @@ class OpNode:
             table = self._table and self._table()
             if table:
                 table.change(self, name, value)
-                return
+            else:
+                _set_port(self, name, value)
+            return
         object.__setattr__(self, name, value)
 
     def copy(self) -> OpNode:
@@ -441,7 +447,7 @@ class OpNode:
         return make_node(
             *(self.op_type, self.domain, self.name, self.inputs, self.outputs, self.attributes),
             *(self.after, self.metadata.copy(), self.source_line, self.made_by),
-            *(self.overload, self.doc_string, self.extras, None),
+            *(self.overload, self.doc_string, self.extras),
         )
 
     def content(self) -> tuple[object, ...]:
@@ -485,30 +491,7 @@ class OpNode:
     @property
     def captured(self) -> tuple[str, ...]:
         """Names that the node's graphs read from outside, in the order of their first use."""
-        for attribute in self.attributes.values():
-            if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
-                return _captured(self)
-        return ()
-
-    @property
-    def computes_with(self) -> tuple[str, ...]:
-        """Names of its inputs, and of what its graphs read from outside."""
-        names = self.inputs
-        if "" in names:
-            names = tuple(filter(None, names))
-        return names + self.captured if self.attributes else names
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Names of all that has to exist before the op fires."""
-        names = self.inputs
-        if "" in names:
-            names = tuple(filter(None, names))
-        for attribute in self.attributes.values():
-            if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
-                names += _captured(self)
-                break
-        return names + self.after if self.after else names
+        return captured_by(self.attributes) if self.attributes else ()
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Rename the values that the op reads, waits for and makes; others keep their names."""
@@ -564,15 +547,67 @@ class OpNode:
 
 
 _PORTS = frozenset({"inputs", "outputs", "after", "attributes"})
-# By position, in the order of the slots: what files and passes make all the time. Setting each
-# field through `__setattr__` would take five times as long.
-make_node: Callable[..., OpNode] = maker(OpNode, *OpNode.__slots__)
 
 
-def _captured(node: OpNode) -> tuple[str, ...]:
+class _Bare:
+    """A node in the making; its fields are set without `OpNode.__setattr__`."""
+
+    __slots__ = OpNode.__slots__
+
+
+def _make_node(
+    op_type: str,
+    domain: str,
+    name: str,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    attributes: Mapping[str, Attribute],
+    after: tuple[str, ...],
+    metadata: dict[str, str],
+    source_line: str,
+    made_by: str,
+    overload: str,
+    doc_string: str,
+    extras: bytes,
+) -> OpNode:
+    """Return a node of these fields, as they are: for files and passes, which make many."""
+    made: Any = _Bare()
+    made.op_type, made.domain, made.name, made.overload = op_type, domain, name, overload
+    made.inputs, made.outputs, made.after = inputs, outputs, after
+    made.attributes, made.metadata, made.extras = attributes, metadata, extras
+    made.source_line, made.made_by, made.doc_string = source_line, made_by, doc_string
+    made._table = None
+    made.computes_with = names = _computes_with(inputs, attributes)
+    made.reads = names + after if after else names
+    made.__class__ = OpNode
+    return made  # type: ignore[no-any-return]
+
+
+# Callers give most fields as parts of tuples, which a checker of types cannot follow.
+make_node: Callable[..., OpNode] = _make_node
+
+
+def _set_port(node: OpNode, name: str, value: Any) -> None:
+    """Set one of `_PORTS`, and what follows from it."""
+    object.__setattr__(node, name, value)
+    if name != "outputs":
+        names = _computes_with(node.inputs, node.attributes)
+        object.__setattr__(node, "computes_with", names)
+        object.__setattr__(node, "reads", names + node.after)
+
+
+def _computes_with(inputs: tuple[str, ...], attributes: Mapping[str, Attribute]) -> tuple[str, ...]:
+    names = tuple(filter(None, inputs)) if "" in inputs else inputs
+    return names + captured_by(attributes) if attributes else names
+
+
+def captured_by(attributes: Mapping[str, Attribute]) -> tuple[str, ...]:
+    """Return names that graphs in attributes read from outside, in the order of their first use."""
     found: dict[str, None] = {}
-    for graph in node.graphs:
-        found.update(dict.fromkeys(graph.free))
+    for attribute in attributes.values():
+        if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
+            for graph in attribute.graphs:
+                found.update(dict.fromkeys(graph.free))
     return tuple(found)
 
 
@@ -668,12 +703,12 @@ class _Table:
                 self._drop_maker(name, node)
             for name in value:
                 self._add_maker(name, node)
-            _SETTERS["outputs"](node, value)
+            _set_port(node, field_name, value)
         elif self.read is None:
-            _SETTERS[field_name](node, value)
+            _set_port(node, field_name, value)
         else:
             _forget_reads(self.read, node)
-            _SETTERS[field_name](node, value)
+            _set_port(node, field_name, value)
             _note_reads(self.read, node)
 
     def _add_maker(self, name: str, node: OpNode) -> None:
@@ -697,7 +732,6 @@ class _Table:
             del self.doubles[name]
 
 
-_SETTERS: dict[str, Any] = {name: getattr(OpNode, name).__set__ for name in _PORTS}
 _join = vars(OpNode)["_table"].__set__
 
 

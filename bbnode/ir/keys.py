@@ -5,6 +5,8 @@ Rule: these strings are written here and nowhere else in the package.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 PREFIX = "ai.bytesandbrains."
 
 # --- opset domains (all version 1) -------------------------------------------------
@@ -175,6 +177,7 @@ def role_domain(role: str) -> str:
     return ROLE_DOMAIN_PREFIX + snake_case(role)
 
 
+@lru_cache(maxsize=1024)
 def snake_case(name: str) -> str:
     """Return a name in snake case: `DataSource` as `data_source`."""
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))

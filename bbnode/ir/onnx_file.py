@@ -9,7 +9,7 @@ is read anyway, and where anything is out of the ordinary, `check_bounds` goes t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -34,6 +34,7 @@ from onnx import (
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds, check_type, holds_plain_values, nests
 from bbnode.ir.caps import MAX_FUNCTION_PARTS, MAX_NAME_CHARS, MAX_NODE_PARTS
+from bbnode.ir.encoding import BYTES_NAME, FIELD_OF, WEIGHTS_AND_GRAPHS, GraphEncoder, encoded
 from bbnode.ir.errors import AuthorError, DecodeError
 from bbnode.ir.graph import (
     Annotations,
@@ -61,36 +62,8 @@ _MODEL_EXTRAS = (
 
 # The first version of the format that has device configurations.
 _CONFIGURATION_IR_VERSION = 11
-# Bytes that are no text are a tensor of uint8 of this name in the file: ONNX's printer, and every
-# reader that is strict, take a STRING for UTF-8.
-_BYTES_NAME = keys.PREFIX + "bytes"
-
-# The field that holds the value of each kind of attribute.
-_FIELD_OF = {
-    AttributeKind.FLOAT: "f",
-    AttributeKind.INT: "i",
-    AttributeKind.STRING: "s",
-    AttributeKind.TENSOR: "t",
-    AttributeKind.GRAPH: "g",
-    AttributeKind.FLOATS: "floats",
-    AttributeKind.INTS: "ints",
-    AttributeKind.STRINGS: "strings",
-    AttributeKind.TENSORS: "tensors",
-    AttributeKind.GRAPHS: "graphs",
-    AttributeKind.SPARSE_TENSOR: "sparse_tensor",
-    AttributeKind.SPARSE_TENSORS: "sparse_tensors",
-    AttributeKind.TYPE_PROTO: "tp",
-    AttributeKind.TYPE_PROTOS: "type_protos",
-}
-_KINDS = {int(kind): (kind, name) for kind, name in _FIELD_OF.items()}
+_KINDS = {int(kind): (kind, name) for kind, name in FIELD_OF.items()}
 _NO_VALUE_FIELDS = frozenset({"name", "type", "doc_string", "ref_attr_name"})
-# What is too large to be compared, or has nodes of its own.
-_WEIGHTS_AND_GRAPHS: frozenset[int] = frozenset(
-    {
-        *(AttributeKind.TENSOR, AttributeKind.TENSORS, AttributeKind.GRAPH, AttributeKind.GRAPHS),
-        *(AttributeKind.SPARSE_TENSOR, AttributeKind.SPARSE_TENSORS),
-    }
-)
 
 
 class _Texts(dict[str, str]):
@@ -220,7 +193,7 @@ def _watch_function(function: FunctionProto) -> None:
 
 
 def _is_bytes(attribute: AttributeProto) -> bool:
-    return attribute.t.name == _BYTES_NAME and not (
+    return attribute.t.name == BYTES_NAME and not (
         nests(attribute) or attribute.t.external_data or attribute.t.data_location
     )
 
@@ -304,21 +277,22 @@ def _take_infos(body: Body, infos: Iterable[ValueInfoProto], shared: _Shared) ->
 
 def _node(node: NodeProto, shared: _Shared) -> OpNode:
     texts = shared.texts
-    attributes = _attributes(node.attribute, shared) if node.attribute else {}
-    metadata = _metadata(node.metadata_props, texts)
+    given, entries, placed = node.attribute, node.metadata_props, node.device_configurations
+    attributes = _attributes(given, shared) if given else {}
+    metadata = _metadata(entries, texts)
     after = metadata.pop(keys.AFTER_KEY, "")
     inputs = tuple([texts[name] for name in node.input])
     outputs = tuple([texts[name] for name in node.output])
     if not shared.checked:
-        parts = (inputs, outputs, node.metadata_props, attributes, node.attribute)
-        if max(map(len, parts)) > MAX_NODE_PARTS or node.device_configurations:
+        count = max(len(inputs), len(outputs), len(entries), len(given) if attributes else 0)
+        if count > MAX_NODE_PARTS or placed:
             raise _Unusual
     return make_node(
         *(texts[node.op_type], texts[node.domain], texts[node.name], inputs, outputs, attributes),
         tuple([texts[name] for name in after.split(",") if name]) if after else (),
         *(metadata, metadata.pop(keys.SOURCE_LINE_KEY, ""), metadata.pop(keys.MADE_BY_KEY, "")),
         *(texts[node.overload], texts[node.doc_string]),
-        *(_node_extras(node, inputs, outputs) if node.device_configurations else b"", None),
+        _node_extras(node, inputs, outputs) if placed else b"",
     )
 
 
@@ -342,14 +316,14 @@ def _attributes(attributes: Iterable[AttributeProto], shared: _Shared) -> dict[s
     found: dict[str, Attribute] = {}
     for attribute in attributes:
         known = None
-        if attribute.type not in _WEIGHTS_AND_GRAPHS:
+        if attribute.type not in WEIGHTS_AND_GRAPHS:
             data = attribute.SerializeToString()
             known = shared.attributes.get(data)
         if known is None:
             if not shared.checked:
                 _watch_attribute(attribute, shared.texts)
             known = (shared.texts[attribute.name], _attribute(attribute, shared))
-            if attribute.type not in _WEIGHTS_AND_GRAPHS:
+            if attribute.type not in WEIGHTS_AND_GRAPHS:
                 shared.attributes[data] = known
         if known[0] in found:
             raise OutOfBounds(f"the attribute {known[0]!r:.80} is given twice; give it once")
@@ -359,7 +333,7 @@ def _attributes(attributes: Iterable[AttributeProto], shared: _Shared) -> dict[s
 
 def _attribute(attribute: AttributeProto, shared: _Shared) -> Attribute:
     kind, name = _KINDS.get(attribute.type, (AttributeKind.UNDEFINED, ""))
-    if kind is AttributeKind.TENSOR and attribute.t.name == _BYTES_NAME:
+    if kind is AttributeKind.TENSOR and attribute.t.name == BYTES_NAME:
         return _bytes_of(attribute)
     reference = attribute.ref_attr_name
     held = {found.name for found, _ in attribute.ListFields()} - _NO_VALUE_FIELDS
@@ -385,7 +359,7 @@ def _bytes_of(attribute: AttributeProto) -> Attribute:
     tensor = attribute.t
     if tensor.data_type != TensorProto.UINT8 or len(tensor.dims) != 1 or tensor.external_data:
         raise OutOfBounds(
-            f"the attribute {attribute.name!r:.80} is a tensor called {_BYTES_NAME}, but no row of "
+            f"the attribute {attribute.name!r:.80} is a tensor called {BYTES_NAME}, but no row of "
             "bytes; compile the program again"
         )
     if not tensor.HasField("raw_data"):  # a tool wrote its numbers one by one
@@ -442,46 +416,37 @@ def _extras(proto: Any, names: Iterable[str]) -> bytes:
 
 def model_of(program: Program, functions: Iterable[Function] | None = None) -> ModelProto:
     """Return a model of its own, with `functions` in the place of the program's if given."""
-    model = ModelProto.FromString(program.extras)
-    model.ir_version = program.ir_version
-    if program.producer_name:
-        model.producer_name = program.producer_name
-    if program.graph is not None:
-        _FileWriter().graph(program.graph, model.graph)
-    model.graph.name = program.name
-    _write_opsets(model, program.opset_imports)
-    _write_metadata(model, program.metadata)
-    writer = _FileWriter()
-    for function in program.functions if functions is None else functions:
-        writer.function(function, model.functions.add())
+    return model_of_parts(*encoded(program, program.functions if functions is None else functions))
+
+
+def model_of_parts(model: ModelProto, functions: Iterable[Iterable[bytes]]) -> ModelProto:
+    """Put functions, in pieces of whole fields, into a model that has none; return it."""
+    for pieces in functions:
+        function = model.functions.add()
+        for piece in pieces:
+            function.MergeFromString(piece)
     return model
 
 
 def function_proto(function: Function) -> FunctionProto:
     """Return a function as a protobuf."""
-    proto = FunctionProto()
-    _FileWriter().function(function, proto)
-    return proto
+    return FunctionProto.FromString(b"".join(GraphEncoder().function(function)))
 
 
 def graph_proto(graph: Subgraph) -> GraphProto:
     """Return a graph as a protobuf."""
-    proto = GraphProto()
-    _FileWriter().graph(graph, proto)
-    return proto
+    return GraphProto.FromString(GraphEncoder().graph(graph))
 
 
 def node_proto(node: OpNode) -> NodeProto:
     """Return a node as a protobuf."""
-    proto = NodeProto()
-    _FileWriter().node(node, proto)
-    return proto
+    return NodeProto.FromString(GraphEncoder().node(node))
 
 
 def attribute_proto(name: str, attribute: Attribute) -> AttributeProto:
     """Return an attribute as a protobuf."""
     proto = AttributeProto()
-    _FileWriter().attribute(name, attribute, proto)
+    GraphEncoder().attribute(name, attribute, proto)
     return proto
 
 
@@ -492,175 +457,6 @@ def attribute_content(attribute: Attribute) -> bytes:
         proto.ClearField("t")
         proto.type, proto.s = AttributeProto.STRING, attribute.value
     return proto.SerializeToString(deterministic=True)
-
-
-class _FileWriter:
-    """Writes graphs; what it made for one op serves all others with the same attribute."""
-
-    def __init__(self) -> None:
-        self._attributes: dict[tuple[str, int], AttributeProto] = {}
-        self._types: dict[bytes, TypeProto] = {}
-
-    def function(self, function: Function, into: FunctionProto) -> None:
-        into.name, into.domain = function.name, function.domain
-        if function.overload:
-            into.overload = function.overload
-        if function.doc_string:
-            into.doc_string = function.doc_string
-        into.input.extend(function.inputs)
-        into.output.extend(function.outputs)
-        into.attribute.extend(function.attributes)
-        self._write_attributes(function.defaults, into.attribute_proto)
-        _write_opsets(into, function.opset_imports)
-        add = into.node.add
-        for node in function.nodes:
-            self.node(node, add())
-        for name in dict.fromkeys((*function.types, *function.notes)):
-            self._info(function, name, into.value_info.add())
-        _write_metadata(into, function.metadata)
-
-    def graph(self, graph: Subgraph, into: GraphProto) -> None:
-        if graph.extras:
-            into.MergeFromString(graph.extras)
-        into.name = graph.name
-        if graph.doc_string:
-            into.doc_string = graph.doc_string
-        for node in graph.nodes:
-            self.node(node, into.node.add())
-        for tensor in graph.initializers.values():
-            listed = into.sparse_initializer if tensor.is_sparse else into.initializer
-            listed.add().CopyFrom(tensor.proto)  # type: ignore[arg-type]
-        for names, infos in ((graph.inputs, into.input), (graph.outputs, into.output)):
-            for name in names:
-                self._info(graph, name, infos.add())
-        ports = {*graph.inputs, *graph.outputs}
-        for name in dict.fromkeys((*graph.types, *graph.notes)):
-            if name not in ports:
-                self._info(graph, name, into.value_info.add())
-        _write_metadata(into, graph.metadata)
-
-    def _info(self, body: Body, name: str, into: ValueInfoProto) -> None:
-        into.name = name
-        kind = body.types.get(name)
-        if kind is not None:
-            proto = self._types.get(kind.content)
-            if proto is None:
-                proto = self._types[kind.content] = kind.proto()
-            into.type.CopyFrom(proto)
-        note = body.notes.get(name) if body.notes else None
-        if note is not None:
-            if note.doc_string:
-                into.doc_string = note.doc_string
-            _write_metadata(into, note.metadata)
-
-    def node(self, node: OpNode, into: NodeProto) -> None:
-        if node.extras:
-            into.MergeFromString(node.extras)
-            _name_ports(into, node)
-        into.op_type = node.op_type
-        if node.name:
-            into.name = node.name
-        if node.domain:
-            into.domain = node.domain
-        if node.overload:
-            into.overload = node.overload
-        if node.doc_string:
-            into.doc_string = node.doc_string
-        into.input.extend(node.inputs)
-        into.output.extend(node.outputs)
-        if node.attributes:
-            self._write_attributes(node.attributes, into.attribute)
-        add = into.metadata_props.add
-        for key, value in node.metadata.items():
-            add(key=key, value=value)
-        if node.after:
-            add(key=keys.AFTER_KEY, value=",".join(node.after))
-        if node.source_line:
-            add(key=keys.SOURCE_LINE_KEY, value=node.source_line)
-        if node.made_by:
-            add(key=keys.MADE_BY_KEY, value=node.made_by)
-
-    def _write_attributes(self, attributes: Mapping[str, Attribute], into: Any) -> None:
-        known = self._attributes
-        for name, attribute in attributes.items():
-            if attribute.kind in _WEIGHTS_AND_GRAPHS:  # copied once, straight into the file
-                self.attribute(name, attribute, into.add())
-                continue
-            at = (name, id(attribute))
-            proto = known.get(at)
-            if proto is None:
-                proto = known[at] = AttributeProto()
-                self.attribute(name, attribute, proto)
-            into.append(proto)
-
-    def attribute(self, name: str, attribute: Attribute, into: AttributeProto) -> None:
-        kind, value = attribute.kind, attribute.value
-        if kind is AttributeKind.UNDEFINED:
-            into.MergeFromString(value)
-            into.name = name
-            return
-        if (
-            kind is AttributeKind.STRING
-            and value
-            and not attribute.reference
-            and not _is_text(value)
-        ):
-            into.name, into.type = name, AttributeProto.TENSOR
-            if attribute.doc_string:
-                into.doc_string = attribute.doc_string
-            into.t.name, into.t.data_type = _BYTES_NAME, TensorProto.UINT8
-            into.t.dims.append(len(value))
-            into.t.raw_data = value
-            return
-        into.name, into.type = name, int(kind)  # type: ignore[assignment]
-        if attribute.reference:
-            into.ref_attr_name = attribute.reference
-        if attribute.doc_string:
-            into.doc_string = attribute.doc_string
-        if value is None:
-            return
-        where = _FIELD_OF[kind]
-        if kind is AttributeKind.GRAPH:
-            into.g.SetInParent()
-            self.graph(value, into.g)
-        elif kind is AttributeKind.GRAPHS:
-            for graph in value:
-                self.graph(graph, into.graphs.add())
-        elif isinstance(value, Tensor):
-            getattr(into, where).CopyFrom(value.proto)
-        elif isinstance(value, ValueType):
-            into.tp.CopyFrom(value.proto())
-        elif not isinstance(value, tuple):
-            setattr(into, where, value)
-        elif value and isinstance(value[0], Tensor):
-            getattr(into, where).extend(tensor.proto for tensor in value)
-        elif value and isinstance(value[0], ValueType):
-            getattr(into, where).extend(kind.proto() for kind in value)
-        else:
-            getattr(into, where).extend(value)
-
-
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _name_ports(proto: NodeProto, node: OpNode) -> None:
-    """Put the names of values in the place of the ports in device configurations."""
-    for configuration in proto.device_configurations:
-        kept = []
-        for spec in configuration.sharding_spec:
-            side, _, index = spec.tensor_name.partition(" ")
-            names = node.inputs if side == "input" else node.outputs
-            if int(index) < len(names) and names[int(index)]:  # a pass may have taken the port out
-                spec.tensor_name = names[int(index)]
-                kept.append(spec)
-        if len(kept) != len(configuration.sharding_spec):
-            del configuration.sharding_spec[:]
-            configuration.sharding_spec.extend(kept)
 
 
 # --- what programs share with the models they are made of -----------------------------------
@@ -720,14 +516,3 @@ def ir_version_for(extras: bytes, version: int) -> int:
     """Return the version of the format that a program of these extras needs, at least `version`."""
     needs = bool(ModelProto.FromString(extras).configuration)
     return max(version, _CONFIGURATION_IR_VERSION) if needs else version
-
-
-def _write_opsets(into: Any, opsets: Iterable[Opset]) -> None:
-    for entry in opsets:
-        into.opset_import.add(domain=entry.domain, version=entry.version)
-
-
-def _write_metadata(into: Any, metadata: Mapping[str, str]) -> None:
-    add = into.metadata_props.add
-    for key, value in metadata.items():
-        add(key=key, value=value)

@@ -95,7 +95,7 @@ def register_op(spec: OpSpec) -> OpSpec:
 def lookup_op(domain: str, op_type: str) -> OpSpec | None:
     """Return the spec of an op, or None. Raises BrokenPlugin."""
     found = _TABLE.get((domain, op_type))
-    if found is None and _load(domain):
+    if found is None and domain and _load(domain):
         found = _TABLE.get((domain, op_type))
     return found
 

@@ -33,6 +33,7 @@ from bbnode.ir.graph import (
     Program,
     ValueType,
     call_key,
+    captured_by,
     make_node,
     sorted_opsets,
 )
@@ -61,7 +62,6 @@ class _Recorded:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     after: tuple[str, ...]
-    captured: tuple[str, ...]
     attributes: Mapping[str, Attribute]
     metadata: dict[str, str]
 
@@ -91,7 +91,7 @@ class Recording:
                 if seen is None:
                     seen = _Recorded(
                         *(function, at, node.inputs, node.outputs, node.after),
-                        *(node.captured, node.attributes, node.metadata.copy()),
+                        *(node.attributes, node.metadata.copy()),
                     )
                 seen.at, seen.function = at, function
                 self._nodes[node] = seen
@@ -205,7 +205,7 @@ def _changes(node: OpNode, seen: _Recorded) -> dict[str, Any]:
         }
         if attributes:
             found["attributes"] = attributes
-        captured = dict(zip(node.captured, seen.captured, strict=False))
+        captured = dict(zip(node.captured, captured_by(seen.attributes), strict=False))
         renamed = {now: old for now, old in captured.items() if now != old}
         if renamed:
             found["captured"] = renamed
@@ -229,7 +229,7 @@ def _as_recorded(node: OpNode, seen: _Recorded) -> str:
     copy = make_node(
         *(node.op_type, node.domain, node.name, seen.inputs, seen.outputs, seen.attributes),
         *(seen.after, {**seen.metadata, keys.RECORDED_KEY: f"{seen.at}||"}, node.source_line),
-        *(node.made_by, node.overload, node.doc_string, node.extras, None),
+        *(node.made_by, node.overload, node.doc_string, node.extras),
     )
     return base64.b64encode(node_proto(copy).SerializeToString()).decode()
 

@@ -104,7 +104,7 @@ def input_parts(flat: FlatFunction) -> list[tuple[str, ...]]:
     """Return the inputs in parts: no op needs inputs of two of them, not even by way of others."""
     readers: dict[str, list[FlatOp]] = {}
     for op in flat.ops:
-        for name in () if is_entry(op) else op.needs():
+        for name in () if is_entry(op) else op.needs:
             readers.setdefault(name, []).append(op)
     part = {name: [name] for name in flat.inputs}
     first: dict[int, str] = {}  # of a group of ops: the input that reached it first
@@ -175,7 +175,7 @@ class _Cutter:
         self._ops = flat.ops
         self._makers = makers
         # What starts executions waits for nothing; its `after` says only where it lives.
-        self._needs = [() if is_entry(op) else tuple(op.needs()) for op in flat.ops]
+        self._needs = [() if is_entry(op) else op.needs for op in flat.ops]
         self._readers: dict[str, list[int]] = {}
         for position, needs in enumerate(self._needs):
             for name in needs:

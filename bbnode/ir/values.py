@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ Value = Any  # one of the carriers below, a numpy array, or a registered class
 
 # What a Metadata entry may be; kept flat so that it is cheap to bound and to print.
 Scalar = bool | int | float | str | bytes
+SCALARS: Final = get_args(Scalar)
 
 # Ids of items in an index are from 0 to this.
 MAX_INT64: Final = (1 << 63) - 1
@@ -205,7 +206,7 @@ class Metadata(Mapping[str, Scalar]):
     def __init__(self, items: Mapping[str, Scalar] | None = None, /, **more: Scalar) -> None:
         merged = {**(items or {}), **more}
         for name, value in merged.items():
-            if not isinstance(value, bool | int | float | str | bytes):
+            if not isinstance(value, SCALARS):
                 raise AuthorError(
                     f"Metadata entry {name!r}: {type(value).__name__} is not a scalar; "
                     "use bool, int, float, str or bytes"
@@ -257,6 +258,14 @@ def _named(given: Mapping[Any, Any]) -> dict[str, Any]:
     return dict(given)
 
 
+def _as_float32(given: Any) -> npt.NDArray[np.float32]:
+    """Return a copy as float32; what that does not hold is infinitely far."""
+    if isinstance(given, np.ndarray) and given.dtype == np.float32:
+        return np.array(given, np.float32)
+    with np.errstate(over="ignore"):
+        return np.array(given, np.float32)
+
+
 class Hit(NamedTuple):
     """One item that a search found.
 
@@ -294,13 +303,15 @@ class SearchResults:
     ) -> None:
         """Return results of these arrays. Raises AuthorError when they do not belong together."""
         found = np.asarray(ids)
-        if found.size and found.dtype.kind not in "iu":
-            raise AuthorError(f"ids of search results are integers, not {found.dtype}")
-        if found.size and (found.min() < -1 or found.max() > MAX_INT64):
-            raise AuthorError("ids of search results are from 0 to 2**63 - 1, or -1 for none")
+        least = 0
+        if found.size:
+            if found.dtype.kind not in "iu":
+                raise AuthorError(f"ids of search results are integers, not {found.dtype}")
+            least = int(found.min())
+            if least < -1 or (found.dtype.kind == "u" and found.max() > MAX_INT64):
+                raise AuthorError("ids of search results are from 0 to 2**63 - 1, or -1 for none")
         self.ids: npt.NDArray[np.int64] = found.astype(np.int64)
-        with np.errstate(over="ignore"):  # what float32 does not hold is infinitely far
-            self.distances: npt.NDArray[np.float32] = np.array(distances, np.float32)
+        self.distances = _as_float32(distances)
         self.metadata = MetadataVec(metadata)
         self.senders = PeerIdVec(senders)
         if self.ids.ndim not in (1, 2) or self.ids.shape != self.distances.shape:
@@ -308,14 +319,16 @@ class SearchResults:
                 f"search results have ids {list(self.ids.shape)} and distances "
                 f"{list(self.distances.shape)}; both are [k], or [Q, k]"
             )
-        is_hit = self.ids >= 0
-        if (is_hit[..., 1:] & ~is_hit[..., :-1]).any():
-            raise AuthorError("a search result with the id -1 comes before one that was found")
-        hits = int(np.count_nonzero(is_hit))
+        hits = self.ids.size
+        if least < 0:
+            is_hit = self.ids >= 0
+            if (is_hit[..., 1:] & ~is_hit[..., :-1]).any():
+                raise AuthorError("a search result with the id -1 comes before one that was found")
+            hits = int(np.count_nonzero(is_hit))
+            self.distances[~is_hit] = np.inf
         for name, items in (("metadata", self.metadata), ("senders", self.senders)):
             if items and len(items) != hits:
                 raise AuthorError(f"{hits} search results with {name} of {len(items)}")
-        self.distances[~is_hit] = np.inf
         self.ids.flags.writeable = self.distances.flags.writeable = False
 
     @classmethod

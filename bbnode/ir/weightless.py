@@ -293,11 +293,15 @@ def _with_initializers(model: ModelProto, tensors: Iterable[TensorProto]) -> Mod
 def _copy(given: Any, made: Any, *, but: str) -> None:
     """Copy all fields of a message but one."""
     for field, value in given.ListFields():
-        if field.name == but:
-            continue
-        if hasattr(value, "extend"):
-            getattr(made, field.name).extend(value)
-        elif hasattr(value, "CopyFrom"):
-            getattr(made, field.name).CopyFrom(value)
-        else:
-            setattr(made, field.name, value)
+        if field.name != but:
+            copy_field(field.name, value, made)
+
+
+def copy_field(name: str, value: Any, into: Any) -> None:
+    """Copy the value of a field into a message where it is empty."""
+    if hasattr(value, "extend"):
+        getattr(into, name).extend(value)
+    elif hasattr(value, "CopyFrom"):
+        getattr(into, name).CopyFrom(value)
+    else:
+        setattr(into, name, value)

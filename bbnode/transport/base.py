@@ -498,6 +498,10 @@ class Transport(ABC):
     def peers(self) -> list[PeerInfo]:
         """Return the connected peers in PeerId order."""
 
+    def peer_info(self, peer: PeerId) -> PeerInfo | None:
+        """Return one connected peer; None if it is not connected."""
+        return next((info for info in self.peers() if info.peer == peer), None)
+
     @abstractmethod
     def wanted(self) -> list[WantedPeer]:
         """Return the peers given to `keep_connected`, in PeerId order."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,8 @@ class Driver:
         self._clock_ns = clock_ns
         self._threads = trio.CapacityLimiter(worker_threads)
         self._wake = trio.Event()
+        # The trio thread gives the node something, and polls before it does anything else.
+        self._polls_next = False
         # The one that `run` sleeps for.
         self._deadline: int | None = None
         self._stopping = False
@@ -104,8 +107,8 @@ class Driver:
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Drive until `stop`; results of tasks that end later are dropped."""
-        token = trio.lowlevel.current_trio_token()
-        self._node.set_wake(lambda: _set_from_any_thread(token, self._wake_now))
+        token, here = trio.lowlevel.current_trio_token(), threading.get_ident()
+        self._node.set_wake(lambda: self._woken(token, here))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._pump, nursery)
             task_status.started()
@@ -134,8 +137,16 @@ class Driver:
                 self._take(event)
         return envelopes
 
-    def _wake_now(self) -> None:
-        self._wake.set()
+    def _woken(self, token: trio.lowlevel.TrioToken, here: int) -> None:
+        """Poll soon; the node calls it, from any thread, when it has something to do again."""
+        if threading.get_ident() == here:
+            # No way round through trio's socket, and no second poll after one that comes anyway.
+            if not self._polls_next:
+                self._wake.set()
+            return
+        # A worker thread that outlives the loop has nobody left to wake.
+        with contextlib.suppress(trio.RunFinishedError):
+            token.run_sync_soon(self.wake, idempotent=True)
 
     def _turn(self, nursery: trio.Nursery) -> None:
         """Poll the node and carry out its steps."""
@@ -161,19 +172,27 @@ class Driver:
         events = self._transport.events
         while True:
             try:
-                self._take(await events.receive())
-                for _ in range(MAX_EVENTS_PER_TURN):
-                    self._take(events.receive_nowait())
-            except trio.WouldBlock:
-                pass
+                event = await events.receive()
             except trio.EndOfChannel:
                 return
+            self._polls_next = True
+            try:
+                self._take(event)
+                for _ in range(MAX_EVENTS_PER_TURN):
+                    self._take(events.receive_nowait())
+            except (trio.WouldBlock, trio.EndOfChannel):
+                pass
+            finally:
+                self._polls_next = False
             if self._stopping:
                 return
-            # Here and not in the sleeping task, which is woken for another deadline alone.
-            self._turn(nursery)
-            if self._node.next_deadline() != self._deadline:
-                self._wake.set()
+            self._turn_between(nursery)
+
+    def _turn_between(self, nursery: trio.Nursery) -> None:
+        """Poll here and not in the sleeping task, which is woken for another deadline alone."""
+        self._turn(nursery)
+        if self._node.next_deadline() != self._deadline:
+            self._wake.set()
 
     def _take(self, event: seam.TransportEvent) -> None:
         node = self._node
@@ -200,7 +219,7 @@ class Driver:
             case steps.SendEnvelope():
                 self.send(step)
             case steps.RunTask():
-                nursery.start_soon(self._run_task, step)
+                nursery.start_soon(self._run_task, step, nursery)
         if self._observe is not None:
             self._tell(self._observe, step)
 
@@ -234,7 +253,7 @@ class Driver:
             reason = f"the transport failed: {type(error).__name__}"
             self._node.send_failed(step.peer, reason, tag=step.tag, blames_peer=False)
 
-    async def _run_task(self, step: steps.RunTask) -> None:
+    async def _run_task(self, step: steps.RunTask, nursery: trio.Nursery) -> None:
         self._counts["driver.tasks"] += 1
         try:
             result = await trio.to_thread.run_sync(
@@ -243,11 +262,8 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - the boundary of third-party component code
             self._node.fail(step.token, error)
         else:
+            self._polls_next = True
             self._node.complete(step.token, result)
-        self._wake.set()
-
-
-def _set_from_any_thread(token: trio.lowlevel.TrioToken, wake: Callable[[], None]) -> None:
-    # A worker thread that outlives the loop has nobody left to wake.
-    with contextlib.suppress(trio.RunFinishedError):
-        token.run_sync_soon(wake, idempotent=True)
+            self._polls_next = False
+            if not self._stopping:
+                self._turn_between(nursery)

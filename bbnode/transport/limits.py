@@ -87,7 +87,8 @@ class TransportLimits:
         256 * _MIB, "bytes", "the same of all connections; whoever has most is cut off"
     )
     write_failures: int = bound(3, "writes", "on one lane that may fail in a row")
-    max_connections: int = bound(1024, "connections", "in all")
+    # A thousand clients of an open network, and some.
+    max_connections: int = bound(2048, "connections", "in all")
     reserved_connections: int = bound(
         256, "connections", "of these, that strangers never get (a quarter of all at most)"
     )

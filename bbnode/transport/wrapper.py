@@ -67,6 +67,9 @@ class TransportWrapper(Transport):
     def peers(self) -> list[PeerInfo]:
         return self.inner.peers()
 
+    def peer_info(self, peer: PeerId) -> PeerInfo | None:
+        return self.inner.peer_info(peer)
+
     def wanted(self) -> list[WantedPeer]:
         return self.inner.wanted()
 

@@ -76,6 +76,10 @@ def test_what_a_program_does_not_take_is_refused() -> None:
             index.add([[1, 2]], ids=[3])
         with pytest.raises(bbnode.NoSuchIndex, match="filtered=True"):
             index.search([1, 2], {"n": 1})
+        with pytest.raises(bbnode.NoSuchIndex, match=r"encode them first[^(]*$"):
+            index.add(["a text"])
+        with pytest.raises(bbnode.NoSuchIndex, match=r"encode the text first$"):
+            index.search("a text")
         assert index.add([1, 2]).tolist() == [0]
     with bbnode.open(ShardedSearch(), targets="asker", transport="memory") as node:
         with pytest.raises(bbnode.NoSuchIndex, match=r"can't be added from here.*query"):

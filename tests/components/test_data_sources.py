@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn import datasets
 
 from bbnode.components import errors
 from bbnode.components.contracts import ComponentError, is_offloaded, only_reads
 from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
-from bbnode.components.data.sklearn import SklearnDataSource, SklearnDataSourceConfig
+from bbnode.components.data.sklearn import SklearnDataSource, SklearnDataSourceConfig, _fetch
 from tests.components.fakes import CTX
 
 
@@ -134,8 +136,42 @@ def test_the_bootstrap_loads_and_leaves_the_state_alone() -> None:
 
 
 def test_without_scikit_learn_the_command_is_named(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(errors.DataUnavailable, match=r"pip install 'scikit-learn>=1.7.2'"):
+        digits().next_batch(CTX)
+
+
+@pytest.mark.parametrize("dataset", ["digits", "iris", "wine", "breast_cancer"])
+def test_the_files_hold_what_scikit_learn_loads_of_them(dataset) -> None:
+    features, labels = _fetch(dataset, "test")
+    expected = getattr(datasets, f"load_{dataset}")(return_X_y=True)
+    np.testing.assert_array_equal(features, expected[0])
+    np.testing.assert_array_equal(labels, expected[1])
+    assert labels.dtype == np.int64
+
+
+def test_loading_does_not_import_scikit_learn() -> None:
+    # Its import takes seconds, in each daemon of a machine.
+    program = (
+        "import sys\n"
+        "from bbnode.components.data.sklearn import SklearnDataSource, SklearnDataSourceConfig\n"
+        "assert SklearnDataSource(SklearnDataSourceConfig()).num_samples > 0\n"
+        "assert not {'sklearn', 'scipy'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("content", [None, b"not gzip", b"\x1f\x8b\x08\x00"])
+def test_a_broken_installation_of_scikit_learn_is_named(monkeypatch, tmp_path, content) -> None:
+    folder = tmp_path / "sklearn" / "datasets" / "data"
+    folder.mkdir(parents=True)
+    (tmp_path / "sklearn" / "__init__.py").touch()
+    if content is not None:
+        (folder / "digits.csv.gz").write_bytes(content)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(errors.DataUnavailable, match=r"digits\.csv\.gz can't be read"):
         digits().next_batch(CTX)
 
 

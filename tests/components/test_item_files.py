@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bbnode.components.data.item_files import ItemBatch, ItemFile, ItemFileRefused, ItemLayout
+from bbnode.components.data.item_files.base import ItemBatch, ItemFileRefused, ItemLayout
+from bbnode.components.data.item_files.file import ItemFile
 
 ROWS = [
     {"id": 7, "title": 'Ωmega, "quoted"', "year": 1999, "zip": "01234", "vector": [0.5, 1.0]},

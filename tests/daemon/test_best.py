@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,9 @@ class Course:
             raise StorageError("no room")
         self.saved.append((number, metric, value))
 
-    async def after_round(self) -> None:
+    async def save(self, written: Callable[[], None]) -> None:
         await trio.lowlevel.checkpoint()
+        written()
 
     def wake(self) -> None:
         execution = self.node.invoked[-1]
@@ -156,7 +158,7 @@ class Course:
         )
 
     async def run(self) -> None:
-        await self.rounds.run(self.after_round)
+        await self.rounds.run(self.save)
         await trio.to_thread.run_sync(self.recorder.close)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from bbnode.components.errors import ComponentError
 from bbnode.daemon import paths
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state import checkpoint as checkpoint_file
@@ -201,3 +203,108 @@ async def test_a_full_disk_leaves_the_best_checkpoint_there_was(
         await checkpointer.save_best(replace(BEST, value=0.9))
     monkeypatch.undo()
     assert checkpoint.best_round(tmp_path, SHA) == BEST
+
+
+class _Disk:
+    """A disk that writes when it is told to, and knows how many write at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.let = threading.Semaphore(0)
+        self.asked = trio.Event()
+        self.written: list[bytes] = []
+        self.at_once = self.most = 0
+        token, self.write = trio.lowlevel.current_trio_token(), checkpoint.write
+        self._announce = lambda: token.run_sync_soon(self.asked.set)
+        monkeypatch.setattr(checkpoint, "write", self)
+
+    def __call__(self, state_dir: Path, saved: Checkpoint, good: object = None) -> object:
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        self._announce()
+        self.let.acquire()
+        version = self.write(state_dir, saved)
+        self.written.append(saved.node)
+        self.at_once -= 1
+        return version
+
+
+async def test_a_round_does_not_wait_for_the_checkpoint_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    disk, node = _Disk(monkeypatch), _Node()
+    checkpointer = Checkpointer(tmp_path, SHA, node, [])  # type: ignore[arg-type]
+    await nursery.start(checkpointer.run)
+    told: list[int] = []
+    await checkpointer.save_beside(lambda: told.append(1))
+    await disk.asked.wait()
+    assert (node.taken, disk.written, told) == (1, [], [])
+
+    second = trio.Event()
+
+    async def save() -> None:
+        await checkpointer.save_beside(lambda: told.append(2))
+        second.set()
+
+    nursery.start_soon(save)
+    await trio.testing.wait_all_tasks_blocked()
+    # Not before the first one is on disk: one is in memory, and none is overtaken.
+    assert (node.taken, second.is_set()) == (1, False)
+    disk.let.release()
+    await second.wait()
+    disk.let.release(2)
+    assert await checkpointer.save_last(())
+    assert disk.written == [b"1", b"2", b"3"]
+    assert disk.most == 1
+    assert told == [1, 2]
+    (newest, before) = checkpoint.usable(tmp_path, SHA)
+    assert (newest.node, before.node) == (b"3", b"2")
+
+
+async def test_what_fails_beside_a_round_is_logged_and_bars_no_later_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    nursery: trio.Nursery,
+) -> None:
+    node = _Node()
+    checkpointer = Checkpointer(tmp_path, SHA, node, [])  # type: ignore[arg-type]
+    await nursery.start(checkpointer.run)
+
+    told: list[int] = []
+
+    def full(*_: object) -> None:
+        raise paths.StorageError("disk full")
+
+    def busy(_: int) -> bytes:
+        raise ComponentError("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "write", full)
+        await checkpointer.save_beside(lambda: told.append(1))
+        patched.setattr(node, "snapshot", busy)
+        await checkpointer.save_beside(lambda: told.append(2))
+    reasons = [record.reason for record in caplog.records]  # type: ignore[attr-defined]
+    assert reasons == ["disk full", "not now"]
+    assert told == [1, 2]  # a round that can't be saved is one nevertheless
+    assert await checkpointer.save_last(())
+
+
+async def test_the_one_before_is_read_only_where_it_may_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = Checkpointer(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
+    read: list[Path] = []
+    genuine = checkpoint.read
+    monkeypatch.setattr(checkpoint, "read", lambda path: read.append(path) or genuine(path))
+    newest = checkpoint.checkpoint_file(tmp_path)
+    _written(tmp_path, b"0")
+    read.clear()
+    for number, reads in enumerate([1, 1, 1], 1):
+        await checkpointer.save_now()
+        assert len(read) == reads, number
+    newest.write_bytes(newest.read_bytes()[:-1])
+    await checkpointer.save_now()
+    assert len(read) == 2
+    (found, before) = checkpoint.usable(tmp_path, SHA)
+    # The torn one did not become the one before.
+    assert (found.node, before.node) == (b"4", b"2")

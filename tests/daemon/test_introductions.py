@@ -68,8 +68,8 @@ class NoNetwork:
     def register_protocol(self, protocol_id: str, handler: Any) -> None:
         pass
 
-    def peers(self) -> list[Any]:
-        return []
+    def peer_info(self, peer: PeerId) -> None:
+        return None
 
 
 @dataclass

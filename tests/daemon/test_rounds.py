@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +77,8 @@ class Bench:
         self.node = FakeNode()
         self.events: list[dict[str, Any]] = []
         self.saved: list[int] = []
+        # The disk does not write while this is a list: of what is to be told then.
+        self.unwritten: list[Callable[[], None]] | None = None
         self.bytes = 0
         section = {"target": "server", "inputs": {"tick": "trigger"}, **entry}
         self.rounds = Rounds(
@@ -88,8 +91,12 @@ class Bench:
             running=running,
         )
 
-    async def save(self) -> None:
+    async def save(self, written: Callable[[], None]) -> None:
         self.saved.append(self.rounds.done)
+        if self.unwritten is None:
+            written()
+        else:
+            self.unwritten.append(written)
 
     def finish(self, *, ok: bool = True) -> None:
         execution = self.node.invoked[-1]
@@ -366,6 +373,27 @@ async def test_later_rounds_wait_for_no_more_than_enough(
     assert len(bench.node.invoked) == 2
     bench.peers(A, C)
     await bench.node.until_invoked(3)
+
+
+async def test_a_round_is_told_when_it_is_on_disk_and_the_next_one_does_not_wait_for_that(
+    nursery: trio.Nursery,
+) -> None:
+    bench = Bench({"times": 2})
+    bench.unwritten = []
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await bench.node.until_invoked(1)
+    bench.finish()
+    await bench.node.until_invoked(2)
+    assert bench.told("round_finished") == []
+    bench.unwritten.pop()()
+    assert [made["round"] for made in bench.told("round_finished")] == [1]
+    bench.finish()
+    await settle()
+    assert not bench.rounds.complete
+    assert bench.told("rounds_complete") == []
+    bench.unwritten.pop()()
+    await settle()
+    assert [event["type"] for event in bench.events[-2:]] == ["round_finished", "rounds_complete"]
 
 
 async def test_with_on_timeout_fail_too_few_peers_are_a_typed_error(

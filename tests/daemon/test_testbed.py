@@ -486,8 +486,10 @@ def test_the_view_shows_rounds_names_states_and_failures(terminal: bool) -> None
         view.state("client-1", "not ready: no file data/1.npz")
         view.round_started(1, "server")
         view.answered("A")
+        view.round_started(2, "server")  # it does not wait for the checkpoint of the first
         coded = {"codec.raw_bytes": 400_000, "codec.code_bytes": 100_300}
         view.round_finished(row(1, responded=["A"], missing=["B"], metrics=coded))
+        assert view._running == {"server": 2}
         view.round_finished(row(2, ok=False, outputs={}, failures=["too few"]))
         view.value("client-0", "estimate", [1.0, 2.0])
     text = out.getvalue()

@@ -136,7 +136,7 @@ def test_every_slice_is_whole_and_every_op_has_a_place(p) -> None:
         mine = set(piece.positions)
         placed |= mine
         for position in mine:
-            for need in flat.ops[position].needs():
+            for need in flat.ops[position].needs:
                 assert need in piece.seeds or mine & set(makers[need])
     entries = {piece.source.position for piece in pieces if piece.source is not None}
     assert placed | entries == {op.position for op in flat.ops}

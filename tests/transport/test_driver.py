@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -195,6 +196,18 @@ async def test_a_node_reads_on_while_a_component_works_in_its_thread(
         held.go.set()
         for execution in (first, second):
             assert (await server.until(steps.ExecutionFinished, execution=execution)).ok
+
+
+async def test_what_is_given_to_the_node_on_its_own_thread_costs_one_poll(compiled: Any) -> None:
+    async with parties(compiled) as (server, _):
+        polls = []
+        for _ in range(20):
+            execution = server.node.invoke("server", {"tick": TRIGGER})
+            await server.until(steps.ExecutionFinished, execution=execution)
+            await trio.testing.wait_all_tasks_blocked()
+            polls.append(server.driver.counters()["driver.polls"])
+        # For the invocation, for the answer, and for the deadline that is none any more.
+        assert [after - before for before, after in pairwise(polls)] == [3] * 19
 
 
 async def test_what_a_component_raises_fails_its_op_alone(compiled: Any, held: Held) -> None:

@@ -80,6 +80,8 @@ class Side:
         )
         carrier.link = link
         self.table.add(link)
+        if self.made == 1:
+            nursery.start_soon(self.table.looks.run)
         nursery.start_soon(link.run)
         return link
 
@@ -156,6 +158,33 @@ async def test_rtt_and_long_idle_stays_up(nursery, autojump_clock):
     assert one.state is LinkState.UP
     assert one.heartbeat.rtt_s is not None
     assert a.count("links.silent") == 0
+
+
+async def test_an_idle_link_has_one_ping_at_a_time_and_both_know_the_round_trip(
+    nursery, autojump_clock
+):
+    a, b = Side(SMALL), Side(LARGE)
+    dialled, accepted = connect(a, b, nursery)
+    await trio.sleep(12.0)
+    # The side that only answers measures now and then.
+    assert dialled.heartbeat.rtt_s is not None
+    assert accepted.heartbeat.rtt_s is not None
+    there, back = dialled.heartbeat.number, accepted.heartbeat.number
+    await trio.sleep(60.0)
+    assert dialled.heartbeat.number - there == 12
+    # Every 30 s, with the next answer.
+    assert 1 <= accepted.heartbeat.number - back <= 2
+    assert dialled.state is accepted.state is LinkState.UP
+
+
+async def test_who_was_dialled_pings_a_peer_that_does_not(nursery, autojump_clock):
+    a, b = Side(SMALL, limits=TransportLimits(ping_interval_s=1000.0)), Side(LARGE)
+    dialled, accepted = connect(a, b, nursery)
+    await trio.sleep(60.0)
+    # But for the round trip.
+    assert dialled.heartbeat.number <= 2
+    assert accepted.heartbeat.number >= 6
+    assert dialled.state is accepted.state is LinkState.UP
 
 
 async def test_silent_peer_is_gone_after_15_s(nursery, autojump_clock):

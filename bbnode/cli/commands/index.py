@@ -24,7 +24,7 @@ from bbnode.ir.errors import BbnodeError
 
 if TYPE_CHECKING:
     from bbnode.api.indexes import NodeIndex
-    from bbnode.components.data.item_files import ItemFile
+    from bbnode.components.data.item_files.file import ItemFile
     from bbnode.components.indexes.collection import Collection
     from bbnode.components.indexes.filling import Encode, FilledCounts, Filler
     from bbnode.ir.values import SearchResults
@@ -132,7 +132,8 @@ def add(
     on_node = config is not None or state_dir is not None
     if text and encoder is None and not on_node:
         raise typer.BadParameter("vectors of texts need --encoder DIR", param_hint="--text")
-    from bbnode.components.data.item_files import ItemFile, ItemLayout
+    from bbnode.components.data.item_files.base import ItemLayout
+    from bbnode.components.data.item_files.file import ItemFile
     from bbnode.components.indexes.filling import Filler
 
     node = _node_index(config, state_dir, target, timeout_s) if on_node else None

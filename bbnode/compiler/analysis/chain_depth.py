@@ -47,7 +47,7 @@ class Span:
 
     def longest(self, other: Span) -> Span:
         """Return the longer of two that run side by side."""
-        if other.hops <= self.hops and other.ns <= self.ns:
+        if other is self or (other.hops <= self.hops and other.ns <= self.ns):
             return self
         return Span(max(self.hops, other.hops), max(self.ns, other.ns))
 
@@ -74,36 +74,20 @@ def spans_of_sends(
     nodes = list(function.nodes)
     if not any(_is_send(node) for node in nodes):
         return {}
-    facts = [_Facts.of(node) for node in nodes]
     order: Sequence[int] = range(len(nodes))
-    if not _is_sorted(function, facts):
+    if not _is_sorted(function):
         order = program_order(nodes)
     chains = _Chains(budget_ns, called_slots, _joined(nodes))
     for index in reversed(order):
-        chains.add(index, nodes[index], facts[index])
+        chains.add(index, nodes[index])
     return chains.sends
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """The needs and the slot of a node, read once."""
-
-    reads: tuple[str, ...]
-    slot: str
-
-    @classmethod
-    def of(cls, node: OpNode) -> _Facts:
-        reads = node.reads
-        slot = node.metadata.get(keys.SLOT_KEY, "")
-        # Backend ops have no effects and no order among them.
-        return cls(reads, "" if slot and is_onnx_op(node) else slot)
-
-
-def _is_sorted(function: Function, facts: Sequence[_Facts]) -> bool:
+def _is_sorted(function: Function) -> bool:
     """Return True if every op stands behind what it needs, as the recorder writes it."""
     made = set(function.inputs)
-    for node, fact in zip(function.nodes, facts, strict=True):
-        if not made.issuperset(fact.reads):
+    for node in function.nodes:
+        if not made.issuperset(node.reads):
             return False
         made.update(node.outputs)
     return True
@@ -125,7 +109,7 @@ class _Chains:
         self._behind: dict[str, Span] = {}  # value -> what reads it
         self._next: dict[str, Span] = {}  # slot -> its next op, and what comes behind that
 
-    def add(self, index: int, node: OpNode, facts: _Facts) -> None:
+    def add(self, index: int, node: OpNode) -> None:
         """Take one node, after all that comes behind it."""
         if _is_send(node):
             span = self._of_send(index, node)
@@ -134,15 +118,22 @@ class _Chains:
             delay = _delay(node)
             if delay:
                 span = Span(0, delay).then(span)
-        slots = (facts.slot,) if facts.slot else self._called_slots.get(call_key(node), ())
+        slots: Sequence[str] = ()
+        slot = node.metadata.get(keys.SLOT_KEY)
+        if not slot:
+            slots = self._called_slots.get(call_key(node), ()) if self._called_slots else ()
+        elif not is_onnx_op(node):  # backend ops have no effects and no order among them
+            slots = (slot,)
         for slot in slots:
             span = span.longest(self._next.get(slot, NOTHING))
         if span is NOTHING:
             return
         for slot in slots:
             self._next[slot] = span
-        for name in facts.reads:
-            self._behind[name] = self._behind.get(name, NOTHING).longest(span)
+        behind = self._behind
+        for name in node.reads:
+            known = behind.get(name)
+            behind[name] = span if known is None else known.longest(span)
 
     def _of_send(self, index: int, node: OpNode) -> Span:
         """The chain that a send begins; noted, and then what else waits for the send itself."""
@@ -171,7 +162,7 @@ class _Chains:
         for name in names:
             span = self._behind.get(name)
             if span is not None:
-                found = found.longest(span)
+                found = span if found is NOTHING else found.longest(span)
         return found
 
 

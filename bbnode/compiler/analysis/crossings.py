@@ -85,11 +85,15 @@ class _Composites:
     def __init__(self, unit: CompilationUnit) -> None:
         self._functions = by_key(unit.program.functions)
         self._sends: dict[tuple[str, str], tuple[Function, str]] = {}
+        data = {
+            (home, node.name): node.inputs[0]
+            for home, main in unit.partitions.items() for node in main.nodes
+            if is_wire(node, *keys.SEND_OPS)
+        }  # fmt: skip
         for edge in unit.wire_edges:
-            sender = unit.partitions[edge.producer_class]
-            sends = (node for node in sender.nodes if node.name == edge.send_node)
-            if (send := next(sends, None)) is not None:
-                source = (sender, send.inputs[0])
+            sent = data.get((edge.producer_class, edge.send_node))
+            if sent is not None:
+                source = (unit.partitions[edge.producer_class], sent)
                 self._sends.setdefault((edge.consumer_class, edge.recv_node), source)
 
     def text(self, main: Function, value: str, arrives: tuple[Function, str] | None = None) -> str:

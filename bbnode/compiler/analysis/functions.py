@@ -26,12 +26,11 @@ def calls_of(
     function: Function, table: dict[FunctionKey, Function]
 ) -> list[tuple[OpNode, FunctionKey]]:
     """Return the calls in a function's body, in order, with the key of the function called."""
-    found = []
-    for node in function.nodes:
-        key = call_key(node)
-        if key in table:
-            found.append((node, key))
-    return found
+    names = {name for _, name, _ in table}
+    return [
+        (node, key) for node in function.nodes
+        if node.op_type in names and (key := call_key(node)) in table
+    ]  # fmt: skip
 
 
 def callees_first(

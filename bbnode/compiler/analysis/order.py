@@ -56,21 +56,37 @@ def needs_of(nodes: Sequence[OpNode]) -> list[list[int]]:
     return needs
 
 
+def stands_in_order(nodes: Sequence[OpNode]) -> bool:
+    """Return True if all nodes stand behind what they need; False says nothing for sure."""
+    ahead = {name for node in nodes for name in node.outputs}
+    fired: set[str] = set()
+    for node in nodes:
+        if not ahead.isdisjoint(node.reads):
+            return False
+        if keys.CONTROL_AFTER_KEY in node.metadata and not fired.issuperset(control_of(node)):
+            return False
+        ahead.difference_update(node.outputs)
+        fired.add(node.name)
+    return True
+
+
 def is_sorted(needs: Iterable[Sequence[int]]) -> bool:
     """Return True if nodes that need these (`needs_of`) stand behind all that they need."""
-    return not any(before and max(before) >= index for index, before in enumerate(needs))
+    return all(max(before, default=-1) < index for index, before in enumerate(needs))
 
 
-def topological(function: Function, needs: Sequence[Sequence[int]] | None = None) -> list[int]:
+def topological(function: Function, needs: Sequence[Sequence[int]] | None = None) -> Sequence[int]:
     """Return indices of the nodes, sorted over data, `after` and `control_after`.
 
     Where the order is free, recorded order stays. `needs` is what `needs_of` gives, where it is
     known already. Raises CyclicGraph naming one cycle.
     """
     if needs is None:
+        if stands_in_order(function.nodes):
+            return range(len(function.nodes))
         needs = needs_of(function.nodes)
     if is_sorted(needs):
-        return list(range(len(needs)))
+        return range(len(needs))
     return _kahn(needs, [node.name for node in function.nodes])
 
 
@@ -107,23 +123,24 @@ def _one_cycle(needs: Sequence[Sequence[int]], done: set[int]) -> Iterator[int]:
 
 
 def reorder(function: Function, order: Sequence[int]) -> None:
-    """Put the nodes in the given order."""
-    if list(order) == list(range(len(function.nodes))):
-        return
-    function.nodes = [function.nodes[index] for index in order]
+    """Put the nodes in the given order; a range is the one that they have."""
+    if not isinstance(order, range):
+        function.nodes = [function.nodes[index] for index in order]
 
 
 def program_order(
     nodes: Sequence[OpNode], needs: Sequence[Sequence[int]] | None = None
-) -> list[int]:
+) -> Sequence[int]:
     """Return indices of `nodes` in program order. Raises CyclicGraph naming one cycle.
 
     `needs` is what `needs_of` gives, where it is known already.
     """
     if needs is None:
+        if stands_in_order(nodes):
+            return range(len(nodes))
         needs = needs_of(nodes)
     if is_sorted(needs):
-        return list(range(len(needs)))
+        return range(len(needs))
     order: list[int] = []
     state = [0] * len(nodes)  # 0 new, 1 on the path, 2 placed
     for root in range(len(nodes)):
@@ -150,7 +167,8 @@ def program_order(
 
 def in_program_order(nodes: Sequence[OpNode]) -> list[OpNode]:
     """Return the nodes themselves, in program order."""
-    return [nodes[index] for index in program_order(nodes)]
+    order = program_order(nodes)
+    return list(nodes) if isinstance(order, range) else [nodes[index] for index in order]
 
 
 def add_control(node: OpNode, names: Iterable[str]) -> bool:

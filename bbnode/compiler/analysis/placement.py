@@ -121,6 +121,7 @@ class Placement:
 
     def _find_placeless(self) -> list[bool]:
         placeless = [False] * len(self.nodes)
+        anywhere: set[str] = set()  # values without a home
         for index in self.order:
             node = self.nodes[index]
             if self.waits[index]:
@@ -128,14 +129,14 @@ class Placement:
             if node.op_type == "Constant":
                 placeless[index] = is_onnx_op(node) or node.domain == keys.SYSCALL_DOMAIN
             elif is_onnx_op(node) and self.data[index] and not _is_random(node):
-                placeless[index] = all(
-                    name in self.maker and placeless[self.maker[name]] for name in self.data[index]
-                )
+                placeless[index] = anywhere.issuperset(self.data[index])
+            if placeless[index]:
+                anywhere.update(node.outputs)
+        self._anywhere = anywhere
         return placeless
 
     def _is_placed_value(self, name: str) -> bool:
-        index = self.maker.get(name)
-        return index is None or not self.placeless[index]
+        return name not in self._anywhere
 
     def _dependencies(self) -> tuple[list[int], dict[str, list[int]], set[int]]:
         """Per node how many homed values it needs; readers of each value; ops that need none."""
@@ -145,11 +146,7 @@ class Placement:
         for index, node in enumerate(self.nodes):
             if self.placeless[index]:
                 continue
-            needed = {
-                name
-                for name in (*self.data[index], *self.waits[index])
-                if self._is_placed_value(name)
-            }
+            needed = {*self.data[index], *self.waits[index]} - self._anywhere
             if not needed and not _has_stamped_home(node):
                 free.add(index)
             for name in needed:
@@ -188,8 +185,8 @@ class Placement:
         if home is None and _has_stamped_home(self.nodes[index]):
             home = self.nodes[index].metadata.get(keys.HOME_CLASS_KEY)
         from_value = ""
-        for name in (*self.data[index], *self.waits[index]):
-            if not self._is_placed_value(name):
+        for name in self.nodes[index].reads:
+            if name in self._anywhere:
                 continue
             lives_on = self._value_homes[name]
             if home is None:
@@ -232,7 +229,7 @@ class Placement:
         slot = node.metadata.get(keys.SLOT_KEY)
         if slot is not None:
             return (slot,)
-        return self._called_slots.get(call_key(node), ())
+        return self._called_slots.get(call_key(node), ()) if self._called_slots else ()
 
     def _check_assumed(self) -> None:
         for index in self._assumed:
@@ -269,6 +266,8 @@ class Placement:
     def demand(self) -> dict[int, list[str]]:
         """Return the classes that read each placeless op, sorted; home where nobody does."""
         wanted: dict[int, set[str]] = {i: set() for i, free in enumerate(self.placeless) if free}
+        if not wanted:
+            return {}
         for index in reversed(self.order):
             home = self.homes[index]
             classes = wanted.get(index, {home} if home is not None else set())

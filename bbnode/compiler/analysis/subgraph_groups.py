@@ -88,7 +88,7 @@ class _Finder:
         self._needs = needs
         self._inputs = {name: 1 << bit for bit, name in enumerate(function.inputs)}
         outputs = set(function.outputs)
-        self._is_output = [any(name in outputs for name in node.outputs) for node in nodes]
+        self._is_output = [not outputs.isdisjoint(node.outputs) for node in nodes]
         self._readers: list[list[int]] = [[] for _ in nodes]
         for index, before in enumerate(self._needs):
             for need in set(before):
@@ -98,13 +98,11 @@ class _Finder:
         marks = self._marks()
         copied = self._raise(marks)
         parents = list(range(len(self._nodes)))
+        slots = self._slots
         for index, before in enumerate(self._needs):
-            for need in before:
-                if (
-                    self._same_slot(need, index)
-                    and marks[need] == marks[index]
-                    and need not in copied
-                ):
+            slot = slots[index]
+            for need in before if slot is not None else ():
+                if slots[need] == slot and marks[need] == marks[index] and need not in copied:
                     parents[_top(parents, need)] = _top(parents, index)
         members: dict[int, list[int]] = {}
         for index, slot in enumerate(self._slots):
@@ -115,16 +113,22 @@ class _Finder:
     def _marks(self) -> list[Marks]:
         bit = 1 << len(self._inputs)
         marks: list[Marks] = []
+        slots, inputs = self._slots, self._inputs
         for index, node in enumerate(self._nodes):
             level = stage = 0
+            slot = slots[index]
             for need in self._needs[index]:
                 before, known = marks[need]
-                leaves = self._slots[need] is not None and not self._same_slot(need, index)
-                level = max(level, before + leaves)
+                if slots[need] is not None and slots[need] != slot:
+                    before += 1
+                if before > level:
+                    level = before
                 stage |= known
-            for name in node.reads if self._inputs else ():
-                stage |= self._inputs.get(name, 0)
-            if self._slots[index] is None and not _is_transparent(node):
+            if inputs:
+                for name in node.reads:
+                    if name in inputs:
+                        stage |= inputs[name]
+            if slot is None and not _is_transparent(node):
                 stage |= bit
                 bit <<= 1
             marks.append((level, stage))
@@ -133,21 +137,27 @@ class _Finder:
     def _raise(self, marks: list[Marks]) -> set[int]:
         """Copy the marks of a group to ops that only it reads; return the constants to copy."""
         copied = set()
-        parameters = {name for node in self._nodes for name in annotation_parameters(node)}
+        parameters = {
+            name
+            for node in self._nodes if keys.QUANTIZATION_KEY in node.metadata
+            for name in annotation_parameters(node)
+        }  # fmt: skip
+        slots = self._slots
         for index in range(len(self._nodes) - 1, -1, -1):
             readers = self._readers[index]
-            if self._slots[index] is None or self._is_output[index]:
+            slot = slots[index]
+            if slot is None or self._is_output[index]:
                 continue
             if not readers:
                 node = self._nodes[index]
                 if node.op_type == "Constant" and not parameters.isdisjoint(node.outputs):
                     copied.add(index)  # nothing but an annotation names it
                 continue
-            if not all(self._same_slot(index, reader) for reader in readers):
+            if {slots[reader] for reader in readers} != {slot}:
                 continue
-            wanted = {marks[reader] for reader in readers}
-            if len(wanted) == 1:
-                marks[index] = wanted.pop()
+            first = marks[readers[0]]
+            if len(readers) == 1 or all(marks[reader] == first for reader in readers):
+                marks[index] = first
             elif self._is_small_constant(self._nodes[index]) and not self._is_waited_for(index):
                 copied.add(index)
         return copied
@@ -163,9 +173,6 @@ class _Finder:
             return False
         size = sum(self._prints.of(attribute).size for attribute in node.attributes.values())
         return size <= MAX_COPIED_CONSTANT_BYTES
-
-    def _same_slot(self, a: int, b: int) -> bool:
-        return self._slots[a] is not None and self._slots[a] == self._slots[b]
 
 
 def _top(parents: list[int], index: int) -> int:

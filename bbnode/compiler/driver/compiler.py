@@ -38,7 +38,7 @@ from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.onnx_file import model_of
-from bbnode.ir.seal import seal
+from bbnode.ir.seal import sealed
 
 # A day per hop: what is slower than that is no deadline but a mistake in the unit.
 MAX_PER_HOP_BUDGET_NS = 86_400 * 1_000_000_000
@@ -267,9 +267,7 @@ class Compiler:
                     raise
                 raise culprit from error
             run.unit.recording.finish(run.unit.program)
-            compiled = model_of(run.unit.program)
-            seal(compiled)
-            return compiled, run.report()
+            return sealed(run.unit.program), run.report()
 
     def _culprit(self, model: ModelProto, notes: _Notes) -> PassInvariantBroken | None:
         """Return the error of the pass that broke the program before another one failed on it.
@@ -418,9 +416,9 @@ class _Run:
             if mains and _main_names(self.unit) != mains:
                 detail = f"the partitions are no longer {', '.join(mains.values())}"
                 raise PassInvariantBroken(pass_name=added.name, detail=detail)
+            _check_texts(self.unit, added.name)
             if self.well_formed:
                 seams.check(self.unit, added.name)
-            _check_texts(self.unit, added.name)
             try:
                 check_bounds(_snapshot(self.unit))
             except OutOfBounds as error:

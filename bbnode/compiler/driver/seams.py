@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bbnode.compiler.analysis.order import split_names, topological
-from bbnode.compiler.errors import CyclicGraph, ExpansionFailed, PassInvariantBroken, Where
+from bbnode.compiler.errors import CyclicGraph, PassInvariantBroken, Where
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
@@ -70,18 +70,13 @@ def _is_sound(function: Function, table: frozenset[FunctionKey]) -> bool:
     made = set(function.inputs)
     count = len(made)
     names: set[str] = set()
+    numbers: set[str] = set()
     for node in function.nodes:
         metadata = node.metadata
-        for key in _NUMBER_KEYS.intersection(metadata):
-            if not is_natural(metadata[key]):
-                return False
+        numbers.update(map(metadata.__getitem__, _NUMBER_KEYS.intersection(metadata)))
         if node.domain in CALL_DOMAINS and call_key(node) not in table:
             return False
-        try:
-            reads = node.reads
-        except ExpansionFailed:
-            return False
-        if not made.issuperset(reads):
+        if not made.issuperset(node.reads):
             return False
         control = metadata.get(keys.CONTROL_AFTER_KEY)
         if control and not names.issuperset(split_names(control)):
@@ -92,7 +87,7 @@ def _is_sound(function: Function, table: frozenset[FunctionKey]) -> bool:
                 made.add(name)
                 count += 1
     are_unique = len(names) == len(function.nodes) and len(made) == count
-    return are_unique and made.issuperset(function.outputs)
+    return are_unique and made.issuperset(function.outputs) and all(map(is_natural, numbers))
 
 
 Fault = tuple[int | None, str]  # index of the node concerned
@@ -117,12 +112,7 @@ def _faults(function: Function, table: frozenset[FunctionKey]) -> Iterator[Fault
             if text is not None and not is_natural(text):
                 yield index, f"{key} of {node.name!r} is {text!r}, not a natural number"
         before: list[int] = []
-        try:
-            reads = node.computes_with
-        except ExpansionFailed as error:
-            reads = ()
-            yield index, error.reason
-        for verb, names in (("reads", reads), ("waits for", node.after)):
+        for verb, names in (("reads", node.computes_with), ("waits for", node.after)):
             for name in names:
                 if name not in made:
                     yield index, f"{node.name!r} {verb} {name!r}, which nothing makes"

@@ -11,8 +11,8 @@ from onnx import ModelProto
 from bbnode.compiler.analysis.functions import called_from, is_bootstrap
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, Program
-from bbnode.ir.onnx_file import model_of, program_of
-from bbnode.ir.seal import seal
+from bbnode.ir.onnx_file import program_of
+from bbnode.ir.seal import sealed
 
 
 def target_names(model: ModelProto) -> tuple[str, ...]:
@@ -49,6 +49,4 @@ def _only(program: Program, main: Function) -> ModelProto:
         metadata=metadata,
         extras=program.extras,
     )
-    made = model_of(part)
-    seal(made)
-    return made
+    return sealed(part)

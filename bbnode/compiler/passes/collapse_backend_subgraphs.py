@@ -5,8 +5,7 @@ Rule: the engine has one path for backend work, a prepared graph; a single op is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from bbnode.compiler.analysis.content_hash import HEX_DIGITS, AttributePrints, function_digest
 from bbnode.compiler.analysis.functions import by_key
@@ -143,23 +142,25 @@ class _Rewrite:
 
     def run(self) -> None:
         exposed = self._exposed()
-        types = self._function.types
-        versions = versions_of(self._function, self._unit.program)
+        collapse = Collapser(
+            self._function.types, versions_of(self._function, self._unit.program), self._unit.prints
+        )
         constants = {self._nodes[i].outputs[0]: self._nodes[i] for i in self._groups.copied}
         calls: dict[int, OpNode] = {}  # by the group's last node
         renamed: dict[str, str] = {}
         for members in self._groups.members:
             nodes = [self._nodes[index] for index in members]
             nodes[:0] = _used_constants(nodes, constants)
-            made = collapse(nodes, exposed, types, versions, self._unit.prints)
-            if made.function.key not in self._table:
-                self._unit.program.functions.append(made.function)
-                self._table[made.function.key] = made.function
+            function, call = collapse(nodes, exposed)
+            if function.key not in self._table:
+                self._unit.program.functions.append(function)
+                self._table[function.key] = function
             for node in nodes:
                 self._unit.recording.mark(node)
-            mark_call(made.call, nodes, [n for node in nodes for n in node.outputs if n])
-            calls[members[-1]] = made.call
-            renamed.update((self._nodes[index].name, made.call.name) for index in members)
+            mark_call(call, nodes, [n for node in nodes for n in node.outputs if n])
+            calls[members[-1]] = call
+            for index in members:
+                renamed[self._nodes[index].name] = call.name
         self._replace(calls, renamed)
         self._drop_types()
 
@@ -173,7 +174,7 @@ class _Rewrite:
         group_of = self._group_of
         for index, before in enumerate(self._groups.needs):
             group = group_of.get(index)
-            if any(group_of.get(need, group) != group for need in before):
+            if {group_of.get(need, group) for need in before} - {group}:
                 names = self._nodes[index].reads
                 exposed.update(name for name in names if made.get(name, group) != group)
         return exposed
@@ -198,7 +199,7 @@ class _Rewrite:
         needs: list[list[int]] = [[] for _ in range(count)]
         for before, place in zip(self._groups.needs, places, strict=True):
             if place >= 0:
-                needs[place] += [p for p in map(places.__getitem__, before) if p not in (-1, place)]
+                needs[place] += [p for p in [places[need] for need in before] if -1 != p != place]
         return needs
 
     def _drop_types(self) -> None:
@@ -246,68 +247,93 @@ CALL_KEYS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collapsed:
-    """One group, collapsed."""
+class Collapser:
+    """Makes functions of groups of one body; what it made for one group serves all equal ones."""
 
-    function: Function
-    call: OpNode
+    def __init__(
+        self,
+        types: Mapping[str, ValueType],
+        versions: Mapping[str, int],
+        prints: AttributePrints,
+    ) -> None:
+        """Take what is known of the body.
+
+        Args:
+            types: declared types of values, as far as known.
+            versions: opset versions by domain.
+            prints: what is known of attributes.
+        """
+        self._types = types
+        self._versions = versions
+        self._prints = prints
+        self._known: dict[Hashable, Function] = {}
+
+    def __call__(
+        self, nodes: Sequence[OpNode], exposed: Collection[str]
+    ) -> tuple[Function, OpNode]:
+        """Return one function of `nodes`, and the call of it.
+
+        Args:
+            nodes: the group in topological order, with the constants that are copied into it first.
+            exposed: values that are read outside of the group.
+        """
+        made = {name: None for node in nodes for name in node.outputs if name}
+        read = dict.fromkeys([name for node in nodes for name in node.computes_with])
+        inputs = [name for name in read if name not in made]
+        outputs = [name for name in made if name in exposed]
+        if not outputs:  # nobody reads it; a graph has at least one output all the same
+            outputs = list(made)[-1:]
+        names = _canonical_names(inputs, outputs, made)
+        function = self._function(nodes, names, len(inputs), len(outputs))
+        return function, _call(function, nodes, inputs, outputs, made)
+
+    def _function(
+        self, nodes: Sequence[OpNode], names: Mapping[str, str], inputs: int, outputs: int
+    ) -> Function:
+        canonical = [_in_canonical_form(node, index, names) for index, node in enumerate(nodes)]
+        types = {new: self._types[name] for name, new in names.items() if name in self._types}
+        # Attributes go by their ids: those of the nodes stay as long as this does.
+        said = (
+            *(inputs, outputs, tuple(types.items())),
+            *[(n.name, n.domain, n.overload, n.doc_string, n.extras) for n in canonical],
+            *[(n.inputs, n.outputs, tuple(n.metadata.items())) for n in canonical],
+            *[
+                tuple([(name, id(a)) for name, a in n.attributes.items()]) if n.attributes else ()
+                for n in canonical
+            ],
+        )
+        function = self._known.get(said)
+        if function is None:
+            function = Function(domain=keys.BACKEND_SUBGRAPH_DOMAIN, types=types)
+            ports = list(names.values())
+            function.inputs, function.outputs = ports[:inputs], ports[inputs : inputs + outputs]
+            function.nodes = canonical
+            write_canonical_domains(function.nodes)
+            import_used(function, self._versions)
+            digest = function_digest(function, self._prints)
+            function.name = NAME_PREFIX + digest.hex()[:HEX_DIGITS]
+            if not any(node.attributes and node.graphs for node in canonical):
+                self._known[said] = function
+        return function
 
 
-def collapse(
-    nodes: Sequence[OpNode],
-    exposed: Collection[str],
-    types: Mapping[str, ValueType],
-    versions: Mapping[str, int],
-    prints: AttributePrints,
-) -> Collapsed:
-    """Make one function of `nodes` (in topological order) and the call of it.
-
-    Args:
-        nodes: the group, with the constants that are copied into it first.
-        exposed: values that are read outside of the group.
-        types: declared types of values, as far as known.
-        versions: opset versions by domain.
-        prints: what is known of attributes.
-    """
-    made = {name: None for node in nodes for name in node.outputs if name}
-    read = dict.fromkeys(name for node in nodes for name in node.computes_with)
-    inputs = [name for name in read if name not in made]
-    outputs = [name for name in made if name in exposed]
-    if not outputs:  # nobody reads it; a graph has at least one output all the same
-        outputs = list(made)[-1:]
-    names = _canonical_names(inputs, outputs, made)
-    function = Function(domain=keys.BACKEND_SUBGRAPH_DOMAIN)
-    function.inputs = [names[name] for name in inputs]
-    function.outputs = [names[name] for name in outputs]
-    function.nodes = [
-        _in_canonical_form(original, f"{original.op_type}_{index}", names)
-        for index, original in enumerate(nodes)
-    ]
-    write_canonical_domains(function.nodes)
-    import_used(function, versions)
-    for name, new in names.items():
-        if name in types:
-            function.types[new] = types[name]
-    function.name = NAME_PREFIX + function_digest(function, prints).hex()[:HEX_DIGITS]
-    return Collapsed(function=function, call=_call(function, nodes, inputs, outputs, made))
-
-
-def _in_canonical_form(node: OpNode, name: str, names: Mapping[str, str]) -> OpNode:
+def _in_canonical_form(node: OpNode, index: int, names: Mapping[str, str]) -> OpNode:
     # Not copied whole: what waits and where it comes from stays with the call.
-    made: OpNode = make_node(
-        *(node.op_type, node.domain, name),
+    made = make_node(
+        *(node.op_type, node.domain, f"{node.op_type}_{index}"),
         tuple([names.get(read, read) for read in node.inputs]),
         tuple([names.get(value, value) for value in node.outputs]),
-        *(node.attributes, (), {}, "", "", node.overload, node.doc_string, node.extras, None),
+        *(node.attributes, (), {}, "", "", node.overload, node.doc_string, node.extras),
     )
-    kept = {
-        names[value]: {key: names[read] for key, read in held.items() if read in names}
-        for value, held in annotations_on(node).items() if value in names
-    }  # fmt: skip
-    if kept:
-        made.metadata[keys.QUANTIZATION_KEY] = annotation_text(kept)
-    made.rename_captured(names)
+    if keys.QUANTIZATION_KEY in node.metadata:
+        kept = {
+            names[value]: {key: names[read] for key, read in held.items() if read in names}
+            for value, held in annotations_on(node).items() if value in names
+        }  # fmt: skip
+        if kept:
+            made.metadata[keys.QUANTIZATION_KEY] = annotation_text(kept)
+    if node.attributes:
+        made.rename_captured(names)
     return made
 
 
@@ -349,8 +375,10 @@ def _inherit_waits(call: OpNode, nodes: Sequence[OpNode], made: Collection[str])
     values: dict[str, None] = {}
     ops: dict[str, None] = {}
     for node in nodes:
-        values.update(dict.fromkeys(node.after))
-        ops.update(dict.fromkeys(control_of(node)))
+        if node.after:
+            values.update(dict.fromkeys(node.after))
+        if keys.CONTROL_AFTER_KEY in node.metadata:
+            ops.update(dict.fromkeys(control_of(node)))
     call.after = tuple([name for name in values if name not in made])
     if ops:
         inside = {node.name for node in nodes}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from onnx import TypeProto
 
@@ -100,15 +100,17 @@ class FunctionTypes:
 
     def constrain(self, functions: Mapping[FunctionKey, FunctionTypes]) -> None:
         """Add the constraints of every op."""
+        ids, called = self._ids, {name for _, name, _ in functions}
         for name in self.function.inputs:
             self.id_of(name)
         for node in self.function.nodes:
             for name in node.outputs:
-                if name:
+                if name and name not in ids:
                     self.id_of(name)
             self._network.at = node
+            callee = functions.get(call_key(node)) if node.op_type in called else None
             try:
-                self._constrain(node, functions.get(call_key(node)))
+                self._constrain(node, callee)
             except Conflict as conflict:
                 raise self._failed(node, conflict) from conflict
 
@@ -140,21 +142,22 @@ class FunctionTypes:
                 if name.startswith(keys.SEND_SENTINEL_PREFIX):
                     continue  # what a synthesised Send makes in the place of its recorded outputs
                 self._fit(node, self.id_of(name), port, variables, ())
-        for name, kind in _from_attributes(node):
+        for name, kind in _from_attributes(node) if node.attributes else ():
             self._network.narrow(self.id_of(name), kind)
-        if node.domain == _AGGREGATOR and node.op_type == "ContributeAll":
+        domain = node.domain
+        if domain == _AGGREGATOR and node.op_type == "ContributeAll":
             self._fit(node, self.id_of(node.inputs[0]), self._contributed(node), variables, ())
-        if node.domain == keys.RESPONSES_DOMAIN and node.op_type == keys.OP_UNBUNDLE:
+        elif domain == keys.RESPONSES_DOMAIN and node.op_type == keys.OP_UNBUNDLE:
             self._unbundle_answers(node)
-        if node.domain == _CODEC and node.op_type == "DecodeAll":
+        elif domain == _CODEC and node.op_type == "DecodeAll":
             self._decode_answers(node)
-        if node.domain == keys.COMPOSITE_DOMAIN:
+        elif domain == keys.COMPOSITE_DOMAIN:
             whole, parts = node.outputs, node.inputs
             if node.op_type == keys.OP_UNBUNDLE:
                 whole, parts = node.inputs, node.outputs
             self._network.compose(self.id_of(whole[0]), [self.id_of(part) for part in parts])
-        joined = node.metadata.get(keys.FAN_IN_KEY) if is_wire(node) else None
-        if joined is not None:  # all sends of one port carry one type
+        elif domain == keys.WIRE_DOMAIN and keys.FAN_IN_KEY in node.metadata:
+            joined = node.metadata[keys.FAN_IN_KEY]  # all sends of one port carry one type
             self._network.unite(self.id_of(joined), self.id_of(node.inputs[0]))
 
     def _fit(
@@ -264,15 +267,17 @@ class FunctionTypes:
         rule = onnx_types.rule_of(domain, node.op_type, self._versions.get(domain, 0))
         if rule is None:
             return
-        values = list(_graph_values(node, rule))
+        values = _graph_values(node, rule)
         self._graph_ops.append((node, values))
         variables: dict[str, int] = {}
         for name, port in values:
+            number = self.id_of(name)
             if port.variable is not None:
-                number = self.id_of(name)
-                self._network.unite(variables.setdefault(port.variable, number), number)
-            if port.allowed is not None and len(port.allowed) == 1:
-                self._network.narrow(self.id_of(name), next(iter(port.allowed)))
+                first = variables.setdefault(port.variable, number)
+                if first != number:
+                    self._network.unite(first, number)
+            if port.only is not None:
+                self._network.narrow(number, port.only)
         if rule.open_outputs:
             self._to_infer.append(node)
 
@@ -404,19 +409,21 @@ class FunctionTypes:
 
     def check_allowed(self) -> None:
         """Raise TypeConstraintFailed where a schema does not take a value's type."""
+        kinds = self._leaves()
         for node, values in self._graph_ops:
             for name, port in values:
-                number = self.id_of(name)
-                kind = self._network.type_of(number)
-                if port.allowed is None or not kind.is_leaf or self._network.is_foreign(number):
-                    continue
-                if kind not in port.allowed:
+                kind = kinds[name]
+                if kind is not None and port.allowed is not None and kind not in port.allowed:
                     takes = ", ".join(sorted(leaf.name for leaf in port.allowed))
                     raise TypeConstraintFailed(
                         op=node.name,
                         detail=f"{name!r} is {kind.name}, {node.op_type} takes {takes}",
                         where=Where.of(node),
                     )
+
+    def _leaves(self) -> dict[str, TypeNode | None]:
+        """Return the type of each value, None where that is no leaf."""
+        return {name: self._network.leaf_of(number) for name, number in self._ids.items()}
 
     def abstract_values(self) -> list[tuple[str, TypeNode]]:
         """Return values whose type is no leaf, inputs first, then in recorded order.
@@ -426,8 +433,9 @@ class FunctionTypes:
         """
         names = [*self.function.inputs]
         for node in self.function.nodes:
-            names.extend(name for name in node.outputs if name)
-        found = [name for name in names if self._is_open(name)]
+            names += node.outputs
+        kinds = self._leaves()
+        found = [name for name in names if name and kinds[name] is None and self._is_open(name)]
         if found:
             unread = self.unread()
             found = [name for name in found if name not in unread]
@@ -437,12 +445,10 @@ class FunctionTypes:
         """Write what was found into value_info; gives the number of leaf types."""
         changed: dict[str, TypeNode] = {}
         resolved = 0
-        for name, number in self._ids.items():
-            if self._network.is_foreign(number):
-                continue
-            kind = self._network.type_of(number)
-            resolved += kind.is_leaf
-            if self._declared.get(name) is not kind:
+        for name, leaf in self._leaves().items():
+            kind = leaf or self._kind_of(name)
+            resolved += leaf is not None
+            if kind is not None and self._declared.get(name) is not kind:
                 changed[name] = kind
         if changed:
             self.function.declare(changed)
@@ -533,19 +539,19 @@ def _answers_text(component: type[Aggregator]) -> str:
     return f"a bundle of [{', '.join(kind.name for kind in kinds)}]"
 
 
-def _at_ports(names: Sequence[str], ports: Sequence[Port]) -> Iterator[tuple[str, Port]]:
-    for index, name in enumerate(names):
-        port = ports[min(index, len(ports) - 1)] if ports else None
-        if name and port is not None and (index < len(ports) or port.variadic):
-            yield name, port
+_SomePort = TypeVar("_SomePort", Port, onnx_types.PortRule)
 
 
-def _graph_values(node: OpNode, rule: OpRule) -> Iterator[tuple[str, onnx_types.PortRule]]:
-    for names, ports in ((node.inputs, rule.inputs), (node.outputs, rule.outputs)):
-        for index, name in enumerate(names):
-            port = onnx_types.port_at(ports, index)
-            if name and port is not None:
-                yield name, port
+def _at_ports(names: Sequence[str], ports: Sequence[_SomePort]) -> list[tuple[str, _SomePort]]:
+    """Return names with their ports; the last port may take all names that follow."""
+    found = [pair for pair in zip(names, ports, strict=False) if pair[0]]
+    if len(names) > len(ports) > 0 and ports[-1].variadic:
+        found += [(name, ports[-1]) for name in names[len(ports) :] if name]
+    return found
+
+
+def _graph_values(node: OpNode, rule: OpRule) -> list[tuple[str, onnx_types.PortRule]]:
+    return _at_ports(node.inputs, rule.inputs) + _at_ports(node.outputs, rule.outputs)
 
 
 def _from_attributes(node: OpNode) -> Iterator[tuple[str, TypeNode]]:
@@ -669,6 +675,12 @@ class TypeNetwork:
         """Return the parts of a composite or of answers; None where nothing says them."""
         return self._parts.get(self.find(value))
 
+    def leaf_of(self, value: int) -> TypeNode | None:
+        """Return a value's type where it is a leaf of our lattice."""
+        root = self.find(value)
+        kind = self._type[root]
+        return None if self._foreign[root] or not kind.is_leaf else kind
+
     def is_foreign(self, value: int) -> bool:
         """Return True if the value is of a type outside our lattice."""
         return self._foreign[self.find(value)]
@@ -680,12 +692,13 @@ class TypeNetwork:
     def narrow(self, value: int, kind: TypeNode, within: tuple[str, ...] = ()) -> None:
         """The value, the part `within` one, is a `kind`; Conflict when it can't be."""
         root = self.find(value)
-        if self._foreign[root] or kind is types.ANY:
+        known = self._type[root]
+        if known is kind or self._foreign[root] or kind is types.ANY:
             return
-        met = types.meet(self._type[root], kind)
+        met = types.meet(known, kind)
         if met is None:
-            raise Conflict(self._type[root].name, kind.name, within, (self._said[root],))
-        if met is not self._type[root]:
+            raise Conflict(known.name, kind.name, within, (self._said[root],))
+        if met is not known:
             self._type[root] = met
             self._said[root] = self.at
             self.changes += 1
@@ -702,6 +715,8 @@ class TypeNetwork:
 
     def unite(self, a: int, b: int, within: tuple[str, ...] = ()) -> None:
         """Both values have one type; Conflict when they can't."""
+        if self.find(a) == self.find(b):
+            return
         todo = [(a, b, within)]
         while todo:
             a, b, within = todo.pop()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import onnx
 from onnx import NodeProto, TensorProto, TypeProto
@@ -33,13 +33,18 @@ class InferenceFailed(Exception):
     """ONNX refuses the node with these input types."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PortRule:
     """One formal parameter. `variable` is None where each value has a type of its own."""
 
     variable: str | None
     allowed: frozenset[TypeNode] | None  # None: not only tensors, so not ours to check
     variadic: bool
+
+    @cached_property
+    def only(self) -> TypeNode | None:
+        """The one type that a value may have, where there is no other."""
+        return next(iter(self.allowed)) if self.allowed and len(self.allowed) == 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +106,6 @@ def _leaves(names: Sequence[str]) -> frozenset[TypeNode] | None:
         if leaf is not None:
             found.add(leaf)
     return frozenset(found)
-
-
-def port_at(ports: Sequence[PortRule], index: int) -> PortRule | None:
-    """Return the rule of the value at a position; a variadic port covers all that follow."""
-    if index < len(ports):
-        return ports[index]
-    return ports[-1] if ports and ports[-1].variadic else None
 
 
 def infer(

@@ -113,7 +113,10 @@ class FaissSearcher(Searcher):
         self.limit_threads()
         numbers = self.candidates(queries, wanted, count, mask)
         distances = _distances(rows, numbers, queries)
-        short = np.flatnonzero(np.count_nonzero(numbers >= 0, axis=1) < wanted)
+        is_found = numbers >= 0
+        if numbers.shape[1] >= wanted and is_found.all():
+            return numbers, distances
+        short = np.flatnonzero(np.count_nonzero(is_found, axis=1) < wanted)
         if not len(short):
             return numbers, distances
         found, far = self._exact.search(queries[short], k, rows, allowed)

@@ -379,16 +379,19 @@ class Collection:
         self, rows: Rows, numbers: Ids, distances: Floats, k: int, single: bool
     ) -> SearchResults:
         is_hit = numbers >= 0
-        ids = np.where(is_hit, rows.ids[numbers] if len(rows) else -1, -1)
-        far = np.where(is_hit, distances, np.inf).astype(np.float32)
-        order = np.lexsort((ids, far))[:, :k]  # distances of items are finite
-        chosen = np.arange(len(order))[:, None], order
-        numbers, ids, far = numbers[chosen], ids[chosen], far[chosen]
-        most = int(np.count_nonzero(numbers >= 0, axis=1).max(initial=0))
-        numbers, ids, far = numbers[:, :most], ids[:, :most], far[:, :most]
-        blobs = self._blobs(numbers[numbers >= 0])
+        ids = rows.ids[numbers] if len(rows) else numbers
+        if not is_hit.all():
+            ids = np.where(is_hit, ids, -1)
+            distances = np.where(is_hit, distances, np.float32(np.inf))
+        order = np.lexsort((ids, distances))[:, :k]  # distances of items are finite
+        numbers, ids, distances = (_in_order(each, order) for each in (numbers, ids, distances))
+        found = numbers[numbers >= 0]
+        if len(found) < numbers.size:
+            most = int(np.count_nonzero(numbers >= 0, axis=1).max(initial=0))
+            ids, distances = ids[:, :most], distances[:, :most]
+        blobs = self._blobs(found)
         told = map(filters.unpacked, blobs) if any(blobs) else ()
-        return SearchResults(ids[0] if single else ids, far[0] if single else far, told)
+        return SearchResults(ids[0] if single else ids, distances[0] if single else distances, told)
 
     # -- state --------------------------------------------------------------------------------
 
@@ -700,7 +703,7 @@ class Collection:
             raise VectorRefused(f"{what} of {found.dtype}; give numbers, float32 at best")
         if found.ndim not in (1, 2) or not found.shape[-1]:
             raise WrongDimensions(f"{what} {list(found.shape)}; give [D], or [N, D]")
-        found = np.atleast_2d(found)
+        found = found if found.ndim == 2 else found[None]
         known = self.dimensions
         if known and found.shape[1] != known:
             raise WrongDimensions(
@@ -708,11 +711,14 @@ class Collection:
             )
         if found.shape[1] > MAX_DIMENSIONS:
             raise WrongDimensions(f"{what} of {found.shape[1]} numbers; up to {MAX_DIMENSIONS}")
-        with np.errstate(over="ignore"):
-            held = np.ascontiguousarray(found, np.float32)
-        lengths = np.sqrt(np.einsum("ij,ij->i", held, held, dtype=np.float64))
+        if found.dtype == np.float32:
+            held = np.ascontiguousarray(found)
+        else:
+            with np.errstate(over="ignore"):
+                held = np.ascontiguousarray(found, np.float32)
+        squares = np.einsum("ij,ij->i", held, held, dtype=np.float64)
         # NaN and infinity make a length that is not below anything.
-        good = lengths <= MAX_LENGTH
+        good = squares <= MAX_LENGTH**2
         if not good.all():
             at = int(np.flatnonzero(~good)[0])
             raise VectorRefused(
@@ -720,12 +726,22 @@ class Collection:
             )
         if self.metric != "cosine":
             return held
-        if not lengths.all():
-            at = int(np.flatnonzero(lengths == 0)[0])
+        if not squares.all():
+            at = int(np.flatnonzero(squares == 0)[0])
             raise VectorRefused(
                 f"{what}: number {at} is zero, which has no direction for the metric 'cosine'"
             )
-        return np.asarray(held / lengths[:, None], np.float32)
+        return np.asarray(held / np.sqrt(squares)[:, None], np.float32)
+
+
+def _in_order(table: npt.NDArray[Any], order: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+    """Return each row of a table in its order."""
+    found: npt.NDArray[Any]
+    if len(order) == 1:  # by itself it is several times faster than by a table of indices
+        found = table[0, order[0]][None]
+    else:
+        found = table[np.arange(len(order))[:, None], order]
+    return found
 
 
 def _as_ids(given: Any) -> npt.NDArray[np.int64]:

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from bbnode.components.data.item_files import ItemBatch, ItemFile
+from bbnode.components.data.item_files.base import ItemBatch
+from bbnode.components.data.item_files.file import ItemFile
 from bbnode.components.indexes.collection import Collection
 from bbnode.components.indexes.errors import ItemRefused, VectorRefused, WrongDimensions
 from bbnode.components.indexes.searchers import Floats, Ids, Mask

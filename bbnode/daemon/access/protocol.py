@@ -229,10 +229,8 @@ class AccessProtocol:
 
     def _dialled(self, peer: PeerId) -> bool:
         """Return True if we dialled it: that side begins, and one exchange serves both."""
-        return any(
-            info.peer == peer and info.direction is Direction.OUTBOUND
-            for info in self._backend.peers()
-        )
+        info = self._backend.peer_info(peer)
+        return info is not None and info.direction is Direction.OUTBOUND
 
 
 async def ask(backend: Transport, peer: PeerId, request: bytes) -> Message:

@@ -602,7 +602,7 @@ async def set_log_level(host: Host, body: LogLevelBody) -> answers.LogLevelChang
 
 
 def _is_up(host: Host, peer: PeerId) -> bool:
-    return any(p.peer == peer for p in host.backend.peers())
+    return host.backend.peer_info(peer) is not None
 
 
 def _connected(host: Host, text: str) -> PeerId:

@@ -13,7 +13,8 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import trio
@@ -40,6 +41,8 @@ RETRY_PAUSE_S = 1.0
 # Between two checks of the peers, even if nobody connected: no event says that the cooldown of a
 # failed peer is over.
 RECHECK_S = 1.0
+# The pause after such a check while so many peers are there.
+MANY_PEERS, PAUSE_S = 100, 0.05
 # After the last peer that was waited for has connected: several times a round trip.
 SETTLE_S = 0.25
 # The time that a round may take beyond the deadlines of its requests, and its start beyond its due
@@ -69,6 +72,10 @@ CODED_METRICS = ("codec.raw_bytes", "codec.code_bytes")
 
 # Of a missing peer of which nothing else is known.
 LATE = "no answer by the deadline"
+
+
+# Takes a checkpoint, and calls what it is given when that is on disk, or can't be written.
+Save: TypeAlias = Callable[[Callable[[], None]], Awaitable[object]]
 
 
 class TooFewPeers(DeploymentError):
@@ -302,9 +309,15 @@ class Rounds:
             return None
         return trio.current_time() - self._quiet_since_s
 
-    async def run(self, after_round: Callable[[], Any]) -> None:
-        """Make the rounds; `after_round` is awaited after each (the node's checkpoint)."""
+    async def run(self, save: Save) -> None:
+        """Make the rounds; `save` is awaited after each, before the next one begins.
+
+        A round is told when its checkpoint is written, so that none is told twice, whenever the
+        node is killed; the next one may have begun by then.
+        """
         self._good_s = self._due_s = self._quiet_since_s = trio.current_time()
+        told = trio.Event()
+        told.set()
         while self._wants_more():
             finished = self._resumed()
             if finished is None:
@@ -320,30 +333,15 @@ class Rounds:
                 self._good_s, self._failed_in_a_row = trio.current_time(), 0
             else:
                 self._failed_in_a_row += 1
-            await after_round()
-            await self._look_for_best(finished)
-            told = finished.as_json()
-            self._keep(told)
-            self._publish({"type": "round_finished", **told})
-            logger.info(
-                "round finished",
-                extra={
-                    "round": finished.number,
-                    "ok": finished.ok,
-                    "seconds": round(finished.seconds, 3),
-                    "responded": len(finished.responded),
-                    "missing": finished.missing_why,
-                    "refused": finished.refused,
-                },
-            )
+            self._judge(finished)
+            told = trio.Event()
+            await save(partial(self._tell, finished, told))
+            await self._keep_best(finished)
             if not finished.ok:
-                logger.warning(
-                    "round failed",
-                    extra={"round": finished.number, "failures": "; ".join(finished.failures)},
-                )
                 await trio.sleep(RETRY_PAUSE_S)
             if self._entry.every_s:
                 await trio.sleep_until(started + self._entry.every_s)
+        await told.wait()
         self.complete = True
         complete = {"type": "rounds_complete", "target": self._entry.target, "done": self.done}
         self._publish({**complete, "stopped": self.stopped})
@@ -363,8 +361,31 @@ class Rounds:
         logger.info("rounds stopped early", extra={"reason": self.stopped, "done": self.done})
         return False
 
-    async def _look_for_best(self, made: Round) -> None:
-        """Keep the weights of a round that is the best so far."""
+    def _tell(self, finished: Round, told: trio.Event) -> None:
+        """Tell how a round went to whoever follows, and hand it to the history."""
+        shown = finished.as_json()
+        self._keep(shown)
+        self._publish({"type": "round_finished", **shown})
+        logger.info(
+            "round finished",
+            extra={
+                "round": finished.number,
+                "ok": finished.ok,
+                "seconds": round(finished.seconds, 3),
+                "responded": len(finished.responded),
+                "missing": finished.missing_why,
+                "refused": finished.refused,
+            },
+        )
+        if not finished.ok:
+            logger.warning(
+                "round failed",
+                extra={"round": finished.number, "failures": "; ".join(finished.failures)},
+            )
+        told.set()
+
+    def _judge(self, made: Round) -> None:
+        """Note on a round that it is the best so far."""
         best = self.best
         if best is None:
             return
@@ -375,7 +396,12 @@ class Rounds:
             said = {"best": best.metric, "metrics": have}
             logger.warning("the target has no such metric, so no round is the best", extra=said)
         made.best = best.take(made.number, value, ok=bool(made.ok))
-        if made.best and value is not None and self._save_best is not None:
+
+    async def _keep_best(self, made: Round) -> None:
+        """Keep the weights of a round that is the best so far."""
+        best = self.best
+        value = None if best is None else made.metrics.get(metric_name(best.metric))
+        if best is not None and made.best and value is not None and self._save_best is not None:
             try:
                 await self._save_best(self._entry.target, made.number, best.metric, value)
             except BbnodeError as error:
@@ -530,6 +556,9 @@ class Rounds:
             self._peers_changed = trio.Event()
             with trio.move_on_after(RECHECK_S):
                 await self._peers_changed.wait()
+            if have > MANY_PEERS:
+                # A check takes about a microsecond of each, and a thousand may come one by one.
+                await trio.sleep(PAUSE_S)
 
 
 def _connected(unready: Mapping[str, str]) -> str:

@@ -271,10 +271,10 @@ class Daemon:
                 work.start_soon(self._resend.run)
                 for peer in self._resend.peers:
                     self._discovery.miss(peer)
-                for rounds in self._rounds:
-                    work.start_soon(rounds.run, self._checkpointer.save)
+                await work.start(self._checkpointer.run)
                 self._checkpointer.set_period(self._resolved.config.node.snapshot_every_s)
-                work.start_soon(self._checkpointer.run)
+                for rounds in self._rounds:
+                    work.start_soon(rounds.run, self._checkpointer.save_beside)
                 self._say_started()
                 work.start_soon(self._preparing.run)
                 work.start_soon(self._watch.run)
@@ -293,6 +293,7 @@ class Daemon:
             self._say_ready()
         # To a supervisor it is up: it goes on, and tries again what is missing.
         self._process.notify(sd_notify.READY, f"STATUS={self._status_line()}")
+        self._process.started()
 
     def _say_ready(self) -> None:
         logger.info(

@@ -6,16 +6,24 @@ else: its signals, its log, its limits, its supervisor and its end are left alon
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
 import sys
 from collections.abc import Callable
+from typing import Final
 
 from bbnode.daemon.lifecycle import sd_notify, stopping
 from bbnode.daemon.lifecycle.stopping import LastResort
 from bbnode.daemon.observing import logs
 from bbnode.ir.caps import OPEN_FILES
+
+# New objects after which the newest are looked through, and how many such looks come before one at
+# the next older, and so on. A round with a thousand peers makes some hundred thousand and drops
+# them; at Python's own numbers it looked through all that is kept of all peers, which took half of
+# its time.
+COLLECT_AFTER: Final = (50_000, 20, 100)
 
 
 class SharedProcess:
@@ -31,6 +39,9 @@ class SharedProcess:
         stop_begins: Callable[[], None],
     ) -> None:
         """Return at once."""
+
+    def started(self) -> None:
+        """Note that the node is ready."""
 
     def stop_begins(self, within_s: float) -> None:
         """Note that the node is to have stopped in so many seconds."""
@@ -66,6 +77,16 @@ class OwnProcess(SharedProcess):
     ) -> None:
         """Handle signals for ever, as `stopping.watch` does."""
         await stopping.watch(stop, reload, stop_begins)
+
+    def started(self) -> None:
+        """Collect garbage from now on, rarely, and only among what is made from now on.
+
+        What a start imports and makes stays as long as the process; `bbnode run` does not look
+        through it before, and nobody has to afterwards.
+        """
+        gc.freeze()
+        gc.set_threshold(*COLLECT_AFTER)
+        gc.enable()
 
     def stop_begins(self, within_s: float) -> None:
         """Make sure that the process ends in time, whatever happens from now on."""

@@ -154,10 +154,8 @@ class DialBackServer:
 
     def _where(self, peer: PeerId) -> Multiaddr | None:
         """Return the address that a peer connects from; None if it is relayed, or gone."""
-        for info in self._backend.peers():
-            if info.peer == peer and not is_relayed(info.address):
-                return info.address
-        return None
+        info = self._backend.peer_info(peer)
+        return None if info is None or is_relayed(info.address) else info.address
 
     def _refusal(self, peer: PeerId) -> str:
         now = trio.current_time()

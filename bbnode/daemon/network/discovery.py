@@ -286,10 +286,8 @@ class Discovery:
 
     def _who_dialled(self, peer: PeerId) -> Origin:
         """Return the origin of a peer that is seen for the first time, by who dialled."""
-        dialled = any(
-            info.peer == peer and info.direction is Direction.OUTBOUND
-            for info in self._backend.peers()
-        )
+        info = self._backend.peer_info(peer)
+        dialled = info is not None and info.direction is Direction.OUTBOUND
         return Origin.ASKED if dialled else Origin.INBOUND
 
     def _admits(self, peer: PeerId) -> bool:

@@ -153,8 +153,8 @@ class Introductions:
         """
         own = self._sites.get(asker)
         if own is None:  # its connection may not have been reported yet
-            hellos = (info.hello for info in self._backend.peers() if info.peer == asker)
-            own = sites_of(next((hello.crossings for hello in hellos), b""))
+            info = self._backend.peer_info(asker)
+            own = sites_of(b"" if info is None else info.hello.crossings)
         found = [
             event
             for sites, peers in self._peers.items()

@@ -122,6 +122,24 @@ class Checkpoint:
     upgrade: Upgrade | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FileVersion:
+    """The signs by which a file is known to be the one that was written, and not changed since."""
+
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileVersion | None:
+        """Return those of a file; None where there is none. Raises OSError."""
+        try:
+            found = path.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
 def checkpoint_file(state_dir: Path) -> Path:
     """Return the file of the newest checkpoint; `.previous` beside it is the one before."""
     return state_dir / "checkpoint"
@@ -132,16 +150,23 @@ def best_file(state_dir: Path) -> Path:
     return state_dir / "best.checkpoint"
 
 
-def write(state_dir: Path, checkpoint: Checkpoint) -> None:
-    """Write the checkpoint; the one before, if it is good, stays beside it. Raises StorageError."""
+def write(
+    state_dir: Path, checkpoint: Checkpoint, good: FileVersion | None = None
+) -> FileVersion | None:
+    """Write the checkpoint; the one before, if it is good, stays beside it. Raises StorageError.
+
+    Returns the version of the file. Given again as `good`, it saves reading a file that has not
+    changed since.
+    """
     path = checkpoint_file(state_dir)
     fresh = path.with_suffix(".new")
     paths.write_atomically(fresh, _packed(checkpoint), mode=0o600)
     try:
-        if _is_good(path):
+        if (good is not None and good == FileVersion.of(path)) or _is_good(path):
             path.replace(path.with_suffix(".previous"))
         fresh.replace(path)
         paths.sync_directory(state_dir)
+        return FileVersion.of(path)
     except OSError as error:
         raise paths.StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -515,7 +540,10 @@ def _upgraded(
 
 
 class Checkpointer:
-    """Writes the checkpoints of a running node."""
+    """Writes the checkpoints of a running node, one at a time.
+
+    Each is taken on the node's own loop, between two of its steps, and written in a thread.
+    """
 
     def __init__(
         self, state_dir: Path, artifact_sha256: str, node: Node, rounds: Sequence[Rounds]
@@ -525,7 +553,11 @@ class Checkpointer:
         self._artifact_sha256 = artifact_sha256
         self._node = node
         self._rounds = rounds
-        self._one_at_a_time = trio.Lock()
+        # Held from when one is taken until it is written, so that no older one comes after it,
+        # and no more than one is in memory.
+        self._turn = trio.Semaphore(1)
+        self._writing: trio.Nursery
+        self._written: FileVersion | None = None
         self._period_changed = trio.Event()
         self._every_s = 0.0
         # trio's time of the last one that was written, or of when the period was set first.
@@ -544,25 +576,45 @@ class Checkpointer:
         self.saved_s = min(self.saved_s, trio.current_time())
         self._period_changed.set()
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write checkpoints at the period, for ever."""
-        while True:
-            self._period_changed = trio.Event()
-            with trio.move_on_after(self._every_s or float("inf")) as waited:
-                await self._period_changed.wait()
-            if waited.cancelled_caught:
-                await self.save()
+        async with trio.open_nursery() as self._writing:
+            task_status.started()
+            while True:
+                self._period_changed = trio.Event()
+                with trio.move_on_after(self._every_s or float("inf")) as waited:
+                    await self._period_changed.wait()
+                if waited.cancelled_caught:
+                    await self.save()
 
     async def save(self) -> None:
         """Write a checkpoint, or log why that failed."""
         await self.save_last(())
+
+    async def save_beside(self, written: Callable[[], None]) -> None:
+        """Take a checkpoint, and write it beside what comes next, or log why that failed.
+
+        Returns when it is taken, which has to wait while another is written. `written` is called
+        once it is on disk, or can't be; before the next one is taken. `run` has to run.
+        """
+        await self._turn.acquire()
+        try:
+            taken = self._taken()
+        except BaseException as error:
+            self._turn.release()
+            if not isinstance(error, ComponentError):
+                raise
+            _say_none(error)
+            written()
+            return
+        self._writing.start_soon(self._write_beside, taken, written)
 
     async def save_last(self, unsent: Sequence[Unsent]) -> bool:
         """Write a checkpoint with unacknowledged envelopes; log a failure and return False."""
         try:
             await self.save_now(unsent)
         except (paths.StorageError, ComponentError) as error:
-            logger.warning("no checkpoint", extra={"reason": str(error)})
+            _say_none(error)
             return False
         return True
 
@@ -571,11 +623,9 @@ class Checkpointer:
 
         Raises StorageError, or ComponentError when a component can't be saved now.
         """
-        async with self._one_at_a_time:
+        async with self._turn:
             saved = replace(self._taken(), unsent=_stored(unsent))
-            await trio.to_thread.run_sync(write, self._state_dir, saved)
-        self.saved_s = trio.current_time()
-        self.on_saved(self.saved_s)
+            await self._write(saved)
         return len(saved.node)
 
     async def save_best(self, best: BestRound) -> int:
@@ -584,10 +634,25 @@ class Checkpointer:
         Returns the bytes of the node's state in it. Call it before the next round begins. Raises
         StorageError, or ComponentError when a component can't be saved now.
         """
-        async with self._one_at_a_time:
+        async with self._turn:
             saved = replace(self._taken(), best=best)
             await trio.to_thread.run_sync(write_best, self._state_dir, saved)
         return len(saved.node)
+
+    async def _write_beside(self, taken: Checkpoint, written: Callable[[], None]) -> None:
+        try:
+            await self._write(taken)
+        except paths.StorageError as error:
+            _say_none(error)
+        finally:
+            self._turn.release()
+        written()
+
+    async def _write(self, taken: Checkpoint) -> None:
+        last, self._written = self._written, None
+        self._written = await trio.to_thread.run_sync(write, self._state_dir, taken, last)
+        self.saved_s = trio.current_time()
+        self.on_saved(self.saved_s)
 
     def _taken(self) -> Checkpoint:
         """Return a checkpoint of the node as it is. Raises ComponentError."""
@@ -599,6 +664,10 @@ class Checkpointer:
                 r.entry.target: r.running for r in self._rounds if r.running is not None
             },
         )
+
+
+def _say_none(error: BbnodeError) -> None:
+    logger.warning("no checkpoint", extra={"reason": str(error)})
 
 
 def _stored(unsent: Sequence[Unsent]) -> tuple[UnsentEnvelope, ...]:

@@ -95,7 +95,10 @@ class RoundsView(LiveView):
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
         """Show a round that ended."""
-        self._running.pop(row.get("node", ""), None)
+        node = row.get("node", "")
+        # The next one may have begun.
+        if self._running.get(node) == row["round"]:
+            del self._running[node]
         self._rows.append(row)
         if self._live is None:
             self._console.print(Text(self._line(row)), soft_wrap=True)

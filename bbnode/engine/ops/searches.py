@@ -108,10 +108,10 @@ def _untrue(found: SearchResults, k: int) -> str:
     ids, distances = np.atleast_2d(found.ids), np.atleast_2d(found.distances)
     if ids.shape[1] > k:
         return f"up to {ids.shape[1]} hits for a query; asked were {k}"
-    is_hit = ids >= 0
-    if not (np.where(is_hit, distances, 0) > -np.inf).all():
-        return "a distance is NaN, or minus infinity"
-    if (distances[:, 1:] < distances[:, :-1]).any():
+    # True of most: then no distance is NaN either, which is not above or below anything.
+    if not ((distances[:, 1:] >= distances[:, :-1]).all() and (distances[:, :1] > -np.inf).all()):
+        if not (np.where(ids >= 0, distances, 0) > -np.inf).all():
+            return "a distance is NaN, or minus infinity"
         return "the hits are not nearest first"
     in_order = np.sort(ids, axis=1)
     if ((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0)).any():
@@ -151,43 +151,52 @@ def merged(
     """
     rows = leading[0] if leading else 1
     widths = [answer.ids.shape[-1] for _, answer in answers]
-    ids = np.full((rows, sum(widths)), -1, np.int64)
-    distances = np.full((rows, sum(widths)), np.inf, np.float32)
-    places = np.zeros((rows, sum(widths)), np.int64)  # among the hits of its answer
+    ids, distances = np.zeros((rows, 0), np.int64), np.zeros((rows, 0), np.float32)
+    if answers:
+        ids = np.concatenate([np.atleast_2d(a.ids) for _, a in answers], axis=1)
+        distances = np.concatenate([np.atleast_2d(a.distances) for _, a in answers], axis=1)
     by = np.repeat(np.arange(len(answers)), widths)
-    start = 0
-    for (_, answer), width in zip(answers, widths, strict=True):
-        columns = slice(start, start + width)
-        ids[:, columns] = answer.ids
-        distances[:, columns] = answer.distances
-        places[:, columns] = np.cumsum(answer.ids.reshape(-1) >= 0).reshape(rows, width) - 1
-        start += width
-    # What has no distance comes last of what was found.
-    order = np.lexsort(
-        (np.broadcast_to(by, ids.shape), ids, distances, np.isnan(distances), ids < 0)
-    )
+    # Columns are in the order of PeerIds, and what has no distance (NaN) comes last by itself.
+    missing = ids < 0
+    order = np.lexsort((ids, distances, missing) if missing.any() else (ids, distances))
     if distinct:
         order = _nth_of_each(ids, order, distinct)
     if share:
         order = _shared(ids, order, by, share)
-    order = order[:, :k]
-    ids, distances = np.take_along_axis(ids, order, 1), np.take_along_axis(distances, order, 1)
-    most = int((ids >= 0).sum(1).max(initial=0))
-    ids, distances, order = ids[:, :most], distances[:, :most], order[:, :most]
-    hits = [
-        (answers[by[column]], int(places[row, column]))
-        for row, column in zip(*np.nonzero(ids >= 0), strict=True)
-        for column in (order[row, column],)
-    ]
-    has_metadata = any(answer.metadata for (_, answer), _ in hits)
+    order, row = order[:, :k], np.arange(rows)[:, None]
+    ids, distances = ids[row, order], distances[row, order]
+    is_hit = ids >= 0
+    most = int(np.count_nonzero(is_hit, axis=1).max(initial=0))
+    peers = by[order[is_hit]].tolist()
+    told: list[Metadata] = []
+    if any(answers[peer][1].metadata for peer in set(peers)):
+        firsts = np.cumsum(widths) - widths
+        columns = order[is_hit] - firsts[peers]
+        told = _metadata_of(answers, peers, np.nonzero(is_hit)[0].tolist(), columns.tolist())
     return SearchResults(
-        ids if leading else ids[0],
-        distances if leading else distances[0],
-        [a.metadata[at] if a.metadata else Metadata() for (_, a), at in hits]
-        if has_metadata
-        else (),
-        [peer for (peer, _), _ in hits],
+        ids[:, :most] if leading else ids[0, :most],
+        distances[:, :most] if leading else distances[0, :most],
+        told,
+        [answers[peer][0] for peer in peers],
     )
+
+
+def _metadata_of(
+    answers: Sequence[tuple[PeerId, SearchResults]],
+    peers: Sequence[int],
+    rows: Sequence[int],
+    columns: Sequence[int],
+) -> list[Metadata]:
+    """Return the metadata of hits: of each the place of its answer, its row there and column."""
+    before = [[0]] * len(answers)  # how many hits there are in the rows above
+    if max(rows, default=0):
+        hits = [np.count_nonzero(answer.ids >= 0, axis=1) for _, answer in answers]
+        before = [(np.cumsum(each) - each).tolist() for each in hits]
+    lists = [answer.metadata for _, answer in answers]
+    return [
+        lists[peer][before[peer][row] + column] if lists[peer] else Metadata()
+        for peer, row, column in zip(peers, rows, columns, strict=True)
+    ]
 
 
 def _nth_of_each(ids: Array, order: Array, n: int) -> Array:

@@ -89,5 +89,5 @@ def _waits(
         op = flat.ops[position]
         if op.domain == keys.SYSCALL_DOMAIN and op.op_type in _TIMERS:
             return True
-        stack += [p for name in op.needs() for p in makers[name] if p in mine]
+        stack += [p for name in op.needs for p in makers[name] if p in mine]
     return False

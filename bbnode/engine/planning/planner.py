@@ -424,7 +424,7 @@ def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str])
     for position, op in by_position.items():
         flat_op = flat.ops[position]
         before: dict[int, None] = {}
-        for name in flat_op.needs():
+        for name in flat_op.needs:
             if name not in ready:
                 before.update(dict.fromkeys(makers.get(name, ())))
         # Control edges to ops outside of the slice do not count.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -33,18 +33,11 @@ class NoiseChannel:
 
     __slots__ = ("_open", "_opened", "_seal", "_sealed")
 
-    def __init__(self, sealing: tuple[bytes, int], opening: tuple[bytes, int]) -> None:
-        """Go on with the key and the counter of each direction, as the handshake left them."""
-        (seal_key, self._sealed), (open_key, self._opened) = sealing, opening
+    def __init__(self, seal_key: bytes, open_key: bytes) -> None:
+        """Begin with the keys that the handshake made, one for each direction."""
+        self._sealed = self._opened = 0
         self._seal = ChaCha20Poly1305(seal_key).encrypt_into
         self._open = ChaCha20Poly1305(open_key).decrypt_into
-
-    @classmethod
-    def from_handshake(cls, state: Any) -> NoiseChannel:
-        """Take over the cipher states of a NoiseConnection whose handshake is done."""
-        protocol = state.noise_protocol
-        out, inward = protocol.cipher_state_encrypt, protocol.cipher_state_decrypt
-        return cls((out.k, out.n), (inward.k, inward.n))
 
     def seal(self, plain: bytes | bytearray | memoryview, into: memoryview, at: int) -> int:
         """Encrypt `plain` in as many packets as it takes, from `at` on; return where they end."""
@@ -61,26 +54,31 @@ class NoiseChannel:
     def open(
         self, packets: memoryview, scratch: memoryview, take: Callable[[memoryview], bool]
     ) -> int:
-        """Pass the plaintext of each whole packet to `take`, in `scratch`; return how far it got.
+        """Pass the plaintext of all whole packets to `take`, in `scratch`; return where they end.
 
-        `scratch` has PLAIN_BYTES or more. It ends early when `take` returns False. Raises
-        PacketError.
+        `scratch` is as large as `packets`. Raises PacketError, after what came before.
         """
-        at, end = 0, len(packets)
+        at, end, filled, fault = 0, len(packets), 0, ""
         while end - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(packets, at)
+            size = packets[at] << 8 | packets[at + 1]
             first = at + _LENGTH.size
             if size < _TAG_BYTES:
-                raise PacketError(f"a packet of {size} bytes, which has no room for its tag")
+                fault = f"a packet of {size} bytes, which has no room for its tag"
+                break
             if end - first < size:
                 break
-            at = first + size
-            plain = scratch[: size - _TAG_BYTES]
+            at, start = first + size, filled
+            filled += size - _TAG_BYTES
             try:
-                self._open(_NONCE.pack(self._opened), packets[first:at], None, plain)
+                self._open(
+                    _NONCE.pack(self._opened), packets[first:at], None, scratch[start:filled]
+                )
             except InvalidTag:
-                raise PacketError("a packet that the peer did not encrypt") from None
-            self._opened += 1
-            if not take(plain):
+                fault, filled = "a packet that the peer did not encrypt", start
                 break
+            self._opened += 1
+        if filled:
+            take(scratch[:filled])
+        if fault:
+            raise PacketError(fault)
         return at

@@ -50,6 +50,7 @@ from bbnode.transport.links.framing import (
     encode_resume,
 )
 from bbnode.transport.links.hello import decode_hello
+from bbnode.transport.links.life import COARSE_S
 from bbnode.transport.links.receiver import Receiver, WindowIgnoredError
 from bbnode.transport.outbound import OutboundQueue
 
@@ -181,13 +182,26 @@ class CloseHandshake:
 
 @dataclass(slots=True)
 class Heartbeat:
-    """The pings of a link: one under way at most, and one answer owed at most."""
+    """The pings of a link: one under way at most, and one answer owed at most.
 
+    Who dialled pings after a silence. Who was dialled waits longer, so that it need not while its
+    peer pings; it measures the round trip now and then, with an answer that it sends anyway.
+    """
+
+    # The silence after which a ping is sent, in seconds.
+    after_s: float
+    # When a ping was last due, and when the round trip is to be measured; trio's time.
+    due_at: float
+    measure_at: float
     due: bool = False
     number: int = 0
     sent_at: float | None = None
     pong_due: int | None = None
     rtt_s: float | None = None
+
+    def next_at(self, last_heard: float) -> float:
+        """Return when the next ping is due if nothing comes."""
+        return max(self.due_at, last_heard) + self.after_s
 
     def start(self, now: float) -> int:
         """Record that a ping is sent; return its number."""
@@ -200,6 +214,7 @@ class Heartbeat:
         """Record a pong; only the one for the last ping counts."""
         if number == self.number and self.sent_at is not None:
             self.rtt_s = now - self.sent_at
+            self.measure_at = now + MEASURE_EVERY_S
             self.sent_at = None
 
 
@@ -220,6 +235,10 @@ class StallDetector:
 
 class LinkOwner(ABC):
     """The part that decides about peers; a link asks it and reports to it. No method blocks."""
+
+    @abstractmethod
+    def look_at(self, link: Link, at_s: float) -> None:
+        """Call `link.look` at this time, on trio's clock, or soon after; `math.inf` is never."""
 
     @abstractmethod
     def admit_hello(self, link: Link, hello: Hello) -> str:
@@ -266,6 +285,14 @@ class LinkOwner(ABC):
 # may be waiting, so its silence does not count.
 _STALL_S: Final = 2.0
 
+# How much later than the side that dialled the other one pings.
+_ANSWERS_LATER: Final = 1.5
+# A ping may go out sooner by this, so that one look serves it too: the answer to the last one came
+# a round trip after that.
+_BEAT_SLACK_S: Final = 0.5
+# Between two measurements of the round trip on the side that only answers pings.
+MEASURE_EVERY_S: Final = 30.0
+
 
 class Link:
     """A running connection; `run` owns its tasks.
@@ -311,7 +338,12 @@ class Link:
         self.resume_in: Resume | None = None
         # The round of the peer's RESUME that our messages belong to.
         self.granted: int | None = None
-        self.heartbeat = Heartbeat()
+        begins = carrier.direction is Direction.OUTBOUND
+        self.heartbeat = Heartbeat(
+            after_s=limits.ping_interval_s * (1 if begins else _ANSWERS_LATER),
+            due_at=self.opened_at,
+            measure_at=self.opened_at,
+        )
         self.closing = CloseHandshake()
         self.failures = dict.fromkeys(Lane, 0)
         self.wakes = {lane: Signal() for lane in Lane}
@@ -331,8 +363,7 @@ class Link:
         self._hello_s = limits.dialled_hello_s if from_afar else limits.hello_timeout_s
         self._stays_until = math.inf
         self._close_by = math.inf
-        self._ack_at = self._pump_at = math.inf
-        self._life = Signal()
+        self._ack_at = self._pump_at = self._regular_at = math.inf
         self._outgoing = StallDetector()
         self._incoming = StallDetector()
 
@@ -362,15 +393,19 @@ class Link:
         """Start no new messages, say goodbye and close, within `goodbye_s` seconds."""
         if self.move(LinkEvent.CLOSE, reason) is LinkState.CLOSING:
             self.said_goodbye = True
-            self._close_by = trio.current_time() + self.limits.goodbye_s
+            self._close_within(self.limits.goodbye_s)
             self.wake_all()
 
     def turn_away(self, reason: str) -> None:
         """Report a hello that is not admitted, tell the peer why, and close."""
         if self.move(LinkEvent.TURN_AWAY, reason) is LinkState.TURNED_AWAY:
             self.owner.hello_refused(self, reason)
-            self._close_by = trio.current_time() + self.limits.goodbye_s
+            self._close_within(self.limits.goodbye_s)
             self.wake_all()
+
+    def _close_within(self, seconds: float) -> None:
+        self._close_by = trio.current_time() + seconds
+        self.owner.look_at(self, self._close_by)
 
     def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
         """Run a task that ends with the connection; raises StreamBrokenError when it is gone."""
@@ -390,7 +425,7 @@ class Link:
                 self._nursery = nursery
                 for lane in Lane:
                     nursery.start_soon(self._write_lane, lane, nursery)
-                nursery.start_soon(self._watch_life)
+                self._look_again(self.opened_at)
                 await self._aborted.wait()
                 await self.carrier.hard_close()
                 # All I/O has come back by now, or belongs to a connection that is gone.
@@ -420,7 +455,6 @@ class Link:
             self._aborted.set()
             self.settled.set()
             self.wake_all()
-        self._life.set()
         return state
 
     def refuse(self, reason: str, kind: Violation = Violation.FRAME) -> None:
@@ -442,15 +476,15 @@ class Link:
             self.wake(Lane.CONTROL)
         elif receiver.lanes[Lane.CONTROL].since and self._ack_at == math.inf:
             self._ack_at = trio.current_time() + self.limits.ack_delay_s
-            self._life.set()
+            self.owner.look_at(self, self._ack_at)
         if receiver.held_bytes and self._pump_at == math.inf:
             self._pump_at = receiver.pump_at
-            self._life.set()
+            self.owner.look_at(self, self._pump_at)
 
     def stay(self, seconds: float) -> None:
         """Close the link after this time, which a guest gets."""
         self._stays_until = trio.current_time() + seconds
-        self._life.set()
+        self.owner.look_at(self, self._stays_until)
 
     def check_flood(self) -> int:
         """Return the unread bytes; close when they are more than the streams' windows allow."""
@@ -516,54 +550,63 @@ class Link:
             if data:
                 self.refuse("the peer wrote on a stream that is ours to write on")
 
-    async def _watch_life(self) -> None:
+    def look(self, due_s: float) -> None:
         """Ping, and close a link that is silent, stalled, late with its hello or slow to close."""
-        limits = self.limits
-        next_ping = self.opened_at + limits.ping_interval_s
-        while not self.is_aborted():
-            due = min(next_ping, self.last_heard + limits.silence_s, self._close_by, self._ack_at)
-            if self.state is LinkState.OPENING:
-                due = min(due, self.opened_at + self._hello_s)
-            due = min(due, self._stays_until, self._pump_at)
-            with trio.move_on_at(due):
-                await self._life.wait()
-            if self.is_aborted():
-                return
-            now = trio.current_time()
-            if now > due + _STALL_S:
-                # The delay was ours, so the peer's clocks do not run on.
-                self.last_heard = now
-                for timed in (*self.readers.values(), self.owner.receiver(self)):
-                    if timed is not None:
-                        timed.discount(now - due)
-            receiver = self.owner.receiver(self)
-            if now >= self._ack_at:
-                self._ack_at = math.inf
-                if receiver is not None and receiver.lanes[Lane.CONTROL].since:
-                    receiver.lanes[Lane.CONTROL].due = True
-                    self.wake(Lane.CONTROL)
-            if now >= self._pump_at:
-                # There may be room now, or the peer's rate may allow more.
-                self._pump_at = math.inf
-                if receiver is not None:
-                    receiver.pump()
-                    self.acks_changed()
-            if self.state is LinkState.OPENING and now >= self.opened_at + self._hello_s:
-                self.refuse(f"no hello within {self._hello_s:g} s")
-            elif now >= self._stays_until:
-                self._stays_until = math.inf
-                self.close("a guest's time is over")
-            elif now >= self._close_by:
-                self.abort("closing took too long")
-            elif now >= self.last_heard + limits.silence_s:
-                self.counters.add("links.silent")
-                self.abort(f"the peer was silent for {limits.silence_s:g} s")
-            else:
-                self._check_progress(now)
-            if now >= next_ping:
-                next_ping = now + limits.ping_interval_s
-                self.heartbeat.due = True
+        if self.is_aborted():
+            return
+        limits, now = self.limits, trio.current_time()
+        receiver = self.owner.receiver(self)
+        if now > due_s + _STALL_S:
+            # The delay was ours, so the peer's clocks do not run on.
+            self.last_heard = now
+            for timed in (*self.readers.values(), receiver):
+                if timed is not None:
+                    timed.discount(now - due_s)
+        if now >= self._ack_at:
+            self._ack_at = math.inf
+            if receiver is not None and receiver.lanes[Lane.CONTROL].since:
+                receiver.lanes[Lane.CONTROL].due = True
                 self.wake(Lane.CONTROL)
+        if now >= self._pump_at:
+            # There may be room now, or the peer's rate may allow more.
+            self._pump_at = math.inf
+            if receiver is not None:
+                receiver.pump()
+                self.acks_changed()
+        if self.state is LinkState.OPENING and now >= self.opened_at + self._hello_s:
+            self.refuse(f"no hello within {self._hello_s:g} s")
+        elif now >= self._stays_until:
+            self._stays_until = math.inf
+            self.close("a guest's time is over")
+        elif now >= self._close_by:
+            self.abort("closing took too long")
+        elif now >= self.last_heard + limits.silence_s:
+            self.counters.add("links.silent")
+            self.abort(f"the peer was silent for {limits.silence_s:g} s")
+        else:
+            self._check_progress(now)
+        if now >= self._regular_at and not self.is_aborted():
+            self._beat(now)
+            self._look_again(now)
+
+    def _look_again(self, now: float) -> None:
+        """Ask for the next regular look; whatever else is due asks for its own."""
+        at = min(now + self.limits.ping_interval_s, self.last_heard + self.limits.silence_s)
+        at = min(at, self.heartbeat.next_at(self.last_heard))
+        if self.state is LinkState.OPENING:
+            at = min(at, self.opened_at + self._hello_s)
+        self._regular_at = max(at, now + COARSE_S)
+        self.owner.look_at(self, self._regular_at)
+
+    def _beat(self, now: float) -> None:
+        """Ping if that is due."""
+        heartbeat = self.heartbeat
+        if now + _BEAT_SLACK_S >= heartbeat.next_at(self.last_heard):
+            heartbeat.due, heartbeat.due_at = True, now
+            self.wake(Lane.CONTROL)
+        elif now >= heartbeat.measure_at:
+            # It goes with what is sent next: the answer to a ping of the peer, mostly.
+            heartbeat.due, heartbeat.measure_at = True, now + MEASURE_EVERY_S
 
     def _check_progress(self, now: float) -> None:
         """Close a link on which pings are answered but data moves too slowly or not at all."""
@@ -770,6 +813,8 @@ class LaneReader:
 
 # Small messages that go in one write: about a packet.
 _BATCH_BYTES: Final = 64 * 1024
+# Parts of large messages that are given to the muxer at once, which sends them in turns.
+_PIECES: Final = 4
 
 
 class LaneWriter:
@@ -888,22 +933,26 @@ class LaneWriter:
         return sent
 
     async def _bulk(self) -> bool:
-        """Write one part of a large message; return False without one, or without window."""
-        link = self._link
+        """Write some parts of large messages; return False without one, or without window."""
+        link, parts, ended = self._link, list[bytes | memoryview](), 0
         if link.granted is None or not link.owner.sends(link):
             return False
-        piece = link.queue.next_piece()
-        if piece is None:
+        for _ in range(_PIECES):
+            piece = link.queue.next_piece()
+            if piece is None:
+                break
+            out, item = bytearray(), piece.item
+            self._start(out)
+            if piece.opens:
+                out += encode_open(piece.number, item.size, piece.offset, item.anchor)
+            out += encode_header(FrameType.CHUNK, piece.length, piece.number)
+            parts += (bytes(out), *item.bytes_from(piece.offset, piece.length))
+            ended += piece.offset + piece.length == item.size
+        if not parts:
             return False
-        out = bytearray()
-        self._start(out)
-        if piece.opens:
-            item = piece.item
-            out += encode_open(piece.number, item.size, piece.offset, item.anchor)
-        out += encode_header(FrameType.CHUNK, piece.length, piece.number)
-        await self._write(bytes(out), *piece.item.bytes_from(piece.offset, piece.length))
-        if piece.offset + piece.length == piece.item.size:
-            link.counters.add("outbound.envelopes")
+        await self._write(*parts)
+        if ended:
+            link.counters.add("outbound.envelopes", ended)
         return True
 
     def _start(self, out: bytearray) -> None:

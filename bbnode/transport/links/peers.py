@@ -49,6 +49,7 @@ from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import Admission, Gate, Place, Stage
 from bbnode.transport.links.framing import Lane, Resume
+from bbnode.transport.links.life import Looks
 from bbnode.transport.links.link import Link, LinkOwner, LinkState
 from bbnode.transport.links.receiver import Receiver
 from bbnode.transport.outbound import Outbound, OutboundQueue, size_of
@@ -229,6 +230,7 @@ class PeerTable(LinkOwner):
         self._inbox = inbox
         self._counters = counters
         self.gate = Gate(authorizer, counters)
+        self.looks = Looks()
         # True once the node stops: what is given up from then on is `unsent`, not reported.
         self.stopping = False
         self._kept: list[Unsent] = []
@@ -310,7 +312,10 @@ class PeerTable(LinkOwner):
 
     def check_unread(self) -> None:
         """Check the unread bytes of each connection, and their sum."""
-        unread = {link: link.check_flood() for link in self.links() if not link.is_aborted()}
+        links = [link for session in self._sessions.values() for link in session.links]
+        if not any(link.carrier.unread_bytes() for link in links):
+            return  # which a thousand idle peers make us ask every second
+        unread = {link: link.check_flood() for link in links if not link.is_aborted()}
         total = sum(unread.values())
         while total > self._limits.all_unread_bytes:
             most = max(unread, key=unread.__getitem__)
@@ -412,6 +417,9 @@ class PeerTable(LinkOwner):
                 link.close(f"{NOT_ALLOWED} any more: {reason}")
 
     # -- LinkOwner -------------------------------------------------------------------------
+
+    def look_at(self, link: Link, at_s: float) -> None:
+        self.looks.ask(link, at_s)
 
     def admit_hello(self, link: Link, hello: Hello) -> str:
         """Ask the authorizer, and for a place to stay."""

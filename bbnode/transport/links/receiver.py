@@ -12,9 +12,7 @@ has given up.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,14 +26,8 @@ from bbnode.transport.errors import FrameError
 from bbnode.transport.inbox import Inbox, Meter, Transfer
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.framing import HEADER_BYTES, Lane, Open, Position, Resume
+from bbnode.transport.links.mappings import allocate
 
-# From this size on memory is mapped: it is untouched until it is written, and goes back to the
-# system when the message is dropped. A bytearray is cleared first, which blocks the loop for
-# 0.3 s a GiB.
-_MAPPED_BYTES: Final = 1024 * 1024
-# A line of the processor's cache, and more than any number type asks for. Memory that is not
-# mapped begins at a multiple of 16 only, which is enough for all of those too.
-_ALIGN_BYTES: Final = 64
 # The shortest wait of a held message, in seconds, so that the rate is not asked all the time.
 _RATE_WAIT_S: Final = 0.05
 
@@ -137,23 +129,6 @@ class LaneState:
         """Drop all held messages, which will be sent again from the number `following` on."""
         self.held.clear()
         self.held_bytes, self.next = 0, following
-
-
-def allocate(size: int, anchor: int) -> memoryview:
-    """Return memory for one message whose byte `anchor` is aligned to 64 bytes.
-
-    Raises MemoryError or OSError.
-    """
-    skipped = -anchor % _ALIGN_BYTES
-    if size < _MAPPED_BYTES:
-        return memoryview(bytearray(skipped + size))[skipped:]
-    # Private, which is not Python's default: Linux gives shared memory small pages only, whose
-    # 16,000 faults cost a message of 64 MiB 50 ms; huge pages cost 4 ms.
-    mapped = mmap.mmap(-1, skipped + size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(mapped)[skipped:]
 
 
 @dataclass(slots=True, eq=False)

@@ -129,6 +129,10 @@ class LinkTransport(Transport):
     def peers(self) -> list[PeerInfo]:
         return self._table.infos()
 
+    def peer_info(self, peer: PeerId) -> PeerInfo | None:
+        session = self._table.known(peer)
+        return None if session is None else session.info()
+
     def wanted(self) -> list[WantedPeer]:
         return self._table.wanted()
 
@@ -204,6 +208,7 @@ class LinkTransport(Transport):
             async with self._serve(), trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._expire, name="forget lost peers")
+                nursery.start_soon(self._table.looks.run, name="look after links")
                 nursery.start_soon(self._table.watch_unread, name="watch what lies unread")
                 nursery.start_soon(self._maintain, name="maintain connections")
                 for session in self._table.sessions():

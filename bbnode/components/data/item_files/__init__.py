@@ -1,0 +1,1 @@
+"""Files of items for an index."""

@@ -1,0 +1,344 @@
+"""From a graph to the bytes of its file.
+
+Rule: the fields of each message stand in the order of their numbers, as protobuf's deterministic
+encoding has them, so that these bytes are those of the model that is read from them. Protobuf's own
+messages take three times as long: a node has a dozen texts, most of which others have too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from onnx import AttributeProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
+
+from bbnode.ir import keys
+from bbnode.ir.graph import (
+    Attribute,
+    AttributeKind,
+    Body,
+    Function,
+    OpNode,
+    Opset,
+    Program,
+    Subgraph,
+    Tensor,
+    ValueType,
+)
+
+# Bytes that are no text are a tensor of uint8 of this name in the file: ONNX's printer, and every
+# reader that is strict, take a STRING for UTF-8.
+BYTES_NAME = keys.PREFIX + "bytes"
+
+# The field that holds the value of each kind of attribute.
+FIELD_OF = {
+    AttributeKind.FLOAT: "f",
+    AttributeKind.INT: "i",
+    AttributeKind.STRING: "s",
+    AttributeKind.TENSOR: "t",
+    AttributeKind.GRAPH: "g",
+    AttributeKind.FLOATS: "floats",
+    AttributeKind.INTS: "ints",
+    AttributeKind.STRINGS: "strings",
+    AttributeKind.TENSORS: "tensors",
+    AttributeKind.GRAPHS: "graphs",
+    AttributeKind.SPARSE_TENSOR: "sparse_tensor",
+    AttributeKind.SPARSE_TENSORS: "sparse_tensors",
+    AttributeKind.TYPE_PROTO: "tp",
+    AttributeKind.TYPE_PROTOS: "type_protos",
+}
+# What is too large to be compared, or has nodes of its own.
+WEIGHTS_AND_GRAPHS: frozenset[int] = frozenset(
+    {
+        *(AttributeKind.TENSOR, AttributeKind.TENSORS, AttributeKind.GRAPH, AttributeKind.GRAPHS),
+        *(AttributeKind.SPARSE_TENSOR, AttributeKind.SPARSE_TENSORS),
+    }
+)
+# A piece of a function is joined up to here; a node with more weights is a piece of its own.
+_PIECE_BYTES = 1 << 16
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Return a field that holds these bytes."""
+    return head_of_field(number, len(content)) + content
+
+
+def head_of_field(number: int, size: int) -> bytes:
+    """Return what stands before the content of a field of so many bytes."""
+    return _TAGS[number] + _length(size)
+
+
+def _length(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+_SHORT = [_length(number) for number in range(1 << 14)]
+_TAGS = [_length(number << 3 | 2) for number in range(32)]
+
+
+class _SizedTexts(dict[str, bytes]):
+    """Texts as they stand in a file, each with its length before it."""
+
+    def __missing__(self, text: str) -> bytes:
+        data = text.encode()
+        size = len(data)
+        made = self[text] = (_SHORT[size] if size < len(_SHORT) else _length(size)) + data
+        return made
+
+
+class _Entries(dict[str, bytes]):
+    """Entries of metadata under one key, by their text; the same ones stand at many nodes."""
+
+    def __init__(self, key: bytes, texts: _SizedTexts) -> None:
+        self._key = b"\x0a" + key + b"\x12"
+        self._texts = texts
+
+    def __missing__(self, text: str) -> bytes:
+        value = self._texts[text]
+        size = len(self._key) + len(value)
+        made = self[text] = b"%b%b%b" % (
+            _SHORT[size] if size < len(_SHORT) else _length(size), self._key, value
+        )  # fmt: skip
+        return made
+
+
+class _Metadata(dict[str, _Entries]):
+    """Entries of metadata by their keys."""
+
+    def __init__(self, texts: _SizedTexts) -> None:
+        self._texts = texts
+
+    def __missing__(self, key: str) -> _Entries:
+        made = self[key] = _Entries(self._texts[key], self._texts)
+        return made
+
+
+class GraphEncoder:
+    """Encodes graphs; what it made for one op serves all others with the same attribute."""
+
+    def __init__(self) -> None:
+        self._texts = _SizedTexts()
+        self._metadata = _Metadata(self._texts)
+        self._types: dict[ValueType | None, bytes] = {}
+        self._attributes: dict[tuple[str, int], bytes] = {}
+
+    # --- functions and graphs -------------------------------------------------------------
+
+    def function(self, function: Function) -> Iterator[bytes]:
+        """Yield a function in pieces, each of whole fields; those with weights are large."""
+        texts = self._texts
+        parts = [b"\x0a" + texts[function.name]]
+        parts += [b"\x22" + texts[name] for name in function.inputs]
+        parts += [b"\x2a" + texts[name] for name in function.outputs]
+        parts += [b"\x32" + texts[name] for name in function.attributes]
+        for node in function.nodes:
+            content = self.node(node)
+            size = len(content)
+            if size > _PIECE_BYTES:
+                yield b"".join(parts)
+                yield b"".join((b"\x3a", _length(size), content))
+                parts = []
+            else:
+                parts += (b"\x3a", _SHORT[size] if size < len(_SHORT) else _length(size), content)
+        if function.doc_string:
+            parts.append(b"\x42" + texts[function.doc_string])
+        parts += [_field(9, _opset(entry)) for entry in function.opset_imports]
+        parts.append(b"\x52" + texts[function.domain])
+        parts += self._listed_attributes(11, function.defaults)
+        parts += self._infos(12, function, dict.fromkeys((*function.types, *function.notes)))
+        if function.overload:
+            parts.append(b"\x6a" + texts[function.overload])
+        parts += self._listed_entries(14, function.metadata)
+        yield b"".join(parts)
+
+    def graph(self, graph: Subgraph) -> bytes:
+        """Return a graph."""
+        texts = self._texts
+        parts = [_field(1, self.node(node)) for node in graph.nodes]
+        parts.append(b"\x12" + texts[graph.name])
+        sparse = []
+        for tensor in graph.initializers.values():
+            content = tensor.proto.SerializeToString(deterministic=True)
+            if tensor.is_sparse:
+                sparse.append(_field(15, content))
+            else:
+                parts.append(_field(5, content))
+        if graph.doc_string:
+            parts.append(b"\x52" + texts[graph.doc_string])
+        parts += self._infos(11, graph, graph.inputs)
+        parts += self._infos(12, graph, graph.outputs)
+        ports = {*graph.inputs, *graph.outputs}
+        inside = dict.fromkeys((*graph.types, *graph.notes))
+        parts += self._infos(13, graph, [name for name in inside if name not in ports])
+        parts.append(graph.extras)  # field 14
+        parts += sparse
+        parts += self._listed_entries(16, graph.metadata)
+        return b"".join(parts)
+
+    def _infos(self, number: int, body: Body, names: Iterable[str]) -> list[bytes]:
+        texts, types, notes, known = self._texts, body.types, body.notes, self._types
+        tag = _TAGS[number]
+        made: list[bytes] = []
+        for name in names:
+            kind = types.get(name)
+            content = known.get(kind)
+            if content is None:
+                content = known[kind] = b"" if kind is None else _field(2, kind.content)
+            content = b"\x0a" + texts[name] + content
+            note = notes.get(name) if notes else None
+            if note is not None:
+                if note.doc_string:
+                    content += b"\x1a" + texts[note.doc_string]
+                content += b"".join(self._listed_entries(4, note.metadata))
+            size = len(content)
+            made += (tag, _SHORT[size] if size < len(_SHORT) else _length(size), content)
+        return made
+
+    def _listed_entries(self, number: int, metadata: Mapping[str, str]) -> list[bytes]:
+        tag, entries = _TAGS[number], self._metadata
+        return [tag + entries[key][text] for key, text in metadata.items()]
+
+    # --- nodes and attributes -------------------------------------------------------------
+
+    def node(self, node: OpNode) -> bytes:
+        """Return a node."""
+        texts, entries = self._texts, self._metadata
+        parts = [b"\x0a" + texts[name] for name in node.inputs]
+        parts += [b"\x12" + texts[name] for name in node.outputs]
+        if node.name:
+            parts.append(b"\x1a" + texts[node.name])
+        parts.append(b"\x22" + texts[node.op_type])
+        if node.attributes:
+            parts += self._listed_attributes(5, node.attributes)
+        if node.doc_string:
+            parts.append(b"\x32" + texts[node.doc_string])
+        if node.domain:
+            parts.append(b"\x3a" + texts[node.domain])
+        if node.overload:
+            parts.append(b"\x42" + texts[node.overload])
+        parts += [b"J" + entries[key][text] for key, text in node.metadata.items()]
+        if node.after:
+            parts.append(b"\x4a" + entries[keys.AFTER_KEY][",".join(node.after)])
+        if node.source_line:
+            parts.append(b"\x4a" + entries[keys.SOURCE_LINE_KEY][node.source_line])
+        if node.made_by:
+            parts.append(b"\x4a" + entries[keys.MADE_BY_KEY][node.made_by])
+        if node.extras:
+            parts.append(_with_names(node))
+        return b"".join(parts)
+
+    def _listed_attributes(self, number: int, attributes: Mapping[str, Attribute]) -> list[bytes]:
+        known = self._attributes
+        made: list[bytes] = []
+        for name, attribute in attributes.items():
+            content = known.get((name, id(attribute)))
+            if content is None:
+                proto = AttributeProto()
+                self.attribute(name, attribute, proto)
+                content = proto.SerializeToString(deterministic=True)
+                content = _length(len(content)) + content
+                if attribute.kind not in WEIGHTS_AND_GRAPHS:
+                    known[name, id(attribute)] = content
+            made += (_TAGS[number], content)
+        return made
+
+    def attribute(self, name: str, attribute: Attribute, into: AttributeProto) -> None:
+        """Write an attribute under a name into a protobuf that is empty."""
+        kind, value = attribute.kind, attribute.value
+        if kind is AttributeKind.UNDEFINED:
+            into.MergeFromString(value)
+            into.name = name
+            return
+        if (
+            kind is AttributeKind.STRING
+            and value
+            and not attribute.reference
+            and not _is_text(value)
+        ):
+            into.name, into.type = name, AttributeProto.TENSOR
+            if attribute.doc_string:
+                into.doc_string = attribute.doc_string
+            into.t.name, into.t.data_type = BYTES_NAME, TensorProto.UINT8
+            into.t.dims.append(len(value))
+            into.t.raw_data = value
+            return
+        into.name, into.type = name, int(kind)  # type: ignore[assignment]
+        if attribute.reference:
+            into.ref_attr_name = attribute.reference
+        if attribute.doc_string:
+            into.doc_string = attribute.doc_string
+        if value is None:
+            return
+        where = FIELD_OF[kind]
+        if kind is AttributeKind.GRAPH:
+            into.g.MergeFromString(self.graph(value))
+        elif kind is AttributeKind.GRAPHS:
+            for graph in value:
+                into.graphs.add().MergeFromString(self.graph(graph))
+        elif isinstance(value, Tensor):
+            getattr(into, where).CopyFrom(value.proto)
+        elif isinstance(value, ValueType):
+            into.tp.CopyFrom(value.proto())
+        elif not isinstance(value, tuple):
+            setattr(into, where, value)
+        elif value and isinstance(value[0], Tensor):
+            getattr(into, where).extend(tensor.proto for tensor in value)
+        elif value and isinstance(value[0], ValueType):
+            getattr(into, where).extend(kind.proto() for kind in value)
+        else:
+            getattr(into, where).extend(value)
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _with_names(node: OpNode) -> bytes:
+    """Return device configurations with the names of values in the place of the ports."""
+    proto = NodeProto.FromString(node.extras)
+    for configuration in proto.device_configurations:
+        kept = []
+        for spec in configuration.sharding_spec:
+            side, _, index = spec.tensor_name.partition(" ")
+            names = node.inputs if side == "input" else node.outputs
+            if int(index) < len(names) and names[int(index)]:  # a pass may have taken the port out
+                spec.tensor_name = names[int(index)]
+                kept.append(spec)
+        if len(kept) != len(configuration.sharding_spec):
+            del configuration.sharding_spec[:]
+            configuration.sharding_spec.extend(kept)
+    return proto.SerializeToString(deterministic=True)
+
+
+# --- models -------------------------------------------------------------------------------
+
+
+def encoded(
+    program: Program, functions: Iterable[Function]
+) -> tuple[ModelProto, list[list[bytes]]]:
+    """Return a model without functions, and these functions in pieces of whole fields."""
+    encoder = GraphEncoder()
+    model = ModelProto.FromString(program.extras)
+    model.ir_version = program.ir_version
+    if program.producer_name:
+        model.producer_name = program.producer_name
+    if program.graph is not None:
+        model.graph.MergeFromString(encoder.graph(program.graph))
+    model.graph.name = program.name
+    for entry in program.opset_imports:
+        model.opset_import.add(domain=entry.domain, version=entry.version)
+    for key, value in program.metadata.items():
+        model.metadata_props.add(key=key, value=value)
+    return model, [list(encoder.function(function)) for function in functions]
+
+
+def _opset(entry: Opset) -> bytes:
+    return OperatorSetIdProto(domain=entry.domain, version=entry.version).SerializeToString()
