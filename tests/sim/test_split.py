@@ -235,11 +235,9 @@ def test_a_process_that_dies_ends_the_run(when) -> None:
             net._processes.begin(1, net.now_ns, "next")
         started[1].kill()
         started[1].wait()
+        ended = (lambda: net._processes.end(1)) if when == "while it works" else net.run_until_idle
         with pytest.raises(ProcessFailed, match="process 1 of the simulation has ended"):
-            if when == "while it works":
-                net._processes.end(1)
-            else:
-                net.run(until=S)
+            ended()
         with pytest.raises(ProcessFailed):
             asker.counters()
         assert all(process.poll() is not None for process in started)
