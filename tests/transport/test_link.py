@@ -138,6 +138,27 @@ async def test_hello_then_envelopes_on_both_lanes(nursery):
     assert b.count("inbound.envelopes") == 3
 
 
+async def test_of_a_burst_of_answers_few_carry_an_acknowledgement(nursery, mock_clock):
+    a, b = Side(SMALL), Side(LARGE)
+    connect(a, b, nursery)
+    await quiet()
+    begun, turns = a.count("outbound.bytes"), 50
+    for _ in range(turns):
+        a.table.send(LARGE, b"there", 1)
+        await quiet()
+        b.table.send(SMALL, b"back", 2)
+        await quiet()
+    # A header and five bytes each, and little else.
+    assert a.count("outbound.bytes") - begun < turns * 21 + 200
+    assert len([each for each in b.drain() if isinstance(each, EnvelopeReceived)]) == turns
+    # The delay brings the rest.
+    mock_clock.jump(1.0)
+    await quiet()
+    for side in (a, b):
+        (info,) = side.table.infos()
+        assert (info.queued_envelopes, info.unacknowledged_bytes) == (0, 0)
+
+
 async def test_small_envelopes_pass_large_ones(nursery):
     a, b = Side(SMALL), Side(LARGE, TransportLimits(inbox_envelopes_per_peer=10_000))
     connect(a, b, nursery)

@@ -644,3 +644,18 @@ async def test_what_came_behind_the_negotiation_is_read_first(peer):
     assert await stream.read(90_000) == got[-90_000:]
     assert peer.muxer.held_bytes == 0
     assert sum(length for _, _, _, length in peer.frames()) <= 100_000
+
+
+async def test_a_writer_that_never_waits_gives_others_their_turn(peer, nursery):
+    stream, turns = await stream_of(peer), 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    nursery.start_soon(other)
+    for _ in range(320):
+        await stream.write(b"x")
+    assert turns >= 10
