@@ -132,7 +132,7 @@ def test_a_bent_message_is_never_taken(step, how, at, more):
 
 
 def shake_hands(bend: Callable[[int, bytes], bytes]) -> None:
-    """Shake hands, with each message as `bend` returns it; one that it leaves alone is no attack."""
+    """Shake hands, with each message as `bend` returns it; it has to change one."""
     writer, reader = sides()
     changed = False
     for number in range(3):
