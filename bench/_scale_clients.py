@@ -7,6 +7,7 @@ standard input ends.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -81,6 +82,7 @@ class Clients:
 
 def main(argv: Sequence[str]) -> None:
     """Run the clients: artifact, address of the server, how many."""
+    logging.basicConfig(level=logging.ERROR)
     raise_file_limit()
     artifact, server, count = argv
     trio.run(Clients(Path(artifact), Multiaddr(server), int(count)).run)

@@ -33,7 +33,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components": ("bbnode.ir", "bbnode.access.secrets"),
     "engine": ("bbnode.ir", "bbnode.ops", "bbnode.components"),
     "transport": ("bbnode.ir", "bbnode.access", "bbnode.engine"),
-    "sim": ("bbnode.ir", "bbnode.access", "bbnode.engine", "bbnode.transport.memory"),
+    # The registry: which modules define the component types of a program, for other processes.
+    "sim": (
+        *("bbnode.ir", "bbnode.access", "bbnode.engine", "bbnode.components.registry"),
+        "bbnode.transport.memory",
+    ),
     "daemon": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS - {"api"})),
     "api": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS - {"cli"})),
     "cli": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS)),
