@@ -17,7 +17,7 @@ Metrics (ratios unless the name says otherwise):
     recall_sharded_vs_single: recall of 8 shards, each an `HnswIndex` of an eighth of the items,
         whose answers are merged as a program merges them, over that of one.
     s_hnsw_build: seconds in which `HnswIndex` takes the items, with all cores.
-    shards_8_overhead_ms, …: `_retrieval_daemons`.
+    shards_8_overhead_ms, shards_8_overhead_ideal_ms, …: `_retrieval_daemons` says what they are.
 
 With `--svg FILE` it measures recall against queries per second, by the method of ann-benchmarks
 (Aumüller, Bernhardsson and Faithfull, 2020, doi:10.1016/j.is.2019.02.006), of all indexes, on these

@@ -87,9 +87,10 @@ def offload(
     `reads_only`: it changes nothing that `serialize` returns, here or in what it depends on. Then
     a node need not save the component's state each time before it hands the method out.
 
-    `unless(component, *inputs)`: True for a call that takes less than handing it out does (about a
-    tenth of a millisecond); it is then made where other methods are. It has to be a function of the
-    inputs and of the component's settings, so that a recorded run can be replayed.
+    `unless(component, *inputs)`: True for a call that takes less than handing it out does (some
+    tenths of a millisecond); it is then made where other methods are. It has to be a function of
+    the inputs, and of the component's settings and saved state, so that a recorded run can be
+    replayed.
     """
 
     def mark(marked: Method) -> Method:

@@ -313,7 +313,7 @@ class PeerTable(LinkOwner):
     def check_unread(self) -> None:
         """Check the unread bytes of each connection, and their sum."""
         links = [link for session in self._sessions.values() for link in session.links]
-        if not any([link.carrier.unread_bytes() for link in links]):
+        if not any(link.carrier.unread_bytes() for link in links):
             return  # which a thousand idle peers make us ask every second
         unread = {link: link.check_flood() for link in links if not link.is_aborted()}
         total = sum(unread.values())
@@ -543,7 +543,7 @@ class PeerTable(LinkOwner):
 
     def _room_made(self, _peer: PeerId) -> None:
         """Accept held messages, of all peers, since some room is shared."""
-        for peer in list(self._held):
+        for peer in list(self._held) if self._held else ():
             session = self._sessions.get(peer)
             if session is not None and session.receiver is not None and session.feeder is not None:
                 if session.receiver.pump():

@@ -47,6 +47,30 @@ def test_a_search_only_reads_and_all_ops_run_in_threads() -> None:
         assert is_offloaded(method)
 
 
+def test_one_query_among_few_items_in_memory_needs_no_thread(tmp_path: Path) -> None:
+    one, batch = np.zeros(2, np.float32), np.zeros((2, 2), np.float32)
+    made = index()
+    made.add(CTX, np.zeros((4096, 2), np.float32))
+    assert not is_offloaded(made.search, (one, None))
+    assert not is_offloaded(made.search, (one, Metadata()))
+    assert is_offloaded(made.search, (batch, None))
+    assert is_offloaded(made.search, (one, Metadata(year=2000)))
+    made.add(CTX, one)
+    assert is_offloaded(made.search, (one, None))
+    wide = index()
+    wide.add(CTX, np.zeros((65, 1 << 15), np.float32))
+    assert is_offloaded(wide.search, (np.zeros(1 << 15, np.float32), None))
+    for settings in (
+        {"visible": {"year": 2000}},
+        {"visible_to": {"*": {}}},
+        {"path": str(tmp_path / "items")},
+    ):
+        other = index(**settings)
+        other.add(CTX, one)
+        assert is_offloaded(other.search, (one, None))
+        other.on_stop()
+
+
 def test_a_snapshot_holds_the_items_and_no_other_bytes_are_taken() -> None:
     made = index(metric="cosine")
     made.add(CTX, np.float32([[1, 2], [3, 4]]), None, np.int64([7, 8]))
