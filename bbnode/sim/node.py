@@ -283,6 +283,11 @@ class Wire:
         """Return when an envelope that is sent now arrives: never, once, or twice."""
         # A fault that a link does not have costs no draw: links without faults are the rule.
         link = self.link
+        if link.is_plain:
+            at_ns = now_ns + link.latency_ns
+            if at_ns > self._last_ns:
+                self._last_ns = at_ns
+            return [self._last_ns]
         if link.loss and self._happens(link.loss):
             return []
         if link.duplication and self._happens(link.duplication):
