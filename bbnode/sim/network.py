@@ -126,7 +126,7 @@ class Network:
         program = model if isinstance(model, ProgramPlan) else self._plan(model, tuple(targets))
 
         def install_life(node: SimNode, incarnation: int) -> Node:
-            made = install(
+            return install(
                 program,
                 peer_id=node.peer_id,
                 addresses=(node.address,),
@@ -137,8 +137,6 @@ class Network:
                 own_artifact=True,  # the caller's own program
                 secrets=SimSecrets(node.name, self.seed, incarnation, signs=self._keys),
             )
-            made.set_wake(node.wake)
-            return made
 
         return self._add(name, program, install_life, clock or Clock(), task_ns)
 
