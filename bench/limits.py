@@ -44,7 +44,6 @@ from bbnode.ir.address import peer_of_address
 from bbnode.transport.base import ConnectionOpened, EnvelopeReceived, ProtocolStream
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.transport import Libp2pTransport
-from bbnode.transport.libp2p.workarounds import quiet_logging
 
 BULK_BYTES = _daemon_metrics.BULK_BYTES
 SMALL = network.SMALL
@@ -228,7 +227,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help="best of N runs")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    quiet_logging()
     if options.serve:
         trio.run(serve)
         return

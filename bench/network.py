@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import secrets
 import statistics
 import sys
@@ -59,7 +60,6 @@ from bbnode.ir.address import peer_of_address
 from bbnode.transport.base import ConnectionOpened, EnvelopeReceived
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.transport import Libp2pTransport
-from bbnode.transport.libp2p.workarounds import quiet_logging
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
 BULK_BYTES = _daemon_metrics.BULK_BYTES
@@ -324,7 +324,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help="best of N runs")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    quiet_logging()
+    logging.getLogger("libp2p").addHandler(logging.NullHandler())
     if options.serve:
         trio.run(serve)
         return

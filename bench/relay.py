@@ -29,7 +29,6 @@ from bbnode.ir.address import peer_of_address
 from bbnode.transport.base import ConnectionOpened, EnvelopeReceived
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.transport import Libp2pTransport
-from bbnode.transport.libp2p.workarounds import quiet_logging
 from bbnode.transport.limits import RelaySettings
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
@@ -162,7 +161,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--relay", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=Multiaddr, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    quiet_logging()
     if options.relay:
         trio.run(relay)
         return

@@ -68,7 +68,8 @@ debian_python() {
 }
 
 # Can a C extension that uses GMP be compiled and linked for Python $1? This is the very
-# thing that pip does for fastecdsa (a dependency of libp2p without a Linux wheel).
+# thing that pip does for fastecdsa (a dependency of py-libp2p, which tests need, without a Linux
+# wheel).
 can_compile() {
     local include out rc=0
     include="$("$1" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')"
@@ -100,7 +101,7 @@ ensure_compiler() {
         packages="$packages $(debian_python "$python")-dev"
     fi
     # shellcheck disable=SC2086 # a list of words
-    need_packages "libp2p needs gcc, the Python headers and GMP's headers" $packages
+    need_packages "the tests' py-libp2p needs gcc, the Python headers and GMP's headers" $packages
     can_compile "$python" ||
         die "a C program with Python.h and gmp.h still cannot be compiled for $python;" \
             "try: echo '#include <gmp.h>' | gcc -x c -fsyntax-only -"
@@ -179,7 +180,7 @@ setup() {
             die "the python3 of this system is not 3.11, 3.12 or 3.13: name one in BBNODE_PYTHON"
     fi
     [ -x "$BBNODE_VENV/bin/python" ] && python="$BBNODE_VENV/bin/python"
-    if ! "$python" -c 'import fastecdsa' >/dev/null 2>&1; then
+    if [ "$extra" != demo ] && ! "$python" -c 'import fastecdsa' >/dev/null 2>&1; then
         ensure_compiler "$python"
     fi
     ensure_venv "$python"

@@ -11,7 +11,7 @@ fills may come in any order, together with unknown fields, up to a few KiB.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -308,23 +308,87 @@ def correlation_of(data: Buffer) -> WireCorrelation:
         return WireCorrelation()
 
 
-def decode_envelope(data: Buffer, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> WireEnvelope:
+class Layout:
+    """The bytes of an envelope that the next ones of its sender have as well.
+
+    These are all but a small payload, correlation and deadline: before the payload, between it and
+    the correlation, and after the deadline.
+    """
+
+    __slots__ = ("_after", "_before", "_between", "_made", "_payload_at", "_payload_end", "misses")
+
+    def __init__(
+        self, data: bytes, made: WireEnvelope, payload_at: int, payload_end: int, rest: int, at: int
+    ) -> None:
+        self._before, self._between = data[:payload_at], data[payload_end : rest + 1]
+        self._after = data[at:]
+        self._payload_at, self._payload_end = payload_at, payload_end
+        self._made = made
+        self.misses = 0
+
+    def decode(self, data: bytes) -> WireEnvelope | None:
+        """Return what `decode_envelope` would; None if that has to look at it."""
+        at = self._payload_end
+        if not (
+            data.startswith(self._before)
+            and data.startswith(self._between, at)
+            and data.endswith(self._after)
+        ):
+            return None
+        at += len(self._between)
+        end = at + 1 + data[at]
+        rest = len(data) - len(self._after)
+        deadline = 0
+        try:
+            if end != rest:
+                if end > rest or data[at] >= 0x80 or data[end] != _TAG_DEADLINE:
+                    return None
+                deadline, end = _varint_at(data, end + 1)
+                if end != rest:
+                    return None
+                end = at + 1 + data[at]
+            said = _parse_correlation(data[at + 1 : end])
+            kind = _KINDS[said.kind]
+        except (IndexError, KeyError, DecodeError, ProtobufDecodeError):
+            return None
+        last = self._made
+        fill = last.fills[0]
+        payload = data[self._payload_at : self._payload_end]
+        made: WireEnvelope = _make_envelope(
+            last.dest_peer_addresses,
+            (make_fill(fill.dest_suffix, payload, (), fill.trigger_only, fill.type_hash),),
+            _make_correlation(kind, said.wire_req_id, said.chain),
+            deadline,
+            (),
+            last.src_peer_bytes,
+            SCHEMA_VERSION,
+            last.src_peer_addresses,
+        )
+        return made
+
+
+def decode_envelope(
+    data: Buffer, *, max_bytes: int = MAX_ENVELOPE_BYTES, learn: Callable[..., object] | None = None
+) -> WireEnvelope:
     """Return the envelope in `data`; large payloads are memoryviews of it.
+
+    `learn` is called with the arguments of its Layout, if it has one.
 
     Raises DecodeError for malformed protobuf, another schema version, or anything over a cap.
     """
     if len(data) > max_bytes:
         raise DecodeError(f"an envelope of {len(data)} bytes; at most {max_bytes} are taken")
     try:
-        return _decode(data)
+        return _decode(data, learn)
     except DecodeError:
         raise
     except Exception as error:
         raise refused(f"an envelope of {len(data)} bytes", error) from error
 
 
-def _decode(data: Buffer) -> WireEnvelope:
+def _decode(data: Buffer, learn: Callable[..., object] | None) -> WireEnvelope:
     size = len(data)
+    payload_at = payload_end = 0
     fills: list[SlotFill] = []
     at = 0
     # Lengths of one byte, as most are, are read in place: this runs for every envelope.
@@ -357,11 +421,12 @@ def _decode(data: Buffer) -> WireEnvelope:
             length, at = data[at + 1], at + 2
             if length >= 0x80:
                 length, at = _varint_at(data, at - 1)
+            payload_at, payload_end = at, at + length
             if length <= SMALL_BYTES:
-                payload = bytes(data[at : at + length])
+                payload = bytes(data[at:payload_end])
             else:
-                payload = memoryview(data)[at : at + length]
-            at += length
+                payload = memoryview(data)[at:payload_end]
+            at = payload_end
         if at > end:
             raise DecodeError("a fill of an envelope that is cut short")
         if end - at <= _MAX_FLAG_BYTES:
@@ -400,6 +465,14 @@ def _decode(data: Buffer) -> WireEnvelope:
                 SCHEMA_VERSION,
                 claimed,
             )
+            if (
+                learn is not None
+                and len(fills) == 1
+                and payload_at
+                and not again
+                and correlation is not _NO_CORRELATION
+            ):
+                learn(data, made, payload_at, payload_end, rest, at)
             return made
     except (IndexError, KeyError, DecodeError, ProtobufDecodeError):
         pass  # it is not as usual: the parser says what is wrong, if anything is

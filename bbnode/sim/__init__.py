@@ -17,7 +17,10 @@ from bbnode.sim.errors import (
     InvariantBroken,
     NameTaken,
     NodeIsDown,
+    NodeIsElsewhere,
     NotReached,
+    NotSplit,
+    ProcessFailed,
     ScenarioFailed,
     SimError,
     TimeStandsStill,
@@ -28,6 +31,7 @@ from bbnode.sim.models import MS, Clock, LinkModel, S
 from bbnode.sim.network import Network
 from bbnode.sim.node import SimNode
 from bbnode.sim.scenario import check
+from bbnode.sim.split import SplitNetwork
 from bbnode.sim.trace import Trace
 
 __all__ = [
@@ -37,6 +41,7 @@ __all__ = [
     "LinkModel",
     "Network",
     "SimNode",
+    "SplitNetwork",
     "Trace",
     "steps",
     "Faults",
@@ -51,7 +56,10 @@ __all__ = [
     "InvariantBroken",
     "NameTaken",
     "NodeIsDown",
+    "NodeIsElsewhere",
     "NotReached",
+    "NotSplit",
+    "ProcessFailed",
     "ScenarioFailed",
     "TimeStandsStill",
     "UnknownSimNode",

@@ -1,167 +1,205 @@
-"""The schedule of a simulation: a queue of events that are due now, and a heap of later ones.
+"""The schedule of a simulation: what happens next.
 
-Rule: events at the same time happen in the order in which they were planned. An event is plain
-data; whether it still matters (its node may have crashed, its connection may be gone) is checked
-when it is due.
+Rule: the order follows from what happens, not from who computes it, so that it is the same in one
+process and in several. At one time the author's calls come first, in the order in which they were
+planned; then the nodes, in the order in which they were added: each gets what arrives (by sender,
+and in the order of sending), then the ends of its tasks, and is polled. What is sent without
+latency arrives in the next round of the same time.
+
+Events are tuples: a simulation makes several for each envelope. Whether one still matters (its node
+may have crashed, its connection may be gone) is checked when it is due.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from bbnode.engine import steps
 from bbnode.sim.node import SimNode, Wire
 
-# Events are named tuples: a simulation makes several for each envelope, and a frozen dataclass
-# takes three times as long to make.
+# What happens to one node within a round, in this order.
+ARRIVAL: Final = 0
+TASK_DONE: Final = 1
+POLL: Final = 2
 
+# A key is round, number of the node, rank.
+_RANK_BITS: Final = 2
+ROUND_BITS: Final = 34
+_RANKS: Final = (1 << _RANK_BITS) - 1
+_NODE: Final = (1 << ROUND_BITS) - 1 - _RANKS
+NO_KEY: Final = -1  # of no event: the author calls, or nothing happens
+LAST_KEY: Final = 1 << 128  # beyond all keys
 
-class Wakeup(NamedTuple):
-    """A node asked to be polled."""
+# (time, key, two numbers that make it unique, what of it)
+Entry: TypeAlias = tuple[int, int, int, int, Any]
 
-    node: SimNode
-    life: int
+# An envelope under way: wire, session, its bytes, and their checksum.
+Flight: TypeAlias = tuple[Wire, int, bytes, str]
 
-
-class Arrival(NamedTuple):
-    """An envelope reaches the end of a wire; `checksum` is that of its bytes."""
-
-    wire: Wire
-    session: int
-    data: bytes
-    checksum: str
-
-
-class TaskDone(NamedTuple):
-    """Offloaded work of a node ends."""
-
-    node: SimNode
-    life: int
-    task: steps.RunTask
-
-
-class Call(NamedTuple):
-    """A call that the simulation's author scheduled."""
-
-    action: Callable[[], object]
-
-
-Event: TypeAlias = Wakeup | Arrival | TaskDone | Call
-
-
-# Below this many wakeups a sweep saves nothing worth its time.
+# Below this many polls a sweep saves nothing worth its time.
 _SWEEP_FROM = 64
 
 
 class Agenda:
     """Events by time.
 
-    A node that moves its next poll leaves a stale wakeup behind. Stale wakeups do not count as
-    events, so the network may be idle with them, and they are removed when they are the majority.
+    A node that moves its next poll leaves a stale poll behind. Stale polls do not count as events,
+    so the network may be idle with them, and they are removed when they are the majority.
     """
 
     def __init__(self) -> None:
+        self.key = NO_KEY  # of the event that happens now
         self._now_ns = 0
-        # Planned for now, when it was now already: all of the heap that is due comes before.
-        self._due: deque[Event] = deque()
-        self._heap: list[tuple[int, int, Event]] = []
+        # The node of that event, if it is to be polled next, and the key of that poll: so that what
+        # comes to a node and is polled at once needs no place in the heap.
+        self._visited: SimNode | None = None
+        self._visit_key = NO_KEY
+        self._heap: list[Entry] = []
+        self._calls: list[tuple[int, int, Callable[[], object]]] = []
         self._order = 0
-        self._wakeups = 0
+        self._polls = 0
         self._sweep_at = _SWEEP_FROM
 
     def __len__(self) -> int:
-        return len(self._due) + len(self._heap)
+        return len(self._heap) + len(self._calls) + (self._visited is not None)
 
-    def plan(self, when_ns: int, event: Event) -> None:
-        """Schedule an event; one in the past happens now."""
-        if when_ns <= self._now_ns:
-            self._due.append(event)
-            return
+    # -- planning ----------------------------------------------------------------------------
+
+    def call(self, when_ns: int, action: Callable[[], object]) -> None:
+        """Plan a call of the author."""
         self._order += 1
-        heapq.heappush(self._heap, (when_ns, self._order, event))
-        if type(event) is Wakeup:
-            event.node.planned_ns = when_ns
-            self._wakeups += 1
-            if self._wakeups > self._sweep_at:
-                self._sweep()
+        heapq.heappush(self._calls, (when_ns, self._order, action))
+
+    def arrive(self, when_ns: int, flight: Flight) -> None:
+        """Plan the arrival of an envelope that is sent now."""
+        heapq.heappush(self._heap, self.arrival(when_ns, flight))
+
+    def arrival(self, when_ns: int, flight: Flight) -> Entry:
+        """Return the entry of an arrival, which belongs to whoever runs its target."""
+        wire = flight[0]
+        wire.count += 1
+        key = wire.target.index << _RANK_BITS
+        if when_ns == self._now_ns:
+            key |= ((self.key >> ROUND_BITS) + 1) << ROUND_BITS
+        return when_ns, key, wire.source.index, wire.count, flight
+
+    def enter(self, arrival: Entry) -> None:
+        """Enter an arrival that was planned elsewhere."""
+        heapq.heappush(self._heap, arrival)
+
+    def end_task(self, when_ns: int, node: SimNode, task: steps.RunTask) -> None:
+        """Plan the end of work that a node has offloaded."""
+        self._order += 1
+        key = node.index << _RANK_BITS | TASK_DONE
+        if when_ns == self._now_ns:  # only a poll of the node plans it
+            key = self.key & ~_RANKS | TASK_DONE
+        heapq.heappush(self._heap, (when_ns, key, self._order, 0, (node, node.life, task)))
 
     def wake(self, node: SimNode, when_ns: int) -> None:
         """Have a node polled at a time, unless it is polled before."""
         if node.wake_ns is not None and when_ns >= node.wake_ns:
             return
         node.wake_ns = when_ns
+        here = node.index << _RANK_BITS
+        if when_ns == self._now_ns and here == self.key & _NODE:
+            here = self.key & ~_RANKS
+            if self._visited is None:
+                self._visited, self._visit_key = node, here | POLL
+                return
         # The usual case: something came to a node whose timer is where it was before.
         if when_ns != node.planned_ns:
-            self.plan(when_ns, Wakeup(node, node.life))
+            self._order += 1
+            heapq.heappush(self._heap, (when_ns, here | POLL, self._order, node.life, node))
+            node.planned_ns = when_ns
+            self._polls += 1
+            if self._polls > self._sweep_at:
+                self._sweep()
 
-    def next_ns(self) -> int | None:
-        """Return when the next event happens, or None."""
-        due = self._due
-        while due and _is_stale(self._now_ns, due[0]):
-            due.popleft()
-        if due:
-            return self._now_ns
+    # -- happening ---------------------------------------------------------------------------
+
+    def is_empty(self) -> bool:
+        """Return True if nothing is left to happen."""
+        return not self._calls and self.next() is None
+
+    def rest(self) -> None:
+        """End the event that happens: what is planned now is planned by the author."""
+        self.key = NO_KEY
+
+    def next_call_ns(self) -> int | None:
+        """Return when the author's next call is due, or None."""
+        return self._calls[0][0] if self._calls else None
+
+    def take_call(self) -> Callable[[], object]:
+        """Remove and return the author's next call."""
+        self.key = NO_KEY
+        return heapq.heappop(self._calls)[2]
+
+    def next(self) -> tuple[int, int] | None:
+        """Return time and key of the next event of a node, or None."""
         heap = self._heap
-        while heap:
-            when_ns, _, event = heap[0]
-            if not _is_stale(when_ns, event):
-                return when_ns
-            self._pop()
-        return None
+        while heap and heap[0][1] & _RANKS == POLL and _is_stale(heap[0]):
+            self._forget(heapq.heappop(heap))
+        visited = self._visited
+        if visited is not None and visited.wake_ns != self._now_ns:
+            visited = self._visited = None
+        if visited is None:
+            return heap[0][:2] if heap else None
+        mine = self._now_ns, self._visit_key
+        return min(mine, heap[0][:2]) if heap else mine
 
-    def take(self, until_ns: int) -> tuple[int, Event] | None:
-        """Remove and return the next event up to `until_ns` with its time, or None.
+    def take(self, until_ns: int, last_key: int = LAST_KEY) -> tuple[int, int, Any] | None:
+        """Remove the next event of a node up to a time (then, up to a key); make it the present.
 
-        That time becomes the present.
+        Returns its time, its rank, and what was planned; or None.
         """
-        due, heap = self._due, self._heap
+        heap = self._heap
         while True:
-            if due and not (heap and heap[0][0] <= self._now_ns):
-                when_ns, event = self._now_ns, due[0]
-                if when_ns > until_ns:
+            visited = self._visited
+            if visited is not None and not (heap and heap[0][:2] < (self._now_ns, self._visit_key)):
+                if self._now_ns > until_ns:
                     return None
-                due.popleft()
-            elif heap:
-                when_ns, _, event = heap[0]
-                if when_ns > until_ns and not _is_stale(when_ns, event):
-                    return None
-                self._pop()
-            else:
+                self._visited = None
+                if visited.wake_ns != self._now_ns:
+                    continue
+                self.key = self._visit_key
+                return self._now_ns, POLL, visited
+            if not heap:
                 return None
-            if not _is_stale(when_ns, event):
-                self._now_ns = when_ns
-                return when_ns, event
+            when_ns, key, _, _, what = entry = heap[0]
+            if when_ns > until_ns or (when_ns == until_ns and key > last_key):
+                return None
+            heapq.heappop(heap)
+            rank = key & _RANKS
+            if rank == POLL:
+                stale = _is_stale(entry)
+                self._forget(entry)
+                if stale:
+                    continue
+            self._now_ns, self.key = when_ns, key
+            return when_ns, rank, what
 
-    def _pop(self) -> None:
-        when_ns, _, event = heapq.heappop(self._heap)
-        if type(event) is Wakeup:
-            self._wakeups -= 1
-            _forget(when_ns, event)
+    def _forget(self, entry: Entry) -> None:
+        """Take note that a poll is in the heap no more."""
+        self._polls -= 1
+        when_ns, _, _, life, node = entry
+        if life == node.life and node.planned_ns == when_ns:
+            node.planned_ns = None
 
     def _sweep(self) -> None:
         kept = []
         for entry in self._heap:
-            when_ns, _, event = entry
-            if not _is_stale(when_ns, event):
-                kept.append(entry)
+            if entry[1] & _RANKS == POLL and _is_stale(entry):
+                self._forget(entry)
             else:
-                _forget(when_ns, event)
+                kept.append(entry)
         self._heap[:] = kept
         heapq.heapify(self._heap)
-        self._wakeups = sum(type(event) is Wakeup for _, _, event in self._heap)
-        self._sweep_at = max(_SWEEP_FROM, 2 * self._wakeups)
+        self._sweep_at = max(_SWEEP_FROM, 2 * self._polls)
 
 
-def _is_stale(when_ns: int, event: Event) -> bool:
-    """Return True for a wakeup that its node has replaced."""
-    if type(event) is not Wakeup:
-        return False
-    return event.life != event.node.life or event.node.wake_ns != when_ns
-
-
-def _forget(when_ns: int, event: Event) -> None:
-    if type(event) is Wakeup and event.life == event.node.life and event.node.planned_ns == when_ns:
-        event.node.planned_ns = None
+def _is_stale(poll: Entry) -> bool:
+    """Return True for a poll that its node has replaced."""
+    when_ns, _, _, life, node = poll
+    return life != node.life or bool(node.wake_ns != when_ns)

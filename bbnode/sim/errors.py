@@ -29,6 +29,18 @@ class NodeIsDown(SimError):
     """A crashed node was asked for something; restart it first."""
 
 
+class NodeIsElsewhere(SimError):
+    """A node of a SplitNetwork was asked for what can't leave the process that runs it."""
+
+
+class NotSplit(SimError):
+    """Something can't be simulated in several processes."""
+
+
+class ProcessFailed(SimError):
+    """A process of a SplitNetwork has died, or failed; the network can't go on."""
+
+
 class NotReached(SimError):
     """A run ended before its condition came true: time is over, or nothing is left to happen."""
 

@@ -38,7 +38,7 @@ def check_waits(network: Network) -> None:
         if not node.is_up:
             continue
         local_ns = node.clock.local_ns(network.now_ns)
-        waiting = node.node.waiting()
+        waiting = node.waiting()
         for entry in waiting:
             # A thread cannot be taken back: its op has failed, its component is still held.
             abandoned = entry.why.endswith("(given up)")
@@ -49,7 +49,7 @@ def check_waits(network: Network) -> None:
                 f"which shows {local_ns} ns",
             )
         busy = {entry.execution for entry in waiting}
-        for info in node.node.executions():
+        for info in node.executions():
             require(
                 info.execution in busy,
                 f"{_at(network, node)}: execution {info.execution} of {info.target} "
@@ -62,7 +62,7 @@ def check_at_rest(network: Network) -> None:
     for node in network.nodes:
         if not node.is_up:
             continue
-        counters = node.node.counters()
+        counters = node.counters()
         left = {name: counters[name] for name in AT_REST if counters.get(name)}
         require(not left, f"{_at(network, node)}: nothing is to be done, and there is {left}")
 
@@ -80,7 +80,7 @@ def check_failures(network: Network, allowed: Collection[str]) -> None:
 
 def table_sizes(network: Network) -> Mapping[str, int]:
     """Return the largest size of each table over all nodes that run."""
-    counters = [node.node.counters() for node in network.nodes if node.is_up]
+    counters = [node.counters() for node in network.nodes if node.is_up]
     return {name: max((c.get(name, 0) for c in counters), default=0) for name in TABLES}
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from multiaddr import Multiaddr
 from onnx import ModelProto
@@ -23,11 +23,11 @@ from bbnode.engine import Limits, Node, ProgramPlan, install, plan_program, step
 from bbnode.engine.rng import mix64
 from bbnode.ir.ids import fnv1a_64
 from bbnode.ir.peer import PeerId
-from bbnode.sim.agenda import Agenda, Arrival, Call, TaskDone, Wakeup
+from bbnode.sim.agenda import ARRIVAL, POLL, Agenda, Flight
 from bbnode.sim.errors import NameTaken, NotReached, TimeStandsStill, UnknownSimNode
 from bbnode.sim.models import Clock, LinkModel, S
-from bbnode.sim.node import KEPT_STEPS, SimNode, Wire
-from bbnode.sim.secrets import key_of, secrets_of
+from bbnode.sim.node import KEPT_STEPS, Install, SimNode, Wire
+from bbnode.sim.secrets import SimSecrets, key_of
 from bbnode.sim.trace import Trace, checksum, describe
 
 # The default limit of a run: longer than any deadline that is not a mistake.
@@ -46,6 +46,8 @@ class Network:
     the calling thread; with a component that completes ops from threads of its own, runs can't be
     repeated.
     """
+
+    node_class: ClassVar[type[SimNode]] = SimNode
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class Network:
         self._keys = keys
         self._dials = dials
         self._agenda = Agenda()
+        self._fly = self._agenda.arrive
         self._by_peer: dict[PeerId, SimNode] = {}
         self._programs: dict[tuple[int, tuple[str, ...]], tuple[ModelProto, ProgramPlan]] = {}
         self._counts: Counter[str] = Counter()
@@ -119,41 +122,60 @@ class Network:
             NameTaken: there is a node of that name.
             BbnodeError: whatever `install` raises.
         """
-        if name in self._nodes:
-            raise NameTaken(f"a node {name!r} is there already; give each node its own name")
+        self._check_name(name)
         program = model if isinstance(model, ProgramPlan) else self._plan(model, tuple(targets))
-        peer_id = key_of(name).peer_id if self._keys else self.peer_id(name)
-        address = Multiaddr(f"/memory/{len(self._nodes) + 1}/p2p/{peer_id}")
 
-        def bring_up(incarnation: int) -> Node:
-            return install(
+        def install_life(node: SimNode, incarnation: int) -> Node:
+            made = install(
                 program,
-                peer_id=peer_id,
-                addresses=(address,),
+                peer_id=node.peer_id,
+                addresses=(node.address,),
                 config=config,
                 limits=limits,
-                seed=mix64((self.seed & _WORD) ^ fnv1a_64(name.encode())),
+                seed=mix64((self.seed & _WORD) ^ fnv1a_64(node.name.encode())),
                 incarnation=incarnation,
                 own_artifact=True,  # the caller's own program
-                secrets=secrets_of(name, self.seed, incarnation, signs=self._keys),
+                secrets=SimSecrets(node.name, self.seed, incarnation, signs=self._keys),
             )
+            made.set_wake(node.wake)
+            return made
 
-        made = SimNode(
+        return self._add(name, program, install_life, clock or Clock(), task_ns)
+
+    def _check_name(self, name: str) -> None:
+        if name in self._nodes:
+            raise NameTaken(f"a node {name!r} is there already; give each node its own name")
+
+    def _added(self, node: SimNode) -> None:
+        """Do what is to be done with a new node before it is connected."""
+
+    def _add(
+        self,
+        name: str,
+        program: ProgramPlan,
+        install_life: Install | None,
+        clock: Clock,
+        task_ns: int,
+    ) -> SimNode:
+        peer_id = key_of(name).peer_id if self._keys else self.peer_id(name)
+        made = self.node_class(
             name,
-            address=address,
+            len(self._nodes),
+            address=Multiaddr(f"/memory/{len(self._nodes) + 1}/p2p/{peer_id}"),
             peer_id=peer_id,
-            clock=clock or Clock(),
+            program=program,
+            clock=clock,
             task_ns=task_ns,
             kept_steps=self._kept_steps,
-            now_ns=lambda: self.now_ns,
-            bring_up=bring_up,
+            network=self,
+            install=install_life,
         )
-        others = list(self._nodes.values())
+        others = list(self._nodes.values()) if self._mesh else ()
         self._nodes[name] = self._by_peer[peer_id] = made
-        self._start(made)
-        if self._mesh:
-            for other in others:
-                self.connect(other, made)
+        self._added(made)
+        self.wake(made)
+        for other in others:
+            self.connect(other, made)
         return made
 
     def crash(self, node: SimNode | str) -> None:
@@ -176,8 +198,8 @@ class Network:
         if risen.is_up:
             return
         risen.come_up()
-        self.trace.note(self.now_ns, risen.name, f"restart {risen.node.incarnation}")
-        self._start(risen)
+        self.trace.note(self.now_ns, risen.name, f"restart {risen.incarnation}")
+        self.wake(risen)
         for wire in risen.wires.values():
             self.establish(wire)
 
@@ -282,8 +304,11 @@ class Network:
         for each in self.pair(a, b):
             each.up = True
             each.session += 1
-        a.node.peer_connected(b.peer_id, b.classes, (b.address,), b.node.crossings)
-        b.node.peer_connected(a.peer_id, a.classes, (a.address,), a.node.crossings)
+        for one, other in ((a, b), (b, a)):
+            if one.here is not None:
+                one.here.peer_connected(
+                    other.peer_id, other.classes, (other.address,), other.crossings
+                )
 
     def sever(self, wire: Wire, reason: str) -> None:
         """End a connection; both sides are told, and what is under way is lost."""
@@ -293,8 +318,9 @@ class Network:
         self.trace.note(self.now_ns, a.name, f"disconnect {b.name}")
         for each in self.pair(a, b):
             each.up = False
-        a.node.peer_disconnected(b.peer_id, reason)
-        b.node.peer_disconnected(a.peer_id, reason)
+        for one, other in ((a, b), (b, a)):
+            if one.here is not None:
+                one.here.peer_disconnected(other.peer_id, reason)
 
     def _across(
         self, groups: Iterable[Iterable[SimNode | str]]
@@ -310,12 +336,13 @@ class Network:
 
     def at(self, when_ns: int, action: Callable[[], object]) -> None:
         """Call `action` at a time of the network, for instance a fault; the past is now."""
-        self._agenda.plan(max(when_ns, self.now_ns), Call(action))
+        self._agenda.call(max(when_ns, self.now_ns), action)
 
     def run(self, until: int) -> None:
         """Run all events up to and at the time `until`, in nanoseconds."""
         while self._step(until):
             pass
+        self._agenda.rest()
         self.now_ns = max(self.now_ns, until)
 
     def run_until(
@@ -329,9 +356,10 @@ class Network:
         end_ns = self.now_ns + limit_ns
         while not condition():
             if not self._step(end_ns):
-                idle = self._agenda.next_ns() is None
+                idle = self._agenda.is_empty()
                 why = "nothing is left to happen" if idle else f"{limit_ns} ns are over"
                 raise NotReached(f"{why}, and the condition does not hold. {self._state()}")
+        self._agenda.rest()
 
     def run_until_idle(self, *, limit_ns: int = DEFAULT_LIMIT_NS) -> None:
         """Run until nothing is left to happen.
@@ -342,7 +370,8 @@ class Network:
         end_ns = self.now_ns + limit_ns
         while self._step(end_ns):
             pass
-        if self._agenda.next_ns() is not None:
+        self._agenda.rest()
+        if not self._agenda.is_empty():
             raise NotReached(
                 f"after {limit_ns} ns the network is not idle; use run(until=…) for a program "
                 f"that never rests. {self._state()}"
@@ -356,10 +385,34 @@ class Network:
 
     def _step(self, until_ns: int) -> bool:
         """Run the next event; return False when there is none up to `until_ns`."""
-        taken = self._agenda.take(until_ns)
+        agenda = self._agenda
+        call_ns = agenda.next_call_ns()
+        if call_ns is not None and call_ns <= until_ns:
+            following = agenda.next()
+            if following is None or call_ns <= following[0]:
+                self._at(call_ns)
+                agenda.take_call()()
+                return True
+        taken = agenda.take(until_ns)
         if taken is None:
             return False
-        when_ns, event = taken
+        self._happen(*taken)
+        return True
+
+    def _happen(self, when_ns: int, rank: int, what: Any) -> None:
+        """Run an event of a node."""
+        self._at(when_ns)
+        if rank == POLL:
+            self._poll(what)
+        elif rank == ARRIVAL:
+            self._arrive(what)
+        else:
+            node, life, task = what
+            if node.life == life:
+                self._run_task(node.node, task)
+
+    def _at(self, when_ns: int) -> None:
+        """Make a time the present; an event happens then."""
         if when_ns > self.now_ns:
             self.now_ns = when_ns
             self._at_once = 0
@@ -369,25 +422,19 @@ class Network:
                 f"{MAX_EVENTS_AT_ONCE} events happened at {self.now_ns} ns; something sends to "
                 f"itself for ever: give links a latency, or let the program end. {self._state()}"
             )
-        # By class, most frequent first: this is what every envelope pays for.
-        if isinstance(event, Wakeup):
-            self._poll(event.node)
-        elif isinstance(event, Arrival):
-            self._arrive(event)
-        elif isinstance(event, Call):
-            event.action()
-        elif event.node.life == event.life:
-            self._run_task(event.node.node, event.task)
-        return True
 
-    def _arrive(self, arrival: Arrival) -> None:
-        wire, session, data, checksum = arrival
+    def wake(self, node: SimNode) -> None:
+        """Have a node polled now."""
+        self._agenda.wake(node, self.now_ns)
+
+    def _arrive(self, arrival: Flight) -> None:
+        wire, session, data, crc = arrival
         if not wire.up or wire.session != session:
             self._counts["envelopes.lost_with_connection"] += 1
             return
         self._counts["envelopes.delivered"] += 1
         source, target = wire.source, wire.target
-        self.trace.note(self.now_ns, target.name, f"receive {source.name} {checksum}")
+        self.trace.note(self.now_ns, target.name, f"receive {source.name} {crc}")
         target.node.deliver_inbound(source.peer_id, data, source.address)
 
     def _poll(self, node: SimNode) -> None:
@@ -411,7 +458,7 @@ class Network:
         self.trace.note(self.now_ns, node.name, describe(step, self._name_of))
         if type(step) is steps.RunTask:
             self._counts["tasks"] += 1
-            self._agenda.plan(self.now_ns + node.task_ns, TaskDone(node, node.life, step))
+            self._agenda.end_task(self.now_ns + node.task_ns, node, step)
         else:
             node.keep(self.now_ns, step)
 
@@ -435,7 +482,7 @@ class Network:
         if len(arrivals) != 1:
             counts["envelopes.duplicated" if arrivals else "envelopes.lost"] += 1
         for when_ns in arrivals:
-            self._agenda.plan(when_ns, Arrival(wire, wire.session, data, crc))
+            self._fly(when_ns, (wire, wire.session, data, crc))
 
     def _run_task(self, node: Node, task: steps.RunTask) -> None:
         def work() -> None:
@@ -452,13 +499,6 @@ class Network:
             thread.join()
         else:
             work()
-
-    def _start(self, node: SimNode) -> None:
-        def wake() -> None:
-            self._agenda.wake(node, self.now_ns)
-
-        node.node.set_wake(wake)
-        wake()
 
     def _plan(self, model: ModelProto, targets: tuple[str, ...]) -> ProgramPlan:
         key = (id(model), targets)
@@ -478,7 +518,7 @@ class Network:
             f"{node.name}: {entry.what} waits for {entry.whom or entry.why}"
             for node in self._nodes.values()
             if node.is_up
-            for entry in node.node.waiting()
+            for entry in node.waiting()
         ]
         listed = "; ".join(waiting[:5]) or "no op waits"
         return f"Now it is {self.now_ns} ns (seed {self.seed}); {listed}"

@@ -5,18 +5,19 @@ Rule: only its network drives the node; the methods here use its entry points, a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from multiaddr import Multiaddr
 
-from bbnode.engine import Node, steps
+from bbnode.engine import Node, ProgramPlan, steps
+from bbnode.engine.node import ExecutionInfo
 from bbnode.engine.rng import SplitMix64, mix64
+from bbnode.engine.suspensions import Waiting
 from bbnode.ir.ids import fnv1a_64
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
-from bbnode.sim.errors import NodeIsDown
+from bbnode.sim.errors import NodeIsDown, NodeIsElsewhere
 from bbnode.sim.models import Clock, LinkModel
 
 _TWO_64: Final = 1 << 64
@@ -27,69 +28,121 @@ KEPT_STEPS = 10_000
 Kind = TypeVar("Kind")
 
 
+class Time(Protocol):
+    """The part of a network that its nodes use."""
+
+    now_ns: int
+
+    def wake(self, node: SimNode) -> None:
+        """Have a node polled now."""
+
+
+# Makes the engine's node of one of its lives.
+Install: TypeAlias = "Callable[[SimNode, int], Node]"
+
+
 class SimNode:
     """A peer of a `Network`; made by `Network.add`.
 
     Attributes:
         name: unique in its network; the PeerId and all draws follow from it.
+        index: its number in its network.
         peer_id: of the node.
         address: the address that it claims.
         clock: the node's clock.
         task_ns: how long offloaded work takes on it, in its network's time.
+        is_up: True while it runs.
+        classes: the classes that it plays.
+        crossings: what its program sends and takes, as a peer tells it.
     """
+
+    __slots__ = (
+        "_incarnation",
+        "_install",
+        "_kept_steps",
+        "_network",
+        "_node",
+        "_saved",
+        "_steps",
+        "address",
+        "classes",
+        "clock",
+        "crossings",
+        "index",
+        "is_up",
+        "life",
+        "name",
+        "peer_id",
+        "planned_ns",
+        "task_ns",
+        "wake_ns",
+        "wires",
+    )
 
     def __init__(
         self,
         name: str,
+        index: int,
         *,
         address: Multiaddr,
         peer_id: PeerId,
+        program: ProgramPlan,
         clock: Clock,
         task_ns: int,
         kept_steps: int,
-        now_ns: Callable[[], int],
-        bring_up: Callable[[int], Node],
+        network: Time,
+        install: Install | None,
     ) -> None:
+        """Make a node that runs; without `install`, one that another process runs."""
         self.name = name
+        self.index = index
         self.peer_id = peer_id
         self.address = address
         self.clock = clock
         self.task_ns = task_ns
+        self.classes = tuple(dict.fromkeys(target.peer_class for target in program.targets))
+        self.crossings = program.crossings
         # Kept by the network: the connections, when it is polled next, and the time
-        # for which the agenda has a wakeup of it already.
+        # for which the agenda has a poll of it already.
         self.wires: dict[PeerId, Wire] = {}
         self.wake_ns: int | None = None
         self.planned_ns: int | None = None
         self.life = 0
-        self._now_ns = now_ns  # of the network
-        self._bring_up = bring_up
+        self.is_up = True
+        self._network = network
+        self._install = install
         self._saved: bytes | None = None
-        self._steps: deque[tuple[int, steps.Step]] = deque(maxlen=kept_steps)
-        self._node: Node | None = bring_up(1)
-        self._incarnation = self._node.incarnation
-        self._classes = self._node.classes
+        self._kept_steps = kept_steps
+        self._steps: list[tuple[int, steps.Step]] = []
+        self._incarnation = 1
+        self._node: Node | None = None if install is None else install(self, 1)
 
     def __repr__(self) -> str:
-        return f"SimNode({self.name!r}, {', '.join(self._classes)})"
+        return f"SimNode({self.name!r}, {', '.join(self.classes)})"
 
     # -- the node ----------------------------------------------------------------------------
 
     @property
     def node(self) -> Node:
-        """The engine's node; NodeIsDown while it is crashed."""
+        """The engine's node; NodeIsDown while it is crashed, NodeIsElsewhere in a SplitNetwork."""
         if self._node is None:
+            if self.is_up:
+                raise NodeIsElsewhere(
+                    f"{self.name} runs in another process, where nothing can be reached but by "
+                    "the methods of SimNode"
+                )
             raise NodeIsDown(f"{self.name} is crashed; call Network.restart({self.name!r}) first")
         return self._node
 
     @property
-    def is_up(self) -> bool:
-        """True while it runs."""
-        return self._node is not None
+    def here(self) -> Node | None:
+        """The engine's node, if this process runs it."""
+        return self._node
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """The classes that it plays."""
-        return self._classes
+    def incarnation(self) -> int:
+        """The number of its life, from 1 on."""
+        return self._incarnation
 
     def invoke(self, target: str, inputs: Mapping[str, Value]) -> int:
         """Start an execution at the next poll and return its id; raises as `Node.invoke`."""
@@ -101,7 +154,7 @@ class SimNode:
 
     def checkpoint(self) -> None:
         """Keep a snapshot for `Network.restart`. Raises NodeBusy while a component works."""
-        self._saved = self.node.snapshot(self.clock.local_ns(self._now_ns()))
+        self._saved = self.node.snapshot(self.clock.local_ns(self._network.now_ns))
 
     def component(self, slot: str) -> Any:
         """Return the component of a slot, to be looked at; a restart makes a new one.
@@ -110,15 +163,27 @@ class SimNode:
         """
         return self.node.component(slot)
 
+    def waiting(self) -> list[Waiting]:
+        """Return everything that waits on it, with its reason and its deadline."""
+        return self.node.waiting()
+
+    def executions(self) -> list[ExecutionInfo]:
+        """Return its executions under way, oldest first."""
+        return self.node.executions()
+
+    def counters(self) -> dict[str, int]:
+        """Return its counts, and a few gauges."""
+        return self.node.counters()
+
     # -- its steps ---------------------------------------------------------------------------
 
     def seen(self, kind: type[Kind]) -> list[Kind]:
         """Return the kept steps of one class, oldest first."""
-        return [step for _, step in self._steps if isinstance(step, kind)]
+        return [step for _, step in self.history() if isinstance(step, kind)]
 
     def history(self) -> list[tuple[int, steps.Step]]:
         """Return all kept steps with the network's time, oldest first."""
-        return list(self._steps)
+        return self._steps[max(len(self._steps) - self._kept_steps, 0) :]
 
     def values(self, topic: str) -> list[Value]:
         """Return the values of all app events with this topic, oldest first."""
@@ -148,21 +213,32 @@ class SimNode:
     def keep(self, at_ns: int, step: steps.Step) -> None:
         """Keep a step to be looked at."""
         self._steps.append((at_ns, step))
+        # A list, since a deque takes 760 bytes of a node that has nothing to keep.
+        if len(self._steps) >= 2 * self._kept_steps:
+            del self._steps[: len(self._steps) - self._kept_steps]
+
+    def wake(self) -> None:
+        """Have it polled now: for its engine."""
+        self._network.wake(self)
 
     def go_down(self) -> None:
         """Drop everything but the last checkpoint."""
+        self.is_up = False
         self._node = None
         self.wake_ns = self.planned_ns = None
         self.life += 1
 
     def come_up(self) -> None:
         """Install anew, as the next incarnation, from the last checkpoint."""
-        node = self._bring_up(self._incarnation + 1)
-        if self._saved is not None:
-            node.restore(self._saved)
-        self._node = node
-        self._incarnation = node.incarnation
-        self.life += 1
+        incarnation = self._incarnation + 1
+        self.life += 1  # of which its first wake is
+        if self._install is not None:
+            node = self._install(self, incarnation)
+            if self._saved is not None:
+                node.restore(self._saved)
+            self._node = node
+        self._incarnation = incarnation
+        self.is_up = True
 
 
 class Wire:
@@ -173,16 +249,29 @@ class Wire:
     connection do, unless its link reorders.
 
     `wanted`: somebody connected them; `cut`: the network keeps them apart; `up`: connected now.
-    Envelopes of an earlier `session` never arrive: they were lost with its connection.
+    Envelopes of an earlier `session` never arrive: they were lost with its connection. `count`: how
+    many were planned to arrive.
     """
 
-    __slots__ = ("_last_ns", "_rng", "cut", "link", "session", "source", "target", "up", "wanted")
+    __slots__ = (
+        "_last_ns",
+        "_rng",
+        "count",
+        "cut",
+        "link",
+        "session",
+        "source",
+        "target",
+        "up",
+        "wanted",
+    )
 
     def __init__(self, source: SimNode, target: SimNode, link: LinkModel, seed: int) -> None:
         self.source = source
         self.target = target
         self.link = link
         self.session = 0
+        self.count = 0
         self.up = False
         self.wanted = False
         self.cut = False

@@ -20,12 +20,24 @@ def key_of(name: str) -> SigningKey:
     return SigningKey.from_seed(hashlib.sha256(f"bbnode-sim-key-{name}".encode()).digest())
 
 
-def secrets_of(name: str, seed: int, incarnation: int, *, signs: bool) -> NodeSecrets:
-    """Return what a node's components sign with, if it `signs`, and draw from."""
-    stream = f"{seed}/{incarnation}/{name}"
-    calls = itertools.count()
+class SimSecrets:
+    """What a node's components sign with, if it `signs`, and draw from, in one of its lives."""
 
-    def random_bytes(count: int) -> bytes:
-        return hashlib.shake_256(f"{next(calls)}/{stream}".encode()).digest(count)
+    __slots__ = ("_calls", "_incarnation", "_name", "_seed", "_signs")
 
-    return NodeSecrets(key_of(name) if signs else None, random_bytes)
+    def __init__(self, name: str, seed: int, incarnation: int, *, signs: bool) -> None:
+        self._name = name
+        self._seed = seed
+        self._incarnation = incarnation
+        self._signs = signs
+        self._calls = itertools.count()
+
+    def random_bytes(self, count: int) -> bytes:
+        """Return the next bytes of this life."""
+        stream = f"{next(self._calls)}/{self._seed}/{self._incarnation}/{self._name}"
+        return hashlib.shake_256(stream.encode()).digest(count)
+
+    def sign(self, component: str, body: bytes) -> bytes:
+        """Return the signature of the node's key; raises IdentityError where it has none."""
+        key = key_of(self._name) if self._signs else None
+        return NodeSecrets(key).sign(component, body)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from bbnode.engine import steps
 from bbnode.ir import codec
@@ -38,7 +38,13 @@ class Trace:
         """Add one line."""
         fresh = self._fresh
         fresh.append(f"{at_ns} {who} {what}")
-        if len(fresh) == _LINES_AT_ONCE:
+        if len(fresh) >= _LINES_AT_ONCE:
+            self._take_up()
+
+    def add(self, lines: Iterable[str]) -> None:
+        """Add lines that were noted elsewhere."""
+        self._fresh += lines
+        if len(self._fresh) >= _LINES_AT_ONCE:
             self._take_up()
 
     @property

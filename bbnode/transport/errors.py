@@ -7,16 +7,13 @@ transport's own tasks get (a broken stream) is translated before it leaves the p
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 from bbnode.ir.errors import AuthorError, DeploymentError, EnvironmentFault, PeerError
 
 
 class ListenError(EnvironmentFault):
     """A listen address cannot be used: it is taken, not ours, or of the wrong kind."""
-
-
-class InsecureTransportError(DeploymentError):
-    """Something other than Noise and Yamux would be on offer to a dialer."""
 
 
 class NotConnectedError(EnvironmentFault):
@@ -45,6 +42,18 @@ class TooManyStreamsError(EnvironmentFault):
 
 class FrameError(PeerError):
     """Bytes on one of our streams are not the frames that belong there."""
+
+
+# In the text of a HandshakeError, and of the DialError that it becomes.
+OTHER_KEY: Final = "another peer answers there"
+
+
+class HandshakeError(PeerError):
+    """Bytes before a connection was secured are not the handshake that belongs there."""
+
+
+class NegotiationError(PeerError):
+    """The two sides do not agree on a protocol, or the peer does not negotiate as it should."""
 
 
 class HelloError(PeerError):

@@ -18,11 +18,11 @@ from bbnode.ir.caps import MAX_LOG_VALUE_CHARS
 
 @pytest.fixture(autouse=True)
 def _restore() -> Iterator[None]:
-    root, libp2p = logging.getLogger(), logging.getLogger("libp2p")
-    before = root.handlers[:], root.level, libp2p.propagate, libp2p.level
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
     root.handlers = []
     yield
-    root.handlers, root.level, libp2p.propagate, libp2p.level = before
+    root.handlers, root.level = before
     logging.captureWarnings(capture=False)
 
 
@@ -69,15 +69,6 @@ def test_lower_levels_are_left_out_and_a_second_call_replaces_the_first() -> Non
     logs.configure("info", "text", stream=first)
     assert _logged("text", "info", "once").count("\n") == 1
     assert first.getvalue() == ""
-
-
-def test_libp2p_is_heard_from_warnings_on() -> None:
-    stream = io.StringIO()
-    logs.configure("debug", "text", stream=stream)
-    logging.getLogger("libp2p.some.part").info("a packet")
-    logging.getLogger("libp2p.some.part").warning("a fault")
-    assert stream.getvalue().count("\n") == 1
-    assert "a fault" in stream.getvalue()
 
 
 def test_the_journal_gets_levels_and_no_time() -> None:

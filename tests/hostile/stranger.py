@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import trio
-from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import peer_of_address, site_suffix
@@ -26,17 +25,14 @@ from bbnode.ir.envelope import SlotFill, WireCorrelation, WireEnvelope
 from bbnode.ir.envelope import encode_envelope as encode
 from bbnode.transport.base import ConnectionOpened, Hello, TransportEvent
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.carrier import LANE_PROTOCOLS
+from bbnode.transport.libp2p.connection import LANE_PROTOCOLS
 from bbnode.transport.libp2p.transport import Libp2pTransport
 from bbnode.transport.links.framing import FrameType, Lane, encode_header
 from bbnode.transport.links.hello import encode_hello
 from tests.chaos.cluster import ROOT
-from tests.transport.plain import plain_host, plain_running
+from tests.transport.plain import plain_dial, plain_host, plain_running
 
 Heard = Callable[[TransportEvent], None]
-
-# Of the connection to a node that is attacked: `/p2p/…`.
-_P2P = 0x01A5
 
 
 def identity_of(seed: int) -> Identity:
@@ -111,9 +107,7 @@ async def stranger(address: Multiaddr, seed: int = 1) -> AsyncIterator[Stranger]
     for lane, protocol in LANE_PROTOCOLS.items():
         host.set_stream_handler(protocol, listens(lane))
     async with plain_running(host, []):
-        connection = await host.get_network().dial_addr(
-            address.decapsulate_code(_P2P), ID(peer_of_address(address).to_bytes())
-        )
+        connection = await plain_dial(host, address, peer_of_address(address))
         yield Stranger(identity, host, connection, heard)
 
 

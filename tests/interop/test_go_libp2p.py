@@ -1,4 +1,4 @@
-"""go-libp2p on the other side of our own Noise packets and Yamux, in both roles.
+"""go-libp2p on the other side, in both roles: negotiations, Noise and Yamux.
 
 Set BBNODE_P2PD to go-libp2p's daemon, such as `hivemind/hivemind_cli/p2pd` of PyPI's `hivemind`;
 without it the tests are skipped.
@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 import trio
-from libp2p.peer.id import ID
-from libp2p.utils import encode_uvarint
 from multiaddr import Multiaddr
 
-from bbnode.transport.libp2p.workarounds import running
-from tests.interop.test_js_libp2p import SIZE, ours
+from bbnode.ir.envelope import varint
+from bbnode.ir.peer import PeerId
+from bbnode.transport.libp2p.keys import encode_field
+from tests.interop.test_js_libp2p import SIZE
 from tests.patience import PATIENCE_S
-from tests.transport.test_libp2p_workarounds import ECHO, LOOPBACK
+from tests.transport.hosts import ECHO, LOOPBACK, OurHost
 
 P2PD = os.environ.get("BBNODE_P2PD", "")
 pytestmark = [
@@ -33,12 +33,6 @@ IDENTIFY, CONNECT, STREAM_OPEN, STREAM_HANDLER = range(4)
 
 
 # -- the daemon's control protocol: protobuf messages, each with its length ---------------------
-
-
-def field(number: int, value: bytes | int) -> bytes:
-    if isinstance(value, int):
-        return encode_uvarint(number << 3) + encode_uvarint(value)
-    return encode_uvarint(number << 3 | 2) + encode_uvarint(len(value)) + value
 
 
 def uvarint(data: bytes) -> tuple[int, bytes]:
@@ -87,18 +81,27 @@ class Daemon:
         self, kind: int, *parts: bytes
     ) -> AsyncIterator[tuple[trio.SocketStream, dict[int, bytes | int]]]:
         async with await trio.open_unix_socket(self.folder / "control") as stream:
-            body = field(1, kind) + b"".join(parts)
-            await stream.send_all(encode_uvarint(len(body)) + body)
+            body = encode_field(1, kind) + b"".join(parts)
+            await stream.send_all(varint(len(body)) + body)
             answer = await message_of(stream)
             assert answer[1] == 0, answer
             yield stream, answer
 
-    async def address(self) -> tuple[ID, Multiaddr]:
+    async def address(self) -> tuple[PeerId, Multiaddr]:
         async with self.ask(IDENTIFY) as (_, answer):
             found = list(fields(answer[4]))
         peer = next(value for number, value in found if number == 1)
         listening = [Multiaddr(value) for number, value in found if number == 2]
-        return ID(peer), next(each for each in listening if "127.0.0.1" in str(each))
+        return PeerId.from_bytes(peer), next(each for each in listening if "127.0.0.1" in str(each))
+
+
+async def answers(path: Path) -> None:
+    """Return when a process listens on this socket."""
+    while True:
+        with suppress(OSError):
+            await (await trio.open_unix_socket(path)).aclose()
+            return
+        await trio.sleep(0.02)
 
 
 @asynccontextmanager
@@ -115,21 +118,20 @@ async def daemon(folder: Path) -> AsyncIterator[Daemon]:
             )
         )
         with trio.fail_after(PATIENCE_S):
-            while not (folder / "control").exists():  # noqa: ASYNC110 - another process makes it
-                await trio.sleep(0.02)
+            await answers(folder / "control")
             yield Daemon(folder)
         process.kill()
 
 
 async def test_go_dials_us(tmp_path):
-    host = ours()
-    async with running(host, [LOOPBACK]), daemon(tmp_path) as go:
-        peer, address = host.get_id().to_bytes(), host.get_transport_addrs()[0]
-        if "/p2p/" in str(address):
-            address = address.decapsulate_code(0x01A5)
-        async with go.ask(CONNECT, field(2, field(1, peer) + field(2, address.to_bytes()))):
+    host = OurHost(1)
+    async with host.running([LOOPBACK]), daemon(tmp_path) as go:
+        peer, address = host.peer_id.to_bytes(), host.address
+        async with go.ask(
+            CONNECT, encode_field(2, encode_field(1, peer) + encode_field(2, address.to_bytes()))
+        ):
             pass
-        asked = field(3, field(1, peer) + field(2, ECHO.encode()))
+        asked = encode_field(3, encode_field(1, peer) + encode_field(2, ECHO.encode()))
         body, got = os.urandom(SIZE), bytearray()
         async with go.ask(STREAM_OPEN, asked) as (stream, _), trio.open_nursery() as nursery:
             nursery.start_soon(stream.send_all, body)
@@ -139,8 +141,8 @@ async def test_go_dials_us(tmp_path):
 
 
 async def test_we_dial_go(tmp_path):
-    host = ours()
-    async with running(host, []), daemon(tmp_path) as go, trio.open_nursery() as nursery:
+    host = OurHost(1)
+    async with host.running([]), daemon(tmp_path) as go, trio.open_nursery() as nursery:
         # Whoever opens a stream to the daemon is given to this socket.
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
 
@@ -155,12 +157,14 @@ async def test_we_dial_go(tmp_path):
         nursery.start_soon(trio.serve_listeners, give_back, [listener])
         port = listener.socket.getsockname()[1]
         handler = Multiaddr(f"/ip4/127.0.0.1/tcp/{port}").to_bytes()
-        asked = field(4, field(1, handler) + field(2, ECHO.encode()) + field(3, 0))
+        asked = encode_field(
+            4, encode_field(1, handler) + encode_field(2, ECHO.encode()) + encode_field(3, 0)
+        )
         async with go.ask(STREAM_HANDLER, asked):
             pass
         peer, address = await go.address()
-        await host.get_network().dial_addr(address, peer)
-        stream = await host.new_stream(peer, [ECHO])
+        connection = await host.dial(address, peer)
+        stream = await connection.open_protocol(ECHO)
         body, got = os.urandom(SIZE), bytearray()
         nursery.start_soon(stream.write, body)
         while len(got) < SIZE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,55 @@ def encode(envelope: env.WireEnvelope) -> bytes:
 @given(ENVELOPES)
 def test_round_trip(envelope: env.WireEnvelope) -> None:
     assert decode_envelope(encode(envelope)) == envelope
+
+
+ALIKE = st.builds(
+    env.WireEnvelope,
+    dest_peer_addresses=st.lists(st.binary(max_size=20), max_size=2).map(tuple),
+    fills=FILLS.filter(lambda fill: fill.payload).map(lambda fill: (fill,)),
+    correlation=st.builds(
+        env.WireCorrelation,
+        kind=st.sampled_from(env.CorrelationKind),
+        wire_req_id=st.integers(1, 2**64 - 1),
+        chain=st.just(0) | U64,
+    ),
+    remaining_deadline_ns=st.just(0) | U64,
+    src_peer_bytes=st.binary(min_size=1, max_size=40),
+    src_peer_addresses=st.lists(st.binary(max_size=20), max_size=2).map(tuple),
+)
+
+
+@given(ALIKE, ALIKE, st.data())
+def test_a_layout_reads_what_differs_in_payload_and_correlation(one, other, data) -> None:
+    learned: list[env.Layout] = []
+    raw = encode(one)
+    assert decode_envelope(raw, learn=lambda *parts: learned.append(env.Layout(*parts))) == one
+    (layout,) = learned
+    payload = (other.fills[0].payload * 200)[: one.fills[0].payload_size]
+    following = replace(
+        one,
+        fills=(replace(one.fills[0], payload=payload),),
+        correlation=other.correlation,
+        remaining_deadline_ns=other.remaining_deadline_ns,
+    )
+    raw = encode(following)
+    assert layout.decode(raw) == decode_envelope(raw) == following
+    # What is anything else, it leaves alone, or reads it as the whole decoder does.
+    at = data.draw(st.integers(0, len(raw) - 1))
+    cut = data.draw(st.integers(0, 3))
+    bent = raw[:at] + data.draw(st.binary(max_size=3)) + raw[at + cut :]
+    found = layout.decode(bent)
+    assert found is None or found == decode_envelope(bent)
+
+
+@given(ALIKE, st.binary(max_size=300))
+def test_a_layout_leaves_garbage_alone(one, garbage) -> None:
+    learned: list[env.Layout] = []
+    decode_envelope(encode(one), learn=lambda *parts: learned.append(env.Layout(*parts)))
+    raw = encode(one)
+    for bent in (garbage, raw + garbage, raw[: len(garbage)], raw[len(garbage) :]):
+        found = learned[0].decode(bent)
+        assert found is None or found == decode_envelope(bent)
 
 
 def read_by_protobuf(raw: bytes) -> env.WireEnvelope:

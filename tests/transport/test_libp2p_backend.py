@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import trio
-from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from bbnode.ir.caps import MAX_CREDENTIALS_BYTES
@@ -25,15 +24,13 @@ from bbnode.transport.base import (
 )
 from bbnode.transport.errors import EnvelopeTooLargeError, ListenError, NotConnectedError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.tcp import BoundedTcp
 from bbnode.transport.libp2p.transport import Libp2pTransport
-from bbnode.transport.libp2p.workarounds import build_host, running
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.framing import FrameType, encode_header
 from bbnode.transport.links.hello import HelloError, encode_hello
 from tests.patience import PATIENCE_S
+from tests.transport.hosts import LOOPBACK, OurHost
 
-LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
 CONTROL = "/bbnode/control/1"
 BULK = "/bbnode/bulk/1"
 
@@ -241,16 +238,16 @@ async def test_disconnect_fails_what_is_not_sent(nursery):
     assert "disconnected on purpose" in gone.reason
 
 
-def stranger(seed: bytes, protocols: tuple[str, ...]):
+def stranger(seed: int, protocols: tuple[str, ...]) -> OurHost:
     """A host that takes our streams and says nothing on its own."""
-    host = build_host(Identity.from_seed(seed), BoundedTcp(), max_connections=9, max_per_peer=4)
+    host = OurHost(seed)
 
-    async def sink(stream) -> None:
+    async def sink(_connection, stream) -> None:
         while await stream.read(4096):
             pass
 
     for protocol in protocols:
-        host.set_stream_handler(protocol, sink)
+        host.handlers[protocol] = sink
     return host
 
 
@@ -260,17 +257,15 @@ async def test_strangers_and_liars_are_dropped_and_the_rest_goes_on(nursery):
     network_address = a.listen_addresses()[0]
 
     async def attack(seed: int, control: bytes, expect: type) -> None:
-        host = stranger(bytes([seed]) * 32, (CONTROL, BULK))
-        async with running(host, []):
-            connection = await host.get_network().dial_addr(
-                network_address, ID(a.peer_id.to_bytes())
-            )
-            stream = await host.new_stream(ID(a.peer_id.to_bytes()), [CONTROL])
+        host = stranger(seed, (CONTROL, BULK))
+        async with host.running([]):
+            connection = await host.dial(network_address, a.peer_id)
+            stream = await connection.open_protocol(CONTROL)
             await stream.write(control)
             event = await next_event(a, expect)
-            assert event.peer.to_bytes() == host.get_id().to_bytes()
+            assert event.peer == host.peer_id
             with trio.fail_after(PATIENCE_S):
-                await connection.event_closed.wait()
+                await connection.ended.wait()
 
     hello = encode_hello(Hello())
     good = encode_header(FrameType.HELLO, len(hello)) + hello
@@ -291,14 +286,12 @@ async def test_strangers_and_liars_are_dropped_and_the_rest_goes_on(nursery):
 async def test_peer_without_a_hello_is_closed(nursery, protocols, hello_s, reason):
     a = make("a", limits=TransportLimits(hello_timeout_s=hello_s))
     await nursery.start(a.run)
-    host = stranger(b"z" * 32, protocols)
-    async with running(host, []):
-        connection = await host.get_network().dial_addr(
-            a.listen_addresses()[0], ID(a.peer_id.to_bytes())
-        )
+    host = stranger(122, protocols)
+    async with host.running([]):
+        connection = await host.dial(a.listen_addresses()[0], a.peer_id)
         assert reason in (await next_event(a, HelloRefused)).reason
         with trio.fail_after(PATIENCE_S):
-            await connection.event_closed.wait()
+            await connection.ended.wait()
     assert a.counters()["hello.refused"] == 1
 
 
@@ -317,7 +310,7 @@ async def test_port_in_use_names_the_address(nursery, by_us):
             await nursery.start(first.run)
             port = int(first.listen_addresses()[0].value_for_protocol("tcp"))
         else:
-            # As py-libp2p itself would: shared by whoever sets the option too.
+            # As py-libp2p does: shared by whoever sets the option too.
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             taken.bind(("127.0.0.1", 0))
             taken.listen()

@@ -192,7 +192,7 @@ async def test_two_find_each_other_and_part(called: list[tuple[str, int]]) -> No
             await one.until()
             nursery.cancel_scope.cancel()
     assert other.calls == 0
-    # py-libp2p's own stops the loop for 1.6 s at its start: here the loop waits for none of it.
+    # zeroconf stops for seconds at its start: here the loop waits for none of it.
     assert len({name for name, _ in called}) == 4
     assert threading.get_ident() not in {thread for _, thread in called}
 

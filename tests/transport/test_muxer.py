@@ -7,6 +7,7 @@ import gc
 import itertools
 import struct
 import tracemalloc
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -14,25 +15,17 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
-from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
-from libp2p.stream_muxer.exceptions import (
-    MuxedConnUnavailable,
-    MuxedStreamClosed,
-    MuxedStreamEOF,
-    MuxedStreamError,
-    MuxedStreamReset,
-)
 
+from bbnode.ir.peer import PeerId
 from bbnode.transport.errors import StreamBrokenError
-from bbnode.transport.libp2p.carrier import Libp2pStream
+from bbnode.transport.libp2p.connection import Connection
 from bbnode.transport.libp2p.muxer import INITIAL_WINDOW_BYTES, MuxedStream, Muxer
 from bbnode.transport.libp2p.noise_channel import PLAIN_BYTES, NoiseChannel, PacketError
-from bbnode.transport.libp2p.workarounds import running
 from tests.patience import PATIENCE_S
-from tests.transport.plain import plain_host, plain_running
-from tests.transport.test_libp2p_workarounds import ECHO, LOOPBACK, TAKE, dial, make
+from tests.transport.hosts import ECHO, LOOPBACK, TAKE, OurHost, dial
+from tests.transport.plain import plain_dial, plain_host, plain_running
 
 KIB = 1024
 HEADER = struct.Struct(">BBHII")
@@ -104,17 +97,20 @@ class Peer:
     def __init__(self, *, unread_bytes: int = 2**25, max_streams: int = 64) -> None:
         self.wire = Pipe()
         self.refused: list[str] = []
+        self.ends: list[str] = []
+        # Those that the other side opened, in turn.
+        self.opened: deque[MuxedStream] = deque()
         self.muxer = Muxer(
-            RawConnection(self.wire, False),
             self.wire,
-            NoiseChannel((KEYS[0], 0), (KEYS[1], 0)),
-            ID(b"peer"),
+            NoiseChannel(*KEYS),
             is_initiator=False,
             unread_bytes=unread_bytes,
             max_streams=max_streams,
-            on_refused=lambda _muxer, reason: self.refused.append(reason),
+            on_stream=self.opened.append,
+            on_refused=self.refused.append,
+            on_end=self.ends.append,
         )
-        self._theirs = NoiseChannel((KEYS[1], 0), (KEYS[0], 0))
+        self._theirs = NoiseChannel(*KEYS[::-1])
 
     def sealed(self, plain: bytes) -> bytes:
         out = memoryview(bytearray(len(plain) + 64 + len(plain) // 1000))
@@ -150,7 +146,7 @@ class Peer:
 @pytest.fixture
 async def peer(nursery: trio.Nursery) -> Peer:
     made = Peer()
-    nursery.start_soon(made.muxer.start)
+    nursery.start_soon(made.muxer.run)
     await trio.testing.wait_all_tasks_blocked()
     return made
 
@@ -158,23 +154,21 @@ async def peer(nursery: trio.Nursery) -> Peer:
 async def stream_of(peer: Peer) -> MuxedStream:
     """A stream that the peer has opened; its ACK has been read."""
     await peer.send(frame(WINDOW, SYN, 1, 0))
-    with trio.fail_after(PATIENCE_S):
-        stream = await peer.muxer.accept_stream()
     assert peer.frames() == [(WINDOW, ACK, 1, 0)]
-    return stream
+    return peer.opened.popleft()
 
 
 async def read_to_end(stream: MuxedStream) -> None:
-    with contextlib.suppress(MuxedStreamError):
-        while True:
-            await stream.read()
+    with contextlib.suppress(StreamBrokenError):
+        while await stream.read():
+            pass
 
 
 # -- packets ---------------------------------------------------------------------------------
 
 
 def test_packets_are_those_of_noise():
-    """Counter and length as in its specification, against the library that made the handshake."""
+    """Counter, length, and the keys of a handshake, against another library."""
     from noise.connection import NoiseConnection
 
     sides = [NoiseConnection.from_name(b"Noise_NN_25519_ChaChaPoly_SHA256") for _ in range(2)]
@@ -185,7 +179,10 @@ def test_packets_are_those_of_noise():
     sides[1].read_message(bytes(sides[0].write_message()))
     sides[0].read_message(bytes(sides[1].write_message()))
     assert sides[1].decrypt(sides[0].encrypt(b"one before")) == b"one before"
-    ours = NoiseChannel.from_handshake(sides[0])
+    states = sides[0].noise_protocol
+    # The other library has sent one packet: the counters go on.
+    ours = NoiseChannel(states.cipher_state_encrypt.k, states.cipher_state_decrypt.k)
+    ours.seal(b"one before", memoryview(bytearray(64)), 0)
     plain = bytes(range(256)) * 600
     out = memoryview(bytearray(200 * KIB))
     end, at, got = ours.seal(plain, out, 0), 0, b""
@@ -205,7 +202,7 @@ def test_packets_are_those_of_noise():
 
 @pytest.mark.parametrize("packet", [b"\x00\x0f" + bytes(15), b"\x00\x20" + bytes(32)])
 def test_packets_that_nobody_made_are_refused(packet):
-    channel = NoiseChannel((KEYS[0], 0), (KEYS[1], 0))
+    channel = NoiseChannel(*KEYS)
     with pytest.raises(PacketError):
         channel.open(memoryview(packet), memoryview(bytearray(PLAIN_BYTES)), lambda _: True)
 
@@ -228,41 +225,30 @@ class Deaf:
 def events_of(plain: bytes, cuts: list[int]) -> list[object]:
     """What a muxer makes of bytes that are cut there: its streams, what came, and the end."""
     refused: list[object] = []
+    known: list[MuxedStream] = []
 
     async def run() -> list[object]:
         muxer = Muxer(
-            RawConnection(None, False),
             Deaf(),
-            NoiseChannel((KEYS[0], 0), (KEYS[1], 0)),
-            ID(b"peer"),
+            NoiseChannel(*KEYS),
             is_initiator=False,
             unread_bytes=600 * KIB,
             max_streams=8,
-            on_refused=lambda _muxer, reason: refused.append(reason),
+            on_stream=known.append,
+            on_refused=refused.append,
+            on_end=lambda _reason: None,
         )
-        known: dict[int, MuxedStream] = {}
         ends = [0, *sorted(cuts), len(plain)]
         for start, end in itertools.pairwise(ends):
             if not muxer.take(memoryview(plain[start:end])):
                 break
-        while (stream := await next_of(muxer)) is not None:
-            known[stream.stream_id] = stream
         return [
             *refused,
             muxer.held_bytes,
-            [(n, bytes(s._buffer), s.end_in, s.failure) for n, s in sorted(known.items())],
+            [(s.stream_id, bytes(s._buffer), s.end_in, s.failure) for s in known],
         ]
 
     return trio.run(run)
-
-
-async def next_of(muxer: Muxer) -> MuxedStream | None:
-    with trio.move_on_after(0):
-        try:
-            return await muxer.accept_stream()
-        except MuxedConnUnavailable:
-            pass
-    return None
 
 
 numbers = st.sampled_from([1, 3, 5, 2, 0, 2**32 - 1])
@@ -304,8 +290,7 @@ async def test_packets_may_come_in_any_pieces(peer, step):
         peer.wire.bring(packets[at : at + step])
         await trio.testing.wait_all_tasks_blocked()
     assert await stream.read() == body
-    with pytest.raises(MuxedStreamEOF):
-        await stream.read()
+    assert await stream.read() == b""
 
 
 @pytest.mark.parametrize(
@@ -334,14 +319,15 @@ async def test_a_breach_ends_the_connection_with_its_reason(peer, plain, reason)
     assert reason in peer.muxer.ended
     assert peer.frames()[-1] == (GO_AWAY, 0, 0, 1)
     assert peer.wire.closed
+    assert peer.ends == [peer.muxer.ended]
     await read_to_end(stream)
-    with pytest.raises(MuxedConnUnavailable):
-        await peer.muxer.open_stream()
+    with pytest.raises(StreamBrokenError):
+        peer.muxer.open_stream()
 
 
 async def test_all_streams_together_are_bounded(nursery):
     peer = Peer(unread_bytes=300 * KIB)
-    nursery.start_soon(peer.muxer.start)
+    nursery.start_soon(peer.muxer.run)
     for number in (1, 3):
         await peer.send(frame(WINDOW, SYN, number, 0) + data(number, bytes(200 * KIB)))
     assert "over 307200 bytes" in peer.refused[0]
@@ -406,7 +392,7 @@ async def test_a_writer_keeps_to_the_window_and_waits_for_as_long_as_it_takes(
 async def test_small_frames_go_before_a_large_message_that_waits(peer, nursery):
     one = await stream_of(peer)
     await peer.send(frame(WINDOW, SYN, 3, 0))
-    other = await peer.muxer.accept_stream()
+    other = peer.opened.popleft()
     await peer.send(frame(WINDOW, 0, 1, 2**24))
     peer.heard()
     peer.wire.room = 0
@@ -445,12 +431,12 @@ async def test_the_end_wakes_readers_and_writers(peer, nursery, how):
     stream, woken = await stream_of(peer), []
 
     async def read() -> None:
-        with pytest.raises(MuxedStreamReset):
+        with pytest.raises(StreamBrokenError):
             await stream.read()
         woken.append("reader")
 
     async def write() -> None:
-        with pytest.raises(MuxedStreamReset):
+        with pytest.raises(StreamBrokenError):
             await stream.write(bytes(2**20))
         woken.append("writer")
 
@@ -462,7 +448,7 @@ async def test_the_end_wakes_readers_and_writers(peer, nursery, how):
     elif how == "reset there":
         await peer.send(frame(WINDOW, RST, 1, 0))
     elif how == "closed here":
-        await peer.muxer.close()
+        peer.muxer.close()
     else:
         peer.wire.close()
     await trio.testing.wait_all_tasks_blocked()
@@ -472,15 +458,14 @@ async def test_the_end_wakes_readers_and_writers(peer, nursery, how):
 
 async def test_each_direction_ends_by_itself(peer):
     stream = await stream_of(peer)
-    await stream.close_write()
-    with pytest.raises(MuxedStreamClosed):
+    await stream.end()
+    with pytest.raises(StreamBrokenError, match="closed for writing"):
         await stream.write(b"x")
     await peer.send(data(1, b"still"))
     assert await stream.read() == b"still"
     await peer.send(data(1, b"last", FIN))
     assert await stream.read() == b"last"
-    with pytest.raises(MuxedStreamEOF):
-        await stream.read()
+    assert await stream.read() == b""
     assert stream.is_closed
     assert peer.muxer.streams == {}
     assert peer.frames() == [(WINDOW, FIN, 1, 0)]
@@ -509,17 +494,17 @@ async def test_a_fed_reader_is_told_of_everything(peer, nursery):
 
 async def test_a_peer_that_goes_away_gets_no_new_streams(peer):
     await peer.send(frame(GO_AWAY, 0, 0, 0))
-    with pytest.raises(MuxedConnUnavailable, match="no new streams"):
-        await peer.muxer.open_stream()
+    with pytest.raises(StreamBrokenError, match="no new streams"):
+        peer.muxer.open_stream()
 
 
 async def test_our_own_streams_are_bounded(nursery):
     peer = Peer(max_streams=3)
-    nursery.start_soon(peer.muxer.start)
+    nursery.start_soon(peer.muxer.run)
     for number in (2, 4, 6):
-        assert (await peer.muxer.open_stream()).stream_id == number
-    with pytest.raises(MuxedStreamError, match="3 streams"):
-        await peer.muxer.open_stream()
+        assert peer.muxer.open_stream().stream_id == number
+    with pytest.raises(StreamBrokenError, match="3 streams"):
+        peer.muxer.open_stream()
 
 
 async def test_an_idle_connection_is_small(nursery):
@@ -529,11 +514,11 @@ async def test_an_idle_connection_is_small(nursery):
         try:
             kept = [made() for _ in range(count)]
             for each in kept:
-                nursery.start_soon(each.muxer.start)
+                nursery.start_soon(each.muxer.run)
             await trio.testing.wait_all_tasks_blocked()
             for each in kept:
                 await each.send(frame(WINDOW, SYN, 1, 0) + data(1, bytes(100 * KIB)))
-                await (await each.muxer.accept_stream()).read()
+                await each.opened.popleft().read()
                 each.wire.outgoing = bytearray()
             gc.collect()
             return tracemalloc.get_traced_memory()[0] / count
@@ -549,7 +534,8 @@ async def test_an_idle_connection_is_small(nursery):
 @pytest.mark.parametrize("ours_dials", [True, False])
 async def test_libp2ps_own_muxer_understands_ours(ours_dials):
     """Both roles, both directions at once, more than a window, and both ends."""
-    ours, plain = make(1), plain_host(b"p" * 32)
+    ours, plain = OurHost(1), plain_host(b"p" * 32)
+    name = PeerId.from_bytes(plain.get_id().to_bytes())
     body = bytes(range(256)) * 4 * KIB
 
     async def give_back(stream) -> None:
@@ -557,54 +543,65 @@ async def test_libp2ps_own_muxer_understands_ours(ours_dials):
         while len(got) < len(body):
             got += await stream.read(65_536)
         await stream.write(bytes(got))
+
+    async def give_back_ours(_connection, stream) -> None:
+        await give_back(stream)
+
+    async def give_back_plain(stream) -> None:
+        await give_back(stream)
         await stream.close()
 
-    for host in (ours, plain):
-        host.set_stream_handler(TAKE, give_back)
-    dialler, listener = (ours, plain) if ours_dials else (plain, ours)
+    ours.handlers[TAKE] = give_back_ours
+    plain.set_stream_handler(TAKE, give_back_plain)
     async with (
-        running(ours, [] if ours_dials else [LOOPBACK]),
+        ours.running([] if ours_dials else [LOOPBACK]),
         plain_running(plain, [LOOPBACK] if ours_dials else []),
     ):
         with trio.fail_after(PATIENCE_S):
-            await dial(dialler, listener)
-            while not listener.get_network().get_connections(dialler.get_id()):
+            if ours_dials:
+                address = plain.get_transport_addrs()[0].decapsulate_code(0x01A5)
+                await ours.dial(address, name)
+            else:
+                await plain_dial(plain, ours.address, ours.peer_id)
+            while not plain.get_network().get_connections():
                 await trio.lowlevel.checkpoint()
             answers: dict[str, bytes] = {}
 
-            async def ask(name: str, host, other) -> None:
-                stream = await host.new_stream(other.get_id(), [TAKE])
+            async def ask(name: str, stream, end: type[Exception] | None) -> None:
                 for at in range(0, len(body), 100_000):
                     await stream.write(body[at : at + 100_000])
                 got = bytearray()
                 while len(got) < len(body):
                     got += await stream.read(65_536)
                 answers[name] = bytes(got)
-                with pytest.raises(StreamError):
-                    await stream.read(1)
+                if end is None:
+                    assert await stream.read(1) == b""
+                else:
+                    with pytest.raises(end):
+                        await stream.read(1)
 
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(ask, "ours", ours, plain)
-                nursery.start_soon(ask, "plain", plain, ours)
+                nursery.start_soon(ask, "ours", await ours.connection.open_protocol(TAKE), None)
+                other = await plain.new_stream(ID(ours.peer_id.to_bytes()), [TAKE])
+                nursery.start_soon(ask, "plain", other, StreamError)
             assert answers == {"ours": body, "plain": body}
 
 
 @pytest.mark.parametrize("what", ["reset", "end", "death"])
 async def test_a_reset_is_told_from_an_end(what):
-    client, server = make(1), make(2)
+    client, server = OurHost(1), OurHost(2)
     go = trio.Event()
 
-    async def finish(stream) -> None:
+    async def finish(connection: Connection, stream: MuxedStream) -> None:
         await go.wait()
         if what == "reset":
             await stream.reset()
         elif what == "death":
-            stream.swarm_conn.muxed_conn.end("on purpose")
+            connection.muxer.end("on purpose")
 
-    server.set_stream_handler(TAKE, finish)
-    async with running(server, [LOOPBACK]), running(client, []):
-        await dial(client, server)
-        stream = Libp2pStream(await client.new_stream(server.get_id(), [TAKE]))
+    server.handlers[TAKE] = finish
+    async with server.running([LOOPBACK]), client.running([]):
+        stream = await (await dial(client, server)).open_protocol(TAKE)
         go.set()
         with trio.fail_after(PATIENCE_S):
             if what == "end":
@@ -616,12 +613,12 @@ async def test_a_reset_is_told_from_an_end(what):
 
 
 async def test_echoes_of_many_streams_at_once():
-    client, server = make(1), make(2)
-    async with running(server, [LOOPBACK]), running(client, []):
-        await dial(client, server)
+    client, server = OurHost(1), OurHost(2)
+    async with server.running([LOOPBACK]), client.running([]):
+        connection = await dial(client, server)
 
         async def one(number: int) -> None:
-            stream = await client.new_stream(server.get_id(), [ECHO])
+            stream = await connection.open_protocol(ECHO)
             for size in (1, 5000, 100_000):
                 body = bytes([number]) * size
                 await stream.write(body)
@@ -629,9 +626,21 @@ async def test_echoes_of_many_streams_at_once():
                 while len(got) < size:
                     got += await stream.read()
                 assert got == body
-            await stream.close()
+            await stream.end()
 
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 for number in range(20):
                     nursery.start_soon(one, number)
+
+
+async def test_what_came_behind_the_negotiation_is_read_first(peer):
+    """It counts as read once, so that the window opens by what was read."""
+    stream = await stream_of(peer)
+    await peer.send(data(1, bytes(range(100)) * 1000))
+    got = await stream.read()
+    stream.put_back(got[-90_000:])
+    assert peer.muxer.held_bytes == stream.unread_bytes == 90_000
+    assert await stream.read(90_000) == got[-90_000:]
+    assert peer.muxer.held_bytes == 0
+    assert sum(length for _, _, _, length in peer.frames()) <= 100_000

@@ -112,7 +112,6 @@ def _service(name: str, *, system: bool) -> Service:
 
 
 def _prepare(options: JoinOptions, *, level: str | None) -> Prepared:
-    # Before libp2p is imported, which adds a log handler where there is none.
     from bbnode.daemon.observing import logs
 
     logs.configure(level if level in ("debug", "info", "warning", "error") else "warning", "auto")

@@ -50,7 +50,7 @@ def command(
 
 
 def _run(resolved: ResolvedConfig, record: Path | None) -> int:
-    # Before the daemon's modules are imported: libp2p adds a log handler where there is none.
+    # Before the daemon's modules are imported, which may warn.
     from bbnode.daemon.observing import logs
 
     logs.configure(resolved.config.node.log_level, resolved.config.node.log_format)

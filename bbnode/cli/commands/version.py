@@ -13,7 +13,7 @@ from bbnode.cli import output
 from bbnode.cli.common import JsonOption
 
 # What decides how a node behaves towards others.
-PACKAGES = ("libp2p", "onnx", "onnxruntime", "numpy", "trio", "protobuf")
+PACKAGES = ("cryptography", "onnx", "onnxruntime", "numpy", "trio", "protobuf")
 
 
 def command(as_json: JsonOption = False) -> None:
@@ -28,4 +28,4 @@ def command(as_json: JsonOption = False) -> None:
         output.json_object(versions)
         return
     for name, version in versions.items():
-        output.data(f"{name:<12}{version}")
+        output.data(f"{name:<14}{version}")

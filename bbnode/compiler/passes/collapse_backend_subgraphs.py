@@ -312,7 +312,7 @@ class Collapser:
             import_used(function, self._versions)
             digest = function_digest(function, self._prints)
             function.name = NAME_PREFIX + digest.hex()[:HEX_DIGITS]
-            if not any(node.attributes and node.graphs for node in canonical):
+            if not any(node.graphs for node in canonical):
                 self._known[said] = function
         return function
 
@@ -332,8 +332,7 @@ def _in_canonical_form(node: OpNode, index: int, names: Mapping[str, str]) -> Op
         }  # fmt: skip
         if kept:
             made.metadata[keys.QUANTIZATION_KEY] = annotation_text(kept)
-    if node.attributes:
-        made.rename_captured(names)
+    made.rename_captured(names)
     return made
 
 

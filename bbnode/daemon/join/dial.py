@@ -29,6 +29,7 @@ from bbnode.transport import (
     Transport,
     TransportSetup,
 )
+from bbnode.transport.errors import OTHER_KEY
 from bbnode.transport.registry import make_transport
 
 # A dial gives up after 5 s; each address gets its second chance within this.
@@ -40,8 +41,6 @@ _LOOK_EVERY_S: Final = 0.05
 # A stream may come before the other side has read our hello: it is opened again.
 _PING_EVERY_S: Final = 0.1
 _GOODBYE_S: Final = 1.0
-# libp2p 0.8.1, of a handshake that proved another key than the one that was dialled.
-_OTHER_KEY: Final = "does not correspond to the received pubkey"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +114,7 @@ async def _first_hello(backend: Transport, source: Source) -> ConnectionOpened:
                 break
     (wanted,) = backend.wanted()
     why = wanted.last_error or f"no answer within {CONNECT_TIMEOUT_S:g} s"
-    if _OTHER_KEY in why:
+    if OTHER_KEY in why:
         raise WrongPeer(
             f"somebody else than {source.inviter} answers at its address: {why}; ask for a new "
             "ticket or its present address"

@@ -35,7 +35,7 @@ _SECRET = re.compile(r"secret|token|password|passwd|credential|api_?key|private"
 # Anything that looks like one of our tickets, statements or lists.
 _SIGNED = re.compile(r"\bbb[a-z]*[0-9]+:[A-Za-z0-9_-]{16,}")
 _PACKAGES = (
-    "bbnode", "onnx", "onnxruntime", "numpy", "libp2p", "trio", "protobuf", "multiaddr",
+    "bbnode", "onnx", "onnxruntime", "numpy", "trio", "protobuf", "multiaddr",
     "cryptography", "pydantic", "msgpack",
 )  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Logging of the daemon: one line per event on stderr, for people, machines or the journal.
 
-Rule: configured once, by `configure`, before libp2p is imported: its first connection adds a
-handler of its own to a root logger that has none. Modules log through
+Rule: configured once, by `configure`. Modules log through
 `logging.getLogger(__name__)` and put data in `extra`, not into the sentence. A peer can cause a
 line a million times, so at most LOG_BURST lines of one logger's message are written in
 LOG_WINDOW_S.
@@ -130,8 +129,7 @@ def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:
     """Send everything of at least `level` to stderr, in one of the forms of `node.log_format`.
 
     It replaces an earlier configuration, except for handlers with `outlives_configure`, so that
-    followers of the log keep their stream. libp2p's loggers, which do not propagate by default,
-    are let through from warnings on: their lower levels are one line per packet.
+    followers of the log keep their stream.
     """
     out = stream if stream is not None else sys.stderr
     handler = logging.StreamHandler(out)
@@ -149,17 +147,8 @@ def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:
 
 
 def set_level(level: str, logger_name: str = "") -> None:
-    """Change the least severe level that is logged, while the daemon runs.
-
-    "" is the root logger, whose level counts for libp2p too.
-    """
-    root = logging.getLogger(logger_name)
-    root.setLevel(level.upper())
-    if logger_name:
-        return
-    libp2p = logging.getLogger("libp2p")
-    libp2p.propagate = True
-    libp2p.setLevel(max(logging.WARNING, root.level))
+    """Set the least severe level that is logged, while the daemon runs; "" is the root logger."""
+    logging.getLogger(logger_name).setLevel(level.upper())
 
 
 def _form_for(stream: IO[str]) -> str:

@@ -17,7 +17,7 @@ from bbnode.daemon.invoke.rounds import CODED_METRICS
 
 SCHEMA = "bbnode/up/1"
 _PACKAGES = (
-    "bbnode", "libp2p", "trio", "onnx", "onnxruntime", "numpy", "scikit-learn", "protobuf",
+    "bbnode", "trio", "onnx", "onnxruntime", "numpy", "scikit-learn", "protobuf",
 )  # fmt: skip
 _KEPT = (
     *("round", "ok", "seconds", "bytes", "responded", "missing", "missing_why", "refused"),

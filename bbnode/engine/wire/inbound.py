@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from multiaddr import Multiaddr
 
@@ -53,6 +53,7 @@ from bbnode.ir.caps import DEDUP_WINDOW, MAX_REFUSALS_PER_S
 from bbnode.ir.envelope import (
     Buffer,
     CorrelationKind,
+    Layout,
     SlotFill,
     WireCorrelation,
     WireEnvelope,
@@ -67,6 +68,11 @@ from bbnode.ir.values import TRIGGER, Value, WireRequestId
 
 _TENSOR = TypeKind.TENSOR
 _ABOUT_ITSELF = WireCorrelation(kind=CorrelationKind.NONE, wire_req_id=0)
+
+# An envelope up to this size is likely to be one of many that differ in few bytes.
+_MAX_LEARNED_BYTES: Final = 2048
+_MAX_LAYOUTS: Final = 1024  # of a node; less than 1 KiB each
+_MISSES: Final = 8  # a peer that sends several things by turns: its layout changes this seldom
 
 DedupKey: TypeAlias = tuple[PeerId, int, int]
 
@@ -155,6 +161,7 @@ class Inbound:
     def __post_init__(self) -> None:
         self.decoder.landing = self
         self._told = PerSecond(MAX_REFUSALS_PER_S)
+        self._layouts: dict[PeerId, Layout] = {}
 
     def receive(self, event: InboundBytes) -> None:
         """Handle one envelope; its charge is released here unless an execution keeps it.
@@ -189,7 +196,7 @@ class Inbound:
         peer, data, reports = event.peer, event.data, self.reports
         try:
             # Its size was checked at the boundary.
-            envelope = decode_envelope(data, max_bytes=len(data))
+            envelope = self._decode(peer, data)
             _check_count(len(envelope.fills), self.limits.envelope_fills, "fills")
             claimed = envelope.src_peer_addresses
             is_known = self.neighbours.book.is_unchanged(peer, claimed, event.observed)
@@ -209,6 +216,27 @@ class Inbound:
         if not is_known and peer != self.neighbours.self_peer:
             self._learn(peer, claimed, event.observed)
         return envelope
+
+    def _decode(self, peer: PeerId, data: Buffer) -> WireEnvelope:
+        """Return an envelope, by the layout of an earlier one of its sender if it is the same."""
+        if len(data) > _MAX_LEARNED_BYTES:
+            return decode_envelope(data, max_bytes=len(data))
+        raw = bytes(data)
+        layout = self._layouts.get(peer)
+        if layout is not None:
+            found = layout.decode(raw)
+            if found is not None:
+                return found
+            layout.misses += 1
+            if layout.misses % _MISSES:
+                return decode_envelope(raw)
+
+        def learn(*parts: Any) -> None:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[peer] = Layout(*parts)
+
+        return decode_envelope(raw, learn=learn)
 
     def _check_claimed(self, claimed: Sequence[bytes]) -> None:
         """Raise DecodeError for addresses beyond the limits; those in the book were checked."""

@@ -1,4 +1,4 @@
-"""The transport over py-libp2p, `network.transport = "libp2p"`: the only place that imports it."""
+"""The transport that speaks libp2p, `network.transport = "libp2p"`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from bbnode.transport.base import Transport, TransportSetup
 
 
 def from_setup(setup: TransportSetup) -> Transport:
-    """Return the libp2p transport of a node; raises ListenError and DeploymentError.
-
-    The parts of libp2p that a node never uses are not imported, unless libp2p already is.
-    """
+    """Return the libp2p transport of a node; raises ListenError and DeploymentError."""
     if setup.settings:
         raise DeploymentError(
             f"the libp2p transport has no settings: remove {', '.join(setup.settings)} from "
             "[network.settings]"
         )
-    from bbnode.transport.libp2p.imports import import_core
-
-    import_core()
     from bbnode.transport.libp2p.transport import Libp2pTransport
 
     transport = Libp2pTransport(

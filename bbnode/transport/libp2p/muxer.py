@@ -16,30 +16,14 @@ for and does not read.
 from __future__ import annotations
 
 import contextlib
-import logging
-import math
 import struct
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Final, cast
+from typing import Final
 
 import trio
-from libp2p.abc import IMuxedConn, IMuxedStream
-from libp2p.connection_types import ConnectionType
-from libp2p.custom_types import TProtocol
-from libp2p.network.connection.raw_connection import RawConnection
-from libp2p.peer.id import ID
-from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
-from libp2p.stream_muxer.exceptions import (
-    MuxedConnUnavailable,
-    MuxedStreamClosed,
-    MuxedStreamEOF,
-    MuxedStreamError,
-    MuxedStreamReset,
-)
-from multiaddr import Multiaddr
 
+from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.libp2p.noise_channel import (
     OVERHEAD_BYTES,
     PACKET_BYTES,
@@ -49,9 +33,7 @@ from bbnode.transport.libp2p.noise_channel import (
 )
 from bbnode.transport.libp2p.wire import BROKEN, READ_BYTES, ByteWire, ReusedBuffers
 
-log = logging.getLogger(__name__)
-
-YAMUX_ID: Final = TProtocol("/yamux/1.0.0")
+YAMUX_ID: Final = "/yamux/1.0.0"
 
 _HEADER: Final = struct.Struct(">BBHII")
 _DATA, _WINDOW, _PING, _GO_AWAY = range(4)
@@ -92,8 +74,31 @@ class _Sending:
         self.changed = trio.Event()
 
 
-class MuxedStream(IMuxedStream):
-    """One stream of a Muxer. One task reads it and one writes it at a time."""
+class MuxedStream:
+    """One stream of a Muxer. One task reads it and one writes it at a time.
+
+    Its reads, writes and waits may be cancelled.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_buffer",
+        "_muxer",
+        "_over",
+        "_owed",
+        "_queued",
+        "_recv_window",
+        "_send_window",
+        "_sending",
+        "_sink",
+        "_sink_error",
+        "_window",
+        "end_in",
+        "end_out",
+        "failure",
+        "is_initiator",
+        "stream_id",
+    )
 
     def __init__(self, muxer: Muxer, number: int, *, ours: bool) -> None:
         self._muxer = muxer
@@ -117,14 +122,14 @@ class MuxedStream(IMuxedStream):
         self.failure = ""
 
     @property
-    def muxed_conn(self) -> Muxer:  # type: ignore[override]
-        """The connection."""
-        return self._muxer
-
-    @property
     def unread_bytes(self) -> int:
         """Bytes that have come and were not read."""
         return len(self._buffer)
+
+    @property
+    def broken(self) -> bool:
+        """True after a reset of either side, or the end of the connection."""
+        return bool(self.failure)
 
     @property
     def is_closed(self) -> bool:
@@ -133,16 +138,16 @@ class MuxedStream(IMuxedStream):
 
     # -- reading ---------------------------------------------------------------------------
 
-    async def read(self, n: int | None = None) -> bytes:
-        """Return 1 to `n` bytes, or all there are; may be cancelled.
+    async def read(self, max_bytes: int = _MOST_WINDOW_BYTES) -> bytes:
+        """Return 1 to `max_bytes` bytes; b"" at the end.
 
-        Raises MuxedStreamEOF at the end and MuxedStreamReset when the stream or its connection has
-        broken, both after everything that came before.
+        Raises StreamBrokenError when the stream or its connection has broken, after everything
+        that came before.
         """
-        if n == 0:
-            return b""
         while not self._buffer:
-            self._raise_if_over()
+            self._raise_if_broken()
+            if self.end_in:
+                return b""
             if self._arrived is not None:
                 raise trio.BusyResourceError("another task reads this stream")
             self._arrived = trio.Event()
@@ -150,16 +155,23 @@ class MuxedStream(IMuxedStream):
                 await self._arrived.wait()
             finally:
                 self._arrived = None
-        count = len(self._buffer) if n is None or n < 0 else n
-        data = bytes(memoryview(self._buffer)[:count])
+        data = bytes(memoryview(self._buffer)[:max_bytes])
         del self._buffer[: len(data)]
-        self._was_read(len(data))
+        self._muxer.count_unread(self, -len(data))
+        self._credit(len(data))
         return data
+
+    def put_back(self, data: bytes) -> None:
+        """Let the next read begin with `data`, the end of what was read last."""
+        self._buffer[:0] = data
+        self._muxer.count_unread(self, len(data))
+        # It counts as read when it is read again.
+        self._owed -= len(data)
 
     async def feed(self, take: Callable[[memoryview], None]) -> None:
         """Pass what comes to `take` in the turn in which it comes, until the end of the stream.
 
-        The view is valid during the call. Raises what `take` raises, and MuxedStreamReset.
+        The view is valid during the call. Raises what `take` raises, and StreamBrokenError.
         """
         self._over = trio.Event()
         self._sink = take
@@ -175,8 +187,7 @@ class MuxedStream(IMuxedStream):
             self._sink = None
         if self._sink_error is not None:
             raise self._sink_error
-        if self.failure:
-            raise MuxedStreamReset(self.failure)
+        self._raise_if_broken()
 
     def _pass_on(self, data: memoryview) -> None:
         if self._sink is None or self._sink_error is not None:
@@ -188,11 +199,9 @@ class MuxedStream(IMuxedStream):
             self._wake_reader()
         self._credit(len(data))
 
-    def _raise_if_over(self) -> None:
+    def _raise_if_broken(self) -> None:
         if self.failure:
-            raise MuxedStreamReset(self.failure)
-        if self.end_in:
-            raise MuxedStreamEOF("the peer has ended the stream")
+            raise StreamBrokenError(self.failure)
 
     def set_window(self, window_bytes: int) -> None:
         """Let the peer send `window_bytes` ahead of the reader from now on, never less than now."""
@@ -200,10 +209,6 @@ class MuxedStream(IMuxedStream):
         if more > 0 and not self.is_closed:
             self._window = window_bytes
             self._grant(more)
-
-    def _was_read(self, size: int) -> None:
-        self._muxer.count_unread(self, -size)
-        self._credit(size)
 
     def _credit(self, size: int) -> None:
         """Count bytes that were read, and tell the peer of its room by quarters of the window."""
@@ -255,8 +260,7 @@ class MuxedStream(IMuxedStream):
     async def write(self, *data: bytes | memoryview) -> None:
         """Send all of `data`, as the window allows; may be cancelled, and then some was sent.
 
-        Raises MuxedStreamClosed after our own end and MuxedStreamReset when the stream or its
-        connection has broken.
+        Raises StreamBrokenError after our own end, or when the stream or its connection has broken.
         """
         while not (sending := self._begin(data)):
             await self._until(self._sending)
@@ -296,10 +300,9 @@ class MuxedStream(IMuxedStream):
             sending.changed = trio.Event()
 
     def _raise_if_unwritable(self) -> None:
-        if self.failure:
-            raise MuxedStreamReset(self.failure)
+        self._raise_if_broken()
         if self.end_out:
-            raise MuxedStreamClosed("the stream is closed for writing")
+            raise StreamBrokenError("the stream is closed for writing")
 
     def _queue(self) -> None:
         if self._sending is not None and self._send_window > 0 and not self._queued:
@@ -337,17 +340,14 @@ class MuxedStream(IMuxedStream):
 
     # -- the end ---------------------------------------------------------------------------
 
-    async def close_write(self) -> None:
-        """End our direction, after what waits to be written; reading goes on."""
-        with contextlib.suppress(MuxedStreamError):
+    async def end(self) -> None:
+        """End our direction, after what waits to be written; reading goes on. Never raises."""
+        with contextlib.suppress(StreamBrokenError):
             await self._until(self._sending)
         if not self.end_out and not self.failure:
             self.end_out = True
             self._muxer.put_frame(_WINDOW, _FIN, self.stream_id, 0)
             self._forget_if_over()
-
-    # As libp2p understands it: whoever is done with a stream resets it, or reads to its end.
-    close = close_write
 
     async def reset(self) -> None:
         """End both directions at once, and drop what was not read."""
@@ -369,67 +369,43 @@ class MuxedStream(IMuxedStream):
         if self.end_in and self.end_out:
             self._muxer.forget(self)
 
-    def set_deadline(self, ttl: int) -> None:
-        raise NotImplementedError("a stream has no deadlines; cancel the call")
 
-    def get_remote_address(self) -> tuple[str, int] | None:
-        return self._muxer.get_remote_address()
-
-    async def __aenter__(self) -> MuxedStream:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-
-class Muxer(IMuxedConn):
-    """One secured connection and its streams; libp2p's Swarm runs `start` to its end."""
-
-    negotiated_security_protocol = str(NOISE_ID)
-    negotiated_muxer_protocol = str(YAMUX_ID)
+class Muxer:
+    """One secured connection and its streams; `run` moves what comes and goes."""
 
     def __init__(
         self,
-        raw: RawConnection,
         wire: ByteWire,
         channel: NoiseChannel,
-        peer_id: ID,
         *,
         is_initiator: bool,
         ahead: tuple[bytes, bytes] = (b"", b""),
         unread_bytes: int,
         max_streams: int,
-        on_refused: Callable[[Muxer, str], None] = lambda _muxer, _reason: None,
+        on_stream: Callable[[MuxedStream], None],
+        on_refused: Callable[[str], None],
+        on_end: Callable[[str], None],
     ) -> None:
         """Take a connection over; `ahead` is plaintext, and packets, that were read already.
 
         `unread_bytes` may lie unread on all streams together, of which there are at most
-        `max_streams`. `on_refused` is called with what the peer did against the rules, after which
-        the connection ends.
+        `max_streams`. `on_stream` is called with each stream that the peer opens, `on_refused` with
+        what the peer did against the rules, after which the connection ends, and `on_end` with the
+        reason when it has.
         """
-        self.raw = raw
-        self.peer_id = peer_id
         # The bound, which may be raised at any time.
         self.unread_bytes = unread_bytes
         self.streams: dict[int, MuxedStream] = {}
-        self.event_started = trio.Event()
-        self.event_closed = trio.Event()
         # Why the connection has ended; "" while it lives.
         self.ended = ""
-        # Called once it has ended, with the reason.
-        self.on_end: Callable[[str], None] = lambda _reason: None
+        self._on_end = on_end
         self._wire = wire
         self._channel = channel
         self._is_initiator = is_initiator
         self._max_streams = max_streams
+        self._on_stream = on_stream
         self._on_refused = on_refused
         self._next_number = 1 if is_initiator else 2
-        self._new, self._accepted = trio.open_memory_channel[MuxedStream](math.inf)
         self._goes_away = False
         self._open_tokens, self._opened_at = float(_OPENED_AT_ONCE), trio.current_time()
         self._held = 0
@@ -449,63 +425,28 @@ class Muxer(IMuxedConn):
         self._in_turn = False
         self._to_write = trio.Event()
 
-    # -- what libp2p asks for --------------------------------------------------------------
-
-    @property
-    def is_initiator(self) -> bool:
-        return self._is_initiator
-
-    @property
-    def is_established(self) -> bool:
-        return self.event_started.is_set() and not self.ended
-
-    @property
-    def is_closed(self) -> bool:
-        return self.event_closed.is_set()
-
-    def get_transport_addresses(self) -> list[Multiaddr]:
-        return self.raw.get_transport_addresses()
-
-    def get_connection_type(self) -> ConnectionType:
-        return self.raw.get_connection_type()
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        """Return the IP address and port of the other side; None for a circuit."""
-        return self.raw.get_remote_address()
-
-    async def start(self) -> None:
+    async def run(self) -> None:
         """Read and write until the connection ends; never raises because of the peer."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write)
-            self.event_started.set()
             try:
                 await self._read()
             finally:
                 self.end("this side has stopped")
                 nursery.cancel_scope.cancel()
 
-    async def open_stream(self) -> MuxedStream:
-        """Return a new stream; raises MuxedConnUnavailable or MuxedStreamError."""
+    def open_stream(self) -> MuxedStream:
+        """Return a new stream; raises StreamBrokenError."""
         if self.ended or self._goes_away:
-            raise MuxedConnUnavailable(self.ended or "the peer takes no new streams")
+            raise StreamBrokenError(self.ended or "the peer takes no new streams")
         if len(self.streams) >= self._max_streams:
-            raise MuxedStreamError(f"{self._max_streams} streams are open already; close some")
+            raise StreamBrokenError(f"{self._max_streams} streams are open already; close some")
         number, self._next_number = self._next_number, self._next_number + 2
         stream = self.streams[number] = MuxedStream(self, number, ours=True)
         self.put_frame(_WINDOW, _SYN, number, 0)
         return stream
 
-    async def accept_stream(self) -> MuxedStream:
-        """Return the next stream of the peer's; raises MuxedConnUnavailable at the end."""
-        while True:
-            try:
-                stream = await self._accepted.receive()
-            except trio.EndOfChannel:
-                raise MuxedConnUnavailable(self.ended) from None
-            if not stream.failure:
-                return stream
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Tell the peer and end the connection; what waits to be sent may be lost."""
         if not self.ended:
             self.put_frame(_GO_AWAY, 0, 0, _NORMAL)
@@ -525,15 +466,13 @@ class Muxer(IMuxedConn):
         self._frames.clear()
         self._plain = self._packet = b""
         self._drop_sealed()
-        self._new.close()
         self._to_write.set()
-        self.event_closed.set()
-        self.on_end(reason)
+        self._on_end(reason)
 
     def _refuse(self, reason: str) -> None:
         """End the connection because of what the peer did."""
         if not self.ended:
-            self._on_refused(self, reason)
+            self._on_refused(reason)
             self.put_frame(_GO_AWAY, 0, 0, _PROTOCOL_ERROR)
             if not self._wire.blocked:
                 self._send_batch()
@@ -674,7 +613,7 @@ class Muxer(IMuxedConn):
             return f"over {_OPENED_AT_ONCE} streams in a rush, and {_OPENED_PER_S:g} a second"
         stream = self.streams[number] = MuxedStream(self, number, ours=False)
         self.put_frame(_WINDOW, _ACK, number, 0)
-        self._new.send_nowait(stream)
+        self._on_stream(stream)
         return ""
 
     def _charge(self, stream: MuxedStream | None, length: int) -> str:
@@ -788,22 +727,3 @@ class Muxer(IMuxedConn):
         buffer, self._sealed, self._sealed_buffer = self._sealed_buffer, None, None
         if buffer is not None:
             _SEALED_BUFFERS.give(buffer)
-
-
-def take_over(secured: Any, **bounds: Any) -> Muxer:
-    """Return a Muxer in place of libp2p's layers on a raw connection, once Yamux is agreed on.
-
-    `bounds` are those of Muxer. Raises AttributeError if libp2p's layers changed.
-    """
-    packets = secured.conn
-    raw: RawConnection = packets.read_writer.read_write_closer
-    wire, ahead = cast(Any, raw.stream).detach()
-    return Muxer(
-        raw,
-        wire,
-        NoiseChannel.from_handshake(packets.noise_state),
-        secured.get_remote_peer(),
-        is_initiator=secured.is_initiator,
-        ahead=(secured._drain(None), ahead),
-        **bounds,
-    )

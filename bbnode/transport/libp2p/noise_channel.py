@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -33,18 +33,11 @@ class NoiseChannel:
 
     __slots__ = ("_open", "_opened", "_seal", "_sealed")
 
-    def __init__(self, sealing: tuple[bytes, int], opening: tuple[bytes, int]) -> None:
-        """Go on with the key and the counter of each direction, as the handshake left them."""
-        (seal_key, self._sealed), (open_key, self._opened) = sealing, opening
+    def __init__(self, seal_key: bytes, open_key: bytes) -> None:
+        """Begin with the keys that the handshake made, one for each direction."""
+        self._sealed = self._opened = 0
         self._seal = ChaCha20Poly1305(seal_key).encrypt_into
         self._open = ChaCha20Poly1305(open_key).decrypt_into
-
-    @classmethod
-    def from_handshake(cls, state: Any) -> NoiseChannel:
-        """Take over the cipher states of a NoiseConnection whose handshake is done."""
-        protocol = state.noise_protocol
-        out, inward = protocol.cipher_state_encrypt, protocol.cipher_state_decrypt
-        return cls((out.k, out.n), (inward.k, inward.n))
 
     def seal(self, plain: bytes | bytearray | memoryview, into: memoryview, at: int) -> int:
         """Encrypt `plain` in as many packets as it takes, from `at` on; return where they end."""

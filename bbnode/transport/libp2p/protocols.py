@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import trio
 
@@ -21,7 +21,8 @@ from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Buffer, Counters, ProtocolStream
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError, TooManyStreamsError
-from bbnode.transport.libp2p.carrier import LANE_PROTOCOLS, Libp2pCarrier, Libp2pStream
+from bbnode.transport.libp2p.connection import LANE_PROTOCOLS, Connection
+from bbnode.transport.libp2p.muxer import MuxedStream
 from bbnode.transport.links.link import Link, LinkState
 
 log = logging.getLogger(__name__)
@@ -49,19 +50,14 @@ class ProtocolRules:
 class LinkedStream(ProtocolStream):
     """A ProtocolStream on the connection of a link; all calls can be cancelled."""
 
-    def __init__(self, link: Link, stream: Libp2pStream) -> None:
-        # The connection it runs on.
+    def __init__(self, link: Link, stream: MuxedStream) -> None:
+        # The connection it runs on, and its stream there.
         self.link = link
-        self._stream = stream
+        self.stream = stream
         self._broken = ""
         self._lock = trio.Lock()
         # When bytes last moved, either way.
         self.moved_at = trio.current_time()
-
-    @property
-    def raw(self) -> Any:
-        """libp2p's stream."""
-        return self._stream.raw
 
     @property
     def peer(self) -> PeerId:
@@ -70,7 +66,7 @@ class LinkedStream(ProtocolStream):
     async def read(self, max_bytes: int) -> bytes:
         await trio.lowlevel.checkpoint()
         with self._told():
-            data = await self._stream.read(max_bytes)
+            data = await self.stream.read(max_bytes)
         self.moved_at = trio.current_time()
         return data
 
@@ -79,12 +75,12 @@ class LinkedStream(ProtocolStream):
         async with self._lock:
             for at in range(0, len(view), _WRITE_BYTES):
                 with self._told():
-                    await self._stream.write(view[at : at + _WRITE_BYTES])
+                    await self.stream.write(view[at : at + _WRITE_BYTES])
                 self.moved_at = trio.current_time()
 
     async def end(self) -> None:
         async with self._lock:
-            await self._stream.end()
+            await self.stream.end()
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -97,7 +93,7 @@ class LinkedStream(ProtocolStream):
     def abort(self, reason: str) -> None:
         """Break the stream at once: all calls raise, and the other side sees a reset."""
         self._broken = self._broken or reason
-        self._stream.abort(reason)
+        self.stream.abort(reason)
 
     async def finish(self, *, clean: bool) -> bool:
         """End our side (`clean`) or reset the stream. Cannot be cancelled; bounded in time.
@@ -107,18 +103,16 @@ class LinkedStream(ProtocolStream):
         ended = False
         with trio.CancelScope(shield=True):
             if clean:
-                await self._stream.end()
+                await self.stream.end()
                 # A reset would lose data that the other side has not read; when it ends its own
                 # side, it has read everything.
                 with trio.move_on_after(_LINGER_S), suppress(StreamBrokenError):
-                    while await self._stream.read(_READ_BYTES):
+                    while await self.stream.read(_READ_BYTES):
                         pass
                     ended = True
-            broken = bool(self._broken) or self._stream.broken
-            if ended:
-                await self._stream.close()
-            else:
-                await self._stream.reset()
+            broken = bool(self._broken) or self.stream.broken
+            if not ended:
+                self.stream.abort("the stream was reset here")
         return clean and not ended and not broken
 
 
@@ -143,9 +137,9 @@ class Protocols:
         """Set rules for the streams of one protocol, in both directions; before `run`."""
         self._rules[protocol_id] = rules
 
-    def raw_streams(self) -> set[Any]:
-        """Return libp2p's streams that are in use here."""
-        return {stream.raw for stream in self._streams}
+    def streams(self) -> set[MuxedStream]:
+        """Return the streams of connections that are in use here."""
+        return {stream.stream for stream in self._streams}
 
     def reap(self, now_s: float) -> None:
         """Break the streams on which nothing has moved for too long."""
@@ -162,8 +156,11 @@ class Protocols:
             raise DeploymentError(f"protocol id {protocol_id!r} does not begin with a slash")
         self._handlers[protocol_id] = handler
 
-    async def serve(self, link: Link | None, protocol_id: str, raw: Libp2pStream) -> None:
+    async def serve(self, link: Link | None, protocol_id: str, raw: MuxedStream) -> None:
         """Serve one stream that a peer opened, to its end."""
+        if link is not None:
+            # It may overtake the peer's hello, which comes on another stream.
+            await link.settled.wait()
         place = self._place(link, protocol_id, ours=False)
         if link is None or place is None:
             self._counters.add("protocols.refused")
@@ -186,7 +183,7 @@ class Protocols:
         self, link: Link | None, peer: PeerId, protocol_id: str
     ) -> AsyncIterator[LinkedStream]:
         """Open a stream of ours, as `Transport.open_stream` says."""
-        if link is None or not isinstance(link.carrier, Libp2pCarrier):
+        if link is None or not isinstance(link.carrier, Connection):
             raise NotConnectedError(f"{peer} is not connected; wait for its ConnectionOpened")
         place = self._place(link, protocol_id, ours=True)
         if place is None:
@@ -235,7 +232,7 @@ class Protocols:
         finally:
             self._streams.discard(stream)
 
-    def _linked(self, link: Link, protocol_id: str, raw: Libp2pStream) -> LinkedStream:
+    def _linked(self, link: Link, protocol_id: str, raw: MuxedStream) -> LinkedStream:
         rules = self._rules.get(protocol_id)
         raw.set_window(_WINDOW_BYTES if rules is None else rules.window_bytes)
         stream = LinkedStream(link, raw)

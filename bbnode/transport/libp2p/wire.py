@@ -11,10 +11,11 @@ import os
 from typing import Final, Protocol
 
 import trio
-from libp2p.io.exceptions import IOException
+
+from bbnode.transport.errors import StreamBrokenError
 
 # What a wire raises when it is at its end.
-BROKEN: Final = (OSError, IOException, trio.ClosedResourceError, trio.BrokenResourceError)
+BROKEN: Final = (OSError, StreamBrokenError, trio.ClosedResourceError, trio.BrokenResourceError)
 # The most that is read in one turn: half a millisecond of decryption.
 READ_BYTES: Final = 512 * 1024
 # The free buffers of each size that a process keeps.
@@ -103,11 +104,11 @@ class SocketWire:
 class Circuit(Protocol):
     """One end of a circuit; its reads and writes may be cancelled."""
 
-    async def read(self, n: int | None = None) -> bytes:
-        """Return at least one byte, b"" at the end; raises IOException."""
+    async def read(self) -> bytes:
+        """Return at least one byte, b"" at the end; raises StreamBrokenError."""
 
     async def write(self, data: bytes) -> None:
-        """Write all of `data`; raises IOException."""
+        """Write all of `data`; raises StreamBrokenError."""
 
     def cut(self) -> None:
         """End it at once, without waiting: pending reads and writes raise."""

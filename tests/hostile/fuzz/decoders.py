@@ -47,10 +47,19 @@ from bbnode.ir.refusal import WireRefusal, decode_refusal, encode_refusal
 from bbnode.ir.types import TypeNode
 from bbnode.transport import mdns
 from bbnode.transport.base import Hello
-from bbnode.transport.errors import FrameError, HelloError, StreamBrokenError
+from bbnode.transport.errors import (
+    FrameError,
+    HandshakeError,
+    HelloError,
+    NegotiationError,
+    StreamBrokenError,
+)
+from bbnode.transport.identity import Identity
+from bbnode.transport.libp2p import handshake, keys, negotiation
 from bbnode.transport.libp2p.relay import messages as relay
 from bbnode.transport.links.framing import FrameDecoder, FrameType, Lane, encode_header
 from bbnode.transport.links.hello import decode_hello, encode_hello
+from tests.transport.peer_keys import key_pairs
 
 CORPUS = Path(__file__).with_name("corpus")
 
@@ -96,6 +105,25 @@ def _read(function: Callable[[Any], Any]) -> Callable[[bytes], object]:
 def _frames(data: bytes) -> object:
     lane = Lane.BULK if data[:1] == b"\x07" else Lane.CONTROL
     return list(FrameDecoder(lane).feed(data))
+
+
+def _handshake_payload(data: bytes) -> object:
+    return handshake.decode_payload(data, _NOISE.public)
+
+
+def _first_message(data: bytes) -> None:
+    handshake.NoiseHandshake(_NOISE, initiator=False).read(data)
+
+
+def _choice(data: bytes) -> object:
+    choice = negotiation.Choice(("/a/1", "/b/1"))
+    return choice.take(data), choice.rest()
+
+
+def _proposal(data: bytes) -> object:
+    proposal = negotiation.Proposal("/a/1")
+    proposal.take(data)
+    return proposal.rest()
 
 
 def _component(data: bytes) -> object:
@@ -161,6 +189,8 @@ _LEDGER = ticket.Ledger(
 )
 _ROW = registry.Row(peer=_PEER, as_class="client", addresses=(_ADDRESS,), gone=False)
 _COOKIE = registry.Cookie(life=1, version=2, since=3)
+_NOISE = handshake.NoiseKeys(Identity.from_seed(b"\x01" * 32))
+_PROPOSED = negotiation.Proposal("/a/1").opening
 _ACCESS = (AccessRefused,)
 _RELAY = (relay.RelayMessageError, StreamBrokenError)
 
@@ -184,6 +214,21 @@ DECODERS: dict[str, Decoder] = {
         decode_refusal,
         (encode_refusal(WireRefusal("DataUnavailable", "no data", "Train_0 (a.py:1)")),),
     ),
+    "protobuf": Decoder(keys.decode_fields, (_NOISE.payload, keys.encode_field(1, 300))),
+    "public_key": Decoder(
+        keys.decode_public_key,
+        tuple(encoded for encoded, _ in key_pairs().values()),
+    ),
+    "handshake_payload": Decoder(_handshake_payload, (_NOISE.payload,), (HandshakeError,)),
+    "handshake_message": Decoder(
+        _first_message, (_NOISE.public, _NOISE.public + bytes(200)), (HandshakeError,)
+    ),
+    "negotiation_choice": Decoder(
+        _choice,
+        (_PROPOSED + b"rest", _PROPOSED[:20] + negotiation.encode_message("ls")),
+        (NegotiationError,),
+    ),
+    "negotiation_proposal": Decoder(_proposal, (_PROPOSED, _PROPOSED + b"x"), (NegotiationError,)),
     "hello": Decoder(
         decode_hello,
         (

@@ -14,14 +14,9 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import trio
-from libp2p.connection_types import ConnectionType
-from libp2p.io.abc import ReadWriteCloser
-from libp2p.io.exceptions import ConnectionClosedError, IOException
-from libp2p.network.connection.raw_connection import RawConnection
-from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import CIRCUIT, is_relayed
@@ -29,6 +24,8 @@ from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Direction
 from bbnode.transport.errors import DialError, RelayRefusedError, StreamBrokenError
+from bbnode.transport.libp2p.connection import Connection
+from bbnode.transport.libp2p.host import Libp2pHost
 from bbnode.transport.libp2p.protocols import LinkedStream, Protocols
 from bbnode.transport.libp2p.relay.messages import (
     REASONS,
@@ -42,43 +39,31 @@ from bbnode.transport.libp2p.relay.messages import (
     write_answer,
     write_request,
 )
-from bbnode.transport.libp2p.wire import ByteWire, CircuitWire
-from bbnode.transport.libp2p.workarounds import serve_inbound
+from bbnode.transport.libp2p.wire import CircuitWire
 from bbnode.transport.links.link import Link, LinkState
 
 _READ_BYTES: Final = 64 * 1024
 
 
-class CircuitPipe(ReadWriteCloser):
-    """One end of a circuit. Unlike a socket's, its reads and writes may be cancelled."""
+class CircuitPipe:
+    """One end of a circuit."""
 
     def __init__(self, stream: LinkedStream, *, wear_bytes: float = math.inf) -> None:
         """Wrap a stream; `worn` is set after `wear_bytes` in both directions, or when closed."""
         self._stream = stream
-        self._rest = memoryview(b"")
         self._left = wear_bytes
         self.worn = trio.Event()
         self.closed = trio.Event()
 
-    async def read(self, n: int | None = None) -> bytes:
-        """Return 1 to `n` bytes, b"" at the end; raises IOException."""
-        if not self._rest:
-            try:
-                data = await self._stream.read(_READ_BYTES)
-            except StreamBrokenError as error:
-                raise IOException(f"the circuit is gone: {error}") from error
-            self._count(len(data))
-            self._rest = memoryview(data)
-        count = len(self._rest) if n is None or n < 0 else n
-        part, self._rest = self._rest[:count], self._rest[count:]
-        return bytes(part)
+    async def read(self) -> bytes:
+        """Return at least one byte, b"" at the end; raises StreamBrokenError."""
+        data = await self._stream.read(_READ_BYTES)
+        self._count(len(data))
+        return data
 
     async def write(self, data: bytes) -> None:
-        """Write all of `data`; raises ConnectionClosedError."""
-        try:
-            await self._stream.write(data)
-        except StreamBrokenError as error:
-            raise ConnectionClosedError(f"the circuit is gone: {error}") from error
+        """Write all of `data`; raises StreamBrokenError."""
+        await self._stream.write(data)
         self._count(len(data))
 
     def cut(self) -> None:
@@ -86,20 +71,6 @@ class CircuitPipe(ReadWriteCloser):
         self.closed.set()
         self.worn.set()
         self._stream.abort("the circuit was closed here")
-
-    async def close(self) -> None:
-        """End it as `cut` does."""
-        self.cut()
-        await trio.lowlevel.checkpoint()
-
-    def detach(self) -> tuple[ByteWire, bytes]:
-        """Return the wire for all further bytes, and those that were read already."""
-        ahead, self._rest = bytes(self._rest), memoryview(b"")
-        return CircuitWire(self), ahead
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        """Return None: the address of a circuit is not an IP address."""
-        return None
 
     def _count(self, size: int) -> None:
         self._left -= size
@@ -124,7 +95,7 @@ class RelayClient:
 
     def __init__(
         self,
-        host: Any,
+        host: Libp2pHost,
         own: PeerId,
         protocols: Protocols,
         *,
@@ -221,15 +192,14 @@ class RelayClient:
             await write_answer(stream, RelayAnswer(status=RelayStatus.NO_RESERVATION))
             return
         await write_answer(stream, RelayAnswer(status=RelayStatus.OK))
-        raw, address = _raw(CircuitPipe(stream), stream.link, initiator=False)
-        await serve_inbound(self._host, raw, address)
+        await self._host.serve(CircuitWire(CircuitPipe(stream)), _way(stream.link))
 
-    async def dial(self, relay: Link, peer: PeerId) -> Any:
-        """Return a libp2p connection with `peer` through the relay at the other end of a link.
+    async def dial(self, relay: Link, peer: PeerId) -> Connection:
+        """Return a connection with `peer` through the relay at the other end of a link.
 
         Raises RelayRefusedError with the relay's reason, and DialError.
         """
-        report, result = trio.open_memory_channel[Any](1)
+        report, result = trio.open_memory_channel[Connection | DialError](1)
         try:
             relay.start_soon(partial(self._hold, relay, peer, report))
         except StreamBrokenError as error:
@@ -242,7 +212,9 @@ class RelayClient:
             raise made
         return made
 
-    async def _hold(self, relay: Link, peer: PeerId, report: trio.MemorySendChannel[Any]) -> None:
+    async def _hold(
+        self, relay: Link, peer: PeerId, report: trio.MemorySendChannel[Connection | DialError]
+    ) -> None:
         """Open a circuit, report its connection or a DialError, and keep it until it is closed."""
         try:
             async with self._protocols.open(relay, relay.peer, RELAY_PROTOCOL) as stream:
@@ -255,24 +227,19 @@ class RelayClient:
                         f"no circuit through {relay.peer} to {peer}: {REASONS[answer.status]}",
                     )
                 pipe = CircuitPipe(stream, wear_bytes=answer.bytes * USED_UP)
-                raw, _ = _raw(pipe, relay, initiator=True)
-                report.send_nowait(
-                    await self._host.get_network().upgrade_outbound_raw_conn(
-                        raw, ID(peer.to_bytes())
-                    )
-                )
+                report.send_nowait(await self._host.dial_over(CircuitWire(pipe), _way(relay), peer))
                 report.close()
                 with trio.move_on_after(answer.seconds * USED_UP):
                     await pipe.worn.wait()
                 if not pipe.closed.is_set():
                     await self._replace(relay, peer)
                 await pipe.closed.wait()
-        except Exception as error:  # noqa: BLE001 - declared boundary: libp2p lets anything out
-            failure = error
+        except (BbnodeError, trio.TooSlowError, trio.BrokenResourceError) as error:
+            failure = error if isinstance(error, DialError) else None
             if isinstance(error, trio.TooSlowError):
                 failure = DialError(f"the relay {relay.peer} was silent for {ANSWER_S:g} s")
-            elif not isinstance(error, DialError):
-                failure = DialError(f"no circuit through {relay.peer} to {peer}: {error!r}")
+            elif failure is None:
+                failure = DialError(f"no circuit through {relay.peer} to {peer}: {error}")
             if failure is not error:
                 failure.__cause__ = error
             with contextlib.suppress(trio.ClosedResourceError, trio.BrokenResourceError):
@@ -289,10 +256,9 @@ class RelayClient:
             log.info("a circuit was not replaced: %s", error)
 
 
-def _raw(pipe: CircuitPipe, relay: Link, *, initiator: bool) -> tuple[RawConnection, Multiaddr]:
-    """Return a circuit as libp2p takes it; the handshake proves who is at its other end."""
-    address = Multiaddr(f"{relay.carrier.address}/{CIRCUIT}")
-    return RawConnection(pipe, initiator, ConnectionType.RELAYED, [address]), address
+def _way(relay: Link) -> Multiaddr:
+    """Return the address of a circuit, but for the PeerId at its other end."""
+    return Multiaddr(f"{relay.carrier.address}/{CIRCUIT}")
 
 
 def can_be_dialled(own: Sequence[Multiaddr], by: Multiaddr) -> bool:

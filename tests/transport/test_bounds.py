@@ -1,4 +1,4 @@
-"""S16 to S19: what a stranger announces is not read, kept or waited for. Real hosts on loopback."""
+"""What a stranger announces is not read, kept or waited for. Real hosts on loopback."""
 
 from __future__ import annotations
 
@@ -8,67 +8,39 @@ import struct
 import pytest
 import trio
 from libp2p.exceptions import BaseLibp2pError
+from libp2p.peer.id import ID
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.utils import encode_delim, encode_uvarint
-from multiaddr import Multiaddr
 
 from bbnode.ir.caps import MAX_NEGOTIATION_MESSAGES, MAX_UNSECURED_BYTES
 from bbnode.transport.base import ConnectionOpened, EnvelopeReceived, HelloRefused
-from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.tcp import BoundedTcp
-from bbnode.transport.libp2p.workarounds import Bounds, build_host, running
+from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.limits import TransportLimits
 from tests.patience import PATIENCE_S
-from tests.transport.plain import plain_host, plain_running
+from tests.transport.hosts import LOOPBACK, TAKE, OurHost
+from tests.transport.plain import plain_dial, plain_host, plain_running
+from tests.transport.test_host import closed, never, tcp, until
 from tests.transport.test_libp2p_backend import CALM, make, next_event
-from tests.transport.test_libp2p_workarounds import LOOPBACK, dial, never
 
-TAKE = "/test/take/1"
 HEADER = encode_delim(b"/multistream/1.0.0")
 KIB = 1024
 
 
-class Watched:
+def watched(**limits) -> OurHost:
     """A host that reads nothing of the streams that are opened to it, and tells what it refused."""
+    host = OurHost(7, **limits)
+    host.handlers[TAKE] = never
+    return host
 
-    def __init__(self, **bounds) -> None:
-        self.refused: list[str] = []
-        self.late = 0
-        self.host = build_host(
-            Identity.from_seed(b"w" * 32),
-            BoundedTcp(),
-            max_connections=9,
-            max_per_peer=4,
-            bounds=Bounds(
-                **{
-                    "authenticate_s": 10 * PATIENCE_S,
-                    "on_late": self._on_late,
-                    "on_refused": lambda _muxer, reason: self.refused.append(reason),
-                    **bounds,
-                }
-            ),
-        )
-        self.host.set_stream_handler(TAKE, never)
 
-    def _on_late(self) -> None:
-        self.late += 1
+def late(host: OurHost) -> int:
+    """The handshakes that took too long."""
+    return host.counters.snapshot()["sockets.late"]
 
 
 def attacker():
     """A host with libp2p's own muxer, which does what it is told to."""
     return plain_host(b"x" * 32)
-
-
-async def tcp(address: Multiaddr) -> trio.SocketStream:
-    host, port = address.value_for_protocol("ip4"), address.value_for_protocol("tcp")
-    return await trio.open_tcp_stream(str(host), int(port))
-
-
-async def closed(stream: trio.SocketStream) -> None:
-    """The other side has closed it."""
-    with trio.fail_after(PATIENCE_S), contextlib.suppress(trio.BrokenResourceError):
-        while await stream.receive_some(65_536):
-            pass
 
 
 @pytest.mark.parametrize(
@@ -86,51 +58,51 @@ async def closed(stream: trio.SocketStream) -> None:
     ],
 )
 async def test_nothing_long_is_read_before_the_handshake(data):
-    """S16, S19: the connection ends at what it announced, long before its time is over."""
-    server = Watched()
-    async with running(server.host, [LOOPBACK]):
-        stream = await tcp(server.host.get_transport_addrs()[0])
+    """the connection ends at what it announced, long before its time is over."""
+    server = watched()
+    async with server.running([LOOPBACK]):
+        stream = await tcp(server.address)
         async with stream:
             with contextlib.suppress(trio.BrokenResourceError):
                 await stream.send_all(data)
             await closed(stream)
-    assert server.late == 0
+    assert late(server) == 0
 
 
 async def test_who_does_not_authenticate_in_time_goes():
-    server = Watched(authenticate_s=0.2)
-    async with running(server.host, [LOOPBACK]):
+    server = watched(authenticate_s=0.2)
+    async with server.running([LOOPBACK]):
         for data in (b"", HEADER, HEADER + encode_delim(b"/noise")):
-            stream = await tcp(server.host.get_transport_addrs()[0])
+            stream = await tcp(server.address)
             async with stream:
                 if data:
                     await stream.send_all(data)
                 await closed(stream)
-    assert server.late == 3
+    assert late(server) == 3
 
 
 @pytest.mark.parametrize("data", [encode_uvarint(2**33) + bytes(KIB), encode_delim(b"\xff\xfe")])
 async def test_nothing_long_is_read_before_a_stream_has_its_protocol(data):
-    """S16: the stream is reset, the connection and its other streams go on."""
-    server, client = Watched(), attacker()
-    async with running(server.host, [LOOPBACK]), plain_running(client, []):
-        connection = await dial(client, server.host)
+    """the stream is reset, the connection and its other streams go on."""
+    server, client = watched(), attacker()
+    async with server.running([LOOPBACK]), plain_running(client, []):
+        connection = await plain_dial(client, server.address, server.peer_id)
         stream = await connection.new_stream()
         await stream.write(data)
         with trio.fail_after(PATIENCE_S), contextlib.suppress(BaseLibp2pError):
             while await stream.read(4096):
                 pass
         assert not connection.event_closed.is_set()
-        await client.new_stream(server.host.get_id(), [TAKE])
+        await client.new_stream(ID(server.peer_id.to_bytes()), [TAKE])
     assert server.refused == []
 
 
 async def test_a_window_is_enforced():
-    """S17: a sender that takes the window for endless."""
-    server, client = Watched(), attacker()
-    async with running(server.host, [LOOPBACK]), plain_running(client, []):
-        connection = await dial(client, server.host)
-        stream = await client.new_stream(server.host.get_id(), [TAKE])
+    """a sender that takes the window for endless."""
+    server, client = watched(), attacker()
+    async with server.running([LOOPBACK]), plain_running(client, []):
+        connection = await plain_dial(client, server.address, server.peer_id)
+        stream = await client.new_stream(ID(server.peer_id.to_bytes()), [TAKE])
         stream.muxed_stream.send_window = 2**40
         with trio.fail_after(PATIENCE_S):
             with contextlib.suppress(BaseLibp2pError):
@@ -141,14 +113,14 @@ async def test_a_window_is_enforced():
 
 
 async def test_all_streams_together_have_a_bound():
-    """S17: each within its window; negotiated, and not."""
-    server, client = Watched(unread_bytes=500 * KIB), attacker()
-    async with running(server.host, [LOOPBACK]), plain_running(client, []):
-        connection = await dial(client, server.host)
+    """each within its window; negotiated, and not."""
+    server, client = watched(opening_unread_bytes=500 * KIB), attacker()
+    async with server.running([LOOPBACK]), plain_running(client, []):
+        connection = await plain_dial(client, server.address, server.peer_id)
         with trio.fail_after(PATIENCE_S):
             with contextlib.suppress(BaseLibp2pError):
                 for _ in range(3):
-                    stream = await client.new_stream(server.host.get_id(), [TAKE])
+                    stream = await client.new_stream(ID(server.peer_id.to_bytes()), [TAKE])
                     await stream.write(bytes(200 * KIB))
             await connection.event_closed.wait()
     assert "over 512000 bytes" in server.refused[0]
@@ -175,9 +147,9 @@ DATA, WINDOW, SYN = yamux.TYPE_DATA, yamux.TYPE_WINDOW_UPDATE, yamux.FLAG_SYN
     ],
 )
 async def test_frames_that_must_not_be(frames, reason):
-    server, client = Watched(), attacker()
-    async with running(server.host, [LOOPBACK]), plain_running(client, []):
-        connection = await dial(client, server.host)
+    server, client = watched(), attacker()
+    async with server.running([LOOPBACK]), plain_running(client, []):
+        connection = await plain_dial(client, server.address, server.peer_id)
         with trio.fail_after(PATIENCE_S):
             for each in frames:
                 await connection.muxed_conn._write_frame(each)
@@ -186,34 +158,33 @@ async def test_frames_that_must_not_be(frames, reason):
 
 
 async def test_streams_that_nobody_looked_at_are_counted():
-    """S17: libp2p makes them as they come, and hands them on one after the other."""
-    server, client = Watched(), attacker()
-    async with running(server.host, [LOOPBACK]), plain_running(client, []):
-        connection = await dial(client, server.host)
+    """libp2p makes them as they come, and hands them on one after the other."""
+    server, client = watched(), attacker()
+    async with server.running([LOOPBACK]), plain_running(client, []):
+        connection = await plain_dial(client, server.address, server.peer_id)
         burst = b"".join(frame(WINDOW, SYN, 101 + 2 * n, 0) for n in range(1000))
         with trio.fail_after(PATIENCE_S):
             with contextlib.suppress(BaseLibp2pError):
                 await connection.muxed_conn.secured_conn.write(burst)
             await connection.event_closed.wait()
-        await until(lambda: not server.host.get_network().get_connections())
+        await until(lambda: not server.connections)
 
 
 async def test_a_reset_stream_keeps_nothing():
-    """S18: its handler gives up with much unread."""
-    server, client = Watched(), attacker()
+    """its handler gives up with much unread."""
+    server, client = watched(), attacker()
     unread = trio.Event()
 
-    async def gives_up(stream) -> None:
+    async def gives_up(_connection, _stream) -> None:
         await unread.wait()
         raise ValueError("on purpose")
 
-    server.host.set_stream_handler(TAKE, gives_up)
-    async with running(server.host, [LOOPBACK]), plain_running(client, []):
-        await dial(client, server.host)
-        stream = await client.new_stream(server.host.get_id(), [TAKE])
+    server.handlers[TAKE] = gives_up
+    async with server.running([LOOPBACK]), plain_running(client, []):
+        await plain_dial(client, server.address, server.peer_id)
+        stream = await client.new_stream(ID(server.peer_id.to_bytes()), [TAKE])
         await stream.write(bytes(200 * KIB))
-        (connection,) = server.host.get_network().get_connections()
-        muxer = connection.muxed_conn
+        muxer = server.connection.muxer
         with trio.fail_after(PATIENCE_S):
             while muxer.held_bytes < 200 * KIB:
                 await trio.lowlevel.checkpoint()
@@ -229,12 +200,6 @@ async def test_a_reset_stream_keeps_nothing():
 def limits(**changes) -> TransportLimits:
     fields = {name: getattr(CALM, name) for name in TransportLimits.__slots__}
     return TransportLimits(**{**fields, **changes})
-
-
-async def until(reached) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not reached():
-            await trio.lowlevel.checkpoint()
 
 
 async def test_silent_sockets_shut_no_newcomer_out(nursery):
@@ -289,15 +254,15 @@ async def test_streams_that_belong_to_nobody_are_reset(nursery, newer):
     await next_event(b, ConnectionOpened)
     # Two lanes of each side.
     await until(lambda: a.metrics().streams == 4)
-    (connection,) = b._links
+    (connection,) = b._host.connections
     if newer:
         # Its lanes are taken over, and nothing is written there.
-        await b._host.new_stream(connection.muxed_conn.peer_id, ["/bbnode/bulk/1"])
+        await connection.open_protocol("/bbnode/bulk/1")
     else:
-        stream = await connection.new_stream()
+        stream = connection.muxer.open_stream()
     await until(lambda: a.counters()["streams.reaped"])
     if not newer:
-        with trio.fail_after(PATIENCE_S), contextlib.suppress(BaseLibp2pError):
+        with trio.fail_after(PATIENCE_S), contextlib.suppress(StreamBrokenError):
             while await stream.read(100):
                 pass
     await until(lambda: a.metrics().streams == 4)

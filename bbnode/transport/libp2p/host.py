@@ -1,0 +1,299 @@
+"""The connections of one node, from the socket or the circuit to the end.
+
+Rule: a connection is one task, which holds what it takes: whatever ends it, the socket is closed
+and its place is free. Each stream that a peer opens is a task as well; what its handler lets out
+ends that stream alone. Nobody is dialled unasked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import trio
+from multiaddr import Multiaddr
+
+from bbnode.ir.caps import DIALLED_HANDSHAKE_S
+from bbnode.ir.errors import PeerError
+from bbnode.ir.peer import PeerId
+from bbnode.transport.base import Counters, Direction
+from bbnode.transport.errors import DialError, NegotiationError, StreamBrokenError
+from bbnode.transport.identity import Identity
+from bbnode.transport.libp2p.connection import Connection, choose
+from bbnode.transport.libp2p.handshake import NoiseKeys
+from bbnode.transport.libp2p.identify import (
+    IDENTIFY_PROTOCOL,
+    PING_PROTOCOL,
+    answer_pings,
+    identify_message,
+)
+from bbnode.transport.libp2p.muxer import MuxedStream
+from bbnode.transport.libp2p.securing import Secured, secure_accepted, secure_dialled
+from bbnode.transport.libp2p.tcp import (
+    connect,
+    has_come,
+    listen_on,
+    remote_endpoint,
+    set_link_options,
+    tcp_address,
+)
+from bbnode.transport.libp2p.wire import BROKEN, ByteWire, SocketWire
+from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.admission import Admission, Place
+
+log = logging.getLogger(__name__)
+
+Handler: TypeAlias = Callable[[Connection, MuxedStream], Awaitable[None]]
+
+
+class Libp2pHost:
+    """Listens, dials and secures; what is connected goes to `on_connection`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        admission: Admission,
+        limits: TransportLimits,
+        counters: Counters,
+        max_streams: int,
+        on_connection: Callable[[Connection], bool],
+        on_refused: Callable[[Connection, str], None],
+    ) -> None:
+        """`on_connection` returns False for one that is not wanted, which is closed at once.
+
+        `on_refused` is called with what a peer did against the rules of the muxer, before its
+        connection ends. At most `max_streams` are open on a connection.
+        """
+        self.peer_id = identity.peer_id
+        # By protocol; what they let out ends the stream.
+        self.handlers: dict[str, Handler] = {
+            PING_PROTOCOL: answer_pings,
+            IDENTIFY_PROTOCOL: self._identify,
+        }
+        self.connections: set[Connection] = set()
+        # The addresses that it listens on, and those that others are told; without our PeerId.
+        self.listening: list[Multiaddr] = []
+        self.announced: list[Multiaddr] = []
+        self._keys = NoiseKeys(identity)
+        self._admission = admission
+        self._limits = limits
+        self._counters = counters
+        self._max_streams = max_streams
+        self._on_connection = on_connection
+        self._on_refused = on_refused
+        self._tasks: trio.Nursery | None = None
+        self._accepting = trio.CancelScope()
+
+    @asynccontextmanager
+    async def running(self, listen: Sequence[Multiaddr]) -> AsyncIterator[None]:
+        """Listen on these addresses, and have connections, while the context is open.
+
+        Raises ListenError on entry.
+        """
+        listeners: list[trio.SocketListener] = []
+        try:
+            for address in listen:
+                listeners += await listen_on(address)
+        except BaseException:
+            for listener in listeners:
+                listener.socket.close()
+            raise
+        self.listening = [tcp_address(*listener.socket.getsockname()[:2]) for listener in listeners]
+        async with trio.open_nursery() as nursery:
+            self._tasks = nursery
+            await nursery.start(self._accept, listeners, nursery)
+            try:
+                yield
+            finally:
+                self._tasks = None
+                for connection in list(self.connections):
+                    connection.close()
+                nursery.cancel_scope.cancel()
+
+    def stop_accepting(self) -> None:
+        """Close the listening sockets; accepted connections live on."""
+        self._accepting.cancel()
+
+    # -- inbound -----------------------------------------------------------------------------
+
+    async def _accept(
+        self,
+        listeners: list[trio.SocketListener],
+        nursery: trio.Nursery,
+        *,
+        task_status: Any = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        if not listeners:
+            task_status.started()
+            return
+        with self._accepting:
+            # The connections' tasks are not the acceptor's: it ends first.
+            await trio.serve_listeners(
+                self._accepted, listeners, handler_nursery=nursery, task_status=task_status
+            )
+
+    async def _accepted(self, stream: trio.SocketStream) -> None:
+        remote = remote_endpoint(stream)
+        place = None
+        if remote is not None:
+            place = self._admission.accept(
+                remote[0], trio.current_time(), lambda _reason: stream.socket.close()
+            )
+        if remote is None or place is None:
+            stream.socket.close()
+            return
+        place.has_spoken = lambda: has_come(stream)
+        try:
+            set_link_options(stream)
+            await self.serve(SocketWire(stream), tcp_address(*remote), place)
+        except OSError as error:
+            log.debug("an accepted connection failed: %r", error)
+        finally:
+            self._admission.left(place)
+
+    async def serve(self, wire: ByteWire, way: Multiaddr, place: Place | None = None) -> None:
+        """Secure a connection that a peer made, and return when it has ended.
+
+        `way` leads to its other end, without the PeerId there.
+        """
+        try:
+            secured = await self._secure_accepted(wire, place)
+            if secured is not None:
+                connection = self._connection(wire, secured, Direction.INBOUND, way, place)
+                if connection is not None:
+                    await self._run(connection)
+        except (PeerError, *BROKEN) as error:
+            log.debug("an inbound connection failed: %s", error)
+        except Exception:
+            # A fault of ours, which must end this connection alone.
+            log.exception("an inbound connection failed")
+        finally:
+            wire.close()
+
+    async def _secure_accepted(self, wire: ByteWire, place: Place | None) -> Secured | None:
+        """Secure a connection, or return None when it took too long."""
+        proved = False
+
+        def on_heard() -> None:
+            if place is not None:
+                self._admission.heard(place)
+
+        def on_proved() -> None:
+            nonlocal proved
+            proved = True
+            scope.deadline = trio.current_time() + self._limits.hello_timeout_s
+
+        with trio.move_on_after(self._limits.authenticate_s) as scope:
+            return await secure_accepted(wire, self._keys, on_heard=on_heard, on_proved=on_proved)
+        if not proved:
+            self._counters.add("sockets.late")
+        return None
+
+    # -- outbound ----------------------------------------------------------------------------
+
+    async def dial(self, address: Multiaddr, peer: PeerId) -> Connection:
+        """Connect with `peer` at an address of TCP; raises DialError.
+
+        It has time-outs of its own; cancelled, it leaves nothing behind.
+        """
+        stream = await connect(address)
+        endpoint = remote_endpoint(stream) or ("0.0.0.0", 0)
+        return await self.dial_over(SocketWire(stream), tcp_address(*endpoint), peer)
+
+    async def dial_over(self, wire: ByteWire, way: Multiaddr, peer: PeerId) -> Connection:
+        """Make a wire a connection with `peer`, which runs in a task; raises DialError.
+
+        `way` leads to its other end, without the PeerId there.
+        """
+        try:
+            secured = await self._secure_dialled(wire, way, peer)
+            connection = self._connection(wire, secured, Direction.OUTBOUND, way, None)
+            if connection is None or self._tasks is None:
+                raise DialError(f"cannot use {way}: too many connections, or we are stopping")
+        except BaseException:
+            wire.close()
+            raise
+        self._tasks.start_soon(self._run, connection, name=f"connection with {peer.short}")
+        return connection
+
+    async def probe(self, address: Multiaddr, peer: PeerId) -> None:
+        """Check that `peer` answers at an address, by the handshake alone; raises DialError."""
+        wire = SocketWire(await connect(address))
+        try:
+            await self._secure_dialled(wire, address, peer)
+        finally:
+            wire.close()
+
+    async def _secure_dialled(self, wire: ByteWire, way: Multiaddr, peer: PeerId) -> Secured:
+        try:
+            with trio.move_on_after(DIALLED_HANDSHAKE_S):
+                return await secure_dialled(wire, self._keys, peer)
+        except (PeerError, *BROKEN) as error:
+            raise DialError(f"cannot dial {way}: {error}") from error
+        raise DialError(f"cannot dial {way}: no handshake within {DIALLED_HANDSHAKE_S:g} s")
+
+    # -- connections -------------------------------------------------------------------------
+
+    def _connection(
+        self,
+        wire: ByteWire,
+        secured: Secured,
+        direction: Direction,
+        way: Multiaddr,
+        place: Place | None,
+    ) -> Connection | None:
+        """Return a new connection, or None for one that is not wanted."""
+        connection = Connection(
+            wire,
+            secured,
+            direction=direction,
+            way=way,
+            place=place,
+            unread_bytes=self._limits.opening_unread_bytes,
+            max_streams=self._max_streams,
+            on_stream=self._opened,
+            on_refused=self._on_refused,
+            on_closed=self.connections.discard,
+        )
+        self.connections.add(connection)
+        if not self._on_connection(connection):
+            connection.close()
+            return None
+        return connection
+
+    async def _run(self, connection: Connection) -> None:
+        try:
+            await connection.muxer.run()
+        except Exception:
+            # A fault of ours, which must end this connection alone.
+            log.exception("a connection failed")
+            connection.close()
+
+    def _opened(self, connection: Connection, stream: MuxedStream) -> None:
+        if self._tasks is not None:
+            self._tasks.start_soon(self._handle, connection, stream)
+
+    async def _handle(self, connection: Connection, stream: MuxedStream) -> None:
+        """Handle a stream that a peer has opened, to its end."""
+        try:
+            protocol = await choose(stream, self.handlers)
+        except (NegotiationError, StreamBrokenError) as error:
+            stream.abort(f"its protocol was not agreed on: {error}")
+            return
+        try:
+            await self.handlers[protocol](connection, stream)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever a remote caused ends here
+            self._counters.add("streams.handler_errors")
+            log.debug("a stream handler failed: %r", error)
+            stream.abort("its handler failed")
+        else:
+            await stream.end()
+
+    async def _identify(self, connection: Connection, stream: MuxedStream) -> None:
+        """Say who we are, as others ask each new connection."""
+        await stream.write(
+            identify_message(self.peer_id, self.announced, tuple(self.handlers), connection.way)
+        )

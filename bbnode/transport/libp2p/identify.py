@@ -1,0 +1,48 @@
+"""Answers to what other implementations ask any host: who it is, and whether it is there.
+
+Rule: as the specifications of identify and ping have it. It tells nobody more than the connection
+itself does: our public key, our addresses, and what we speak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from multiaddr import Multiaddr
+
+from bbnode.ir.envelope import varint
+from bbnode.ir.peer import PeerId
+from bbnode.transport.libp2p.connection import Connection
+from bbnode.transport.libp2p.keys import encode_field
+from bbnode.transport.libp2p.muxer import MuxedStream
+
+IDENTIFY_PROTOCOL: Final = "/ipfs/id/1.0.0"
+PING_PROTOCOL: Final = "/ipfs/ping/1.0.0"
+
+_PING_BYTES: Final = 32
+_AGENT: Final = b"bbnode"
+_VERSION: Final = b"ipfs/0.1.0"
+
+
+def identify_message(
+    own: PeerId, listening: Sequence[Multiaddr], protocols: Sequence[str], observed: Multiaddr
+) -> bytes:
+    """Return the answer to identify, with its length; `observed` is where the asker comes from."""
+    # A PeerId of an Ed25519 key is the key, behind two bytes of its multihash.
+    fields = [encode_field(1, own.to_bytes()[2:])]
+    fields += [encode_field(2, address.to_bytes()) for address in listening]
+    fields += [encode_field(3, protocol.encode()) for protocol in protocols]
+    fields += [encode_field(4, observed.to_bytes()), encode_field(5, _VERSION)]
+    message = b"".join((*fields, encode_field(6, _AGENT)))
+    return varint(len(message)) + message
+
+
+async def answer_pings(_connection: Connection, stream: MuxedStream) -> None:
+    """Return what comes to its sender, by 32 bytes, until the peer ends the stream."""
+    got = b""
+    while data := await stream.read(_PING_BYTES - len(got)):
+        got += data
+        if len(got) == _PING_BYTES:
+            await stream.write(got)
+            got = b""
