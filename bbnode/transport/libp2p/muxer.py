@@ -566,7 +566,7 @@ class Muxer:
                 self._body -= len(part)
                 if self._body_of is not None and not self._body_of.failure:
                     self._body_of.arrived(part)
-                if not self._body:
+                if not self._body and self._body_flags:
                     self._finish_body()
                 continue
             if self._header or end - at < _HEADER.size:
@@ -580,7 +580,14 @@ class Muxer:
             else:
                 fields = _HEADER.unpack_from(data, at)
                 at += _HEADER.size
-            reason = self._on_frame(*fields)
+            version, kind, flags, number, length = fields
+            if length and not (version or kind or flags):
+                # Data, as most frames are.
+                stream = self.streams.get(number)
+                reason = self._charge(stream, length)
+                self._body, self._body_flags, self._body_of = length, 0, stream
+            else:
+                reason = self._on_frame(version, kind, flags, number, length)
             if reason:
                 self._refuse(reason)
             if self.ended:

@@ -821,7 +821,7 @@ _PIECES: Final = 4
 class LaneWriter:
     """The writer of one stream of a link."""
 
-    __slots__ = ("_idle", "_lane", "_link", "_rest", "_started", "_stream")
+    __slots__ = ("_idle", "_lane", "_link", "_next_ride", "_rest", "_started", "_stream")
 
     def __init__(self, link: Link, lane: Lane, stream: ByteStream) -> None:
         self._link = link
@@ -829,6 +829,8 @@ class LaneWriter:
         self._stream = stream
         # The round that this stream has announced with START.
         self._started: int | None = None
+        # When an acknowledgement may travel with a message again.
+        self._next_ride = -math.inf
         # True while the task has nothing to do; bytes that could not be written without it.
         self._idle = False
         self._rest = b""
@@ -884,8 +886,10 @@ class LaneWriter:
         sent = self._small(out)
         if sent:
             link.counters.add("outbound.envelopes", sent)
-        # Last, so that one acknowledgement covers all that has arrived meanwhile.
-        self._acks(out, force=bool(out) or all_acks)
+        # Last, so that one acknowledgement covers all that has arrived meanwhile. One travels with
+        # a message unless another one did just before: then it waits for the next, or its time.
+        rides = bool(out) and link.last_heard >= self._next_ride
+        self._acks(out, force=rides or all_acks)
         return bytes(out)
 
     async def _control(self) -> bool:
@@ -917,6 +921,7 @@ class LaneWriter:
             if acks.due or acks.since:
                 out += encode_ack(lane, receiver.position(lane))
                 acks.due, acks.since = False, 0
+                self._next_ride = self._link.last_heard + self._link.limits.ack_delay_s / 2
 
     def _small(self, out: bytearray) -> int:
         """Append as many small messages as go in one write; return how many."""
