@@ -7,6 +7,8 @@ standard input ends.
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ import onnx
 import trio
 from multiaddr import Multiaddr
 
-from bbnode.daemon.lifecycle.process import raise_file_limit
+from bbnode.daemon.lifecycle.process import COLLECT_AFTER, raise_file_limit
 from bbnode.engine import install
 from bbnode.ir.address import peer_of_address
 from bbnode.ir.crossing import encode_crossings
@@ -66,6 +68,9 @@ class Clients:
             for transport, driver in self._made:
                 await nursery.start(transport.run)
                 await nursery.start(driver.run)
+            # As a daemon does.
+            gc.freeze()
+            gc.set_threshold(*COLLECT_AFTER)
             print("ready", flush=True)
             await trio.to_thread.run_sync(sys.stdin.readline)
             server = peer_of_address(self._server)
@@ -81,6 +86,7 @@ class Clients:
 
 def main(argv: Sequence[str]) -> None:
     """Run the clients: artifact, address of the server, how many."""
+    logging.basicConfig(level=logging.ERROR)
     raise_file_limit()
     artifact, server, count = argv
     trio.run(Clients(Path(artifact), Multiaddr(server), int(count)).run)

@@ -140,6 +140,8 @@ async def our_side() -> AsyncIterator[OurSide]:
         backend.keep_connected(peer, [address])
         while not isinstance(await backend.events.receive(), ConnectionOpened):
             pass
+        # The other side serves streams once it has our hello too.
+        await network.Ours(backend, address).rtt_s()
         async with backend.open_stream(peer, ECHO) as stream:
             yield OurSide(backend, address, stream)
         nursery.cancel_scope.cancel()

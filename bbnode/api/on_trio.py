@@ -42,7 +42,7 @@ from bbnode.ir.texts import failure_text
 from bbnode.ir.values import size_of
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Scope
+    from bbnode.daemon.control.asgi import ASGIApp, Message, Scope
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -241,29 +241,31 @@ if TYPE_CHECKING:
     from bbnode.components.secure_aggregation.plan import RoundPlan as RoundPlan
     from bbnode.components.secure_aggregation.plan import SecAggConfig as SecAggConfig
     from bbnode.components.secure_aggregation.server import SecAggServer as SecAggServer
-    from bbnode.components.selectors import ByDataSize as ByDataSize
-    from bbnode.components.selectors import ByDataSizeConfig as ByDataSizeConfig
-    from bbnode.components.selectors import CentroidSelector as CentroidSelector
-    from bbnode.components.selectors import CentroidSelectorConfig as CentroidSelectorConfig
-    from bbnode.components.selectors import ConnectedView as ConnectedView
-    from bbnode.components.selectors import ConstantView as ConstantView
-    from bbnode.components.selectors import ConstantViewConfig as ConstantViewConfig
-    from bbnode.components.selectors import Cyclon as Cyclon
-    from bbnode.components.selectors import CyclonConfig as CyclonConfig
-    from bbnode.components.selectors import DrawingConfig as DrawingConfig
-    from bbnode.components.selectors import DrawingSelector as DrawingSelector
-    from bbnode.components.selectors import HyParView as HyParView
-    from bbnode.components.selectors import HyParViewConfig as HyParViewConfig
-    from bbnode.components.selectors import Kademlia as Kademlia
-    from bbnode.components.selectors import KademliaConfig as KademliaConfig
-    from bbnode.components.selectors import Oort as Oort
-    from bbnode.components.selectors import OortConfig as OortConfig
-    from bbnode.components.selectors import PowerOfTwoChoices as PowerOfTwoChoices
-    from bbnode.components.selectors import PowerOfTwoChoicesConfig as PowerOfTwoChoicesConfig
-    from bbnode.components.selectors import RandomWalk as RandomWalk
-    from bbnode.components.selectors import RandomWalkConfig as RandomWalkConfig
-    from bbnode.components.selectors import RoundRobin as RoundRobin
-    from bbnode.components.selectors import draw as draw
+    from bbnode.components.selectors.centroids import CentroidSelector as CentroidSelector
+    from bbnode.components.selectors.centroids import (
+        CentroidSelectorConfig as CentroidSelectorConfig,
+    )
+    from bbnode.components.selectors.cyclon import Cyclon as Cyclon
+    from bbnode.components.selectors.cyclon import CyclonConfig as CyclonConfig
+    from bbnode.components.selectors.hyparview import HyParView as HyParView
+    from bbnode.components.selectors.hyparview import HyParViewConfig as HyParViewConfig
+    from bbnode.components.selectors.kademlia import Kademlia as Kademlia
+    from bbnode.components.selectors.kademlia import KademliaConfig as KademliaConfig
+    from bbnode.components.selectors.learned import ByDataSize as ByDataSize
+    from bbnode.components.selectors.learned import ByDataSizeConfig as ByDataSizeConfig
+    from bbnode.components.selectors.learned import Oort as Oort
+    from bbnode.components.selectors.learned import OortConfig as OortConfig
+    from bbnode.components.selectors.random_walk import RandomWalk as RandomWalk
+    from bbnode.components.selectors.random_walk import RandomWalkConfig as RandomWalkConfig
+    from bbnode.components.selectors.turns import PowerOfTwoChoices as PowerOfTwoChoices
+    from bbnode.components.selectors.turns import PowerOfTwoChoicesConfig as PowerOfTwoChoicesConfig
+    from bbnode.components.selectors.turns import RoundRobin as RoundRobin
+    from bbnode.components.selectors.views import ConnectedView as ConnectedView
+    from bbnode.components.selectors.views import ConstantView as ConstantView
+    from bbnode.components.selectors.views import ConstantViewConfig as ConstantViewConfig
+    from bbnode.components.selectors.views import DrawingConfig as DrawingConfig
+    from bbnode.components.selectors.views import DrawingSelector as DrawingSelector
+    from bbnode.components.selectors.views import draw as draw
     from bbnode.components.settings import local_setting as local_setting
     from bbnode.components.settings import path_setting as path_setting
     from bbnode.ir import types as types

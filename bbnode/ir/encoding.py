@@ -93,16 +93,16 @@ class _SizedTexts(dict[str, bytes]):
 class _Entries(dict[str, bytes]):
     """Entries of metadata under one key, by their text; the same ones stand at many nodes."""
 
-    def __init__(self, key: bytes, texts: _SizedTexts) -> None:
+    def __init__(self, key: bytes) -> None:
         self._key = b"\x0a" + key + b"\x12"
-        self._texts = texts
 
     def __missing__(self, text: str) -> bytes:
-        value = self._texts[text]
-        size = len(self._key) + len(value)
-        made = self[text] = b"%b%b%b" % (
-            _SHORT[size] if size < len(_SHORT) else _length(size), self._key, value
-        )  # fmt: skip
+        value, key = text.encode(), self._key
+        size = len(value)
+        head = _SHORT[size] if size < len(_SHORT) else _length(size)
+        size += len(key) + len(head)
+        whole = _SHORT[size] if size < len(_SHORT) else _length(size)
+        made = self[text] = b"".join((whole, key, head, value))
         return made
 
 
@@ -113,7 +113,7 @@ class _Metadata(dict[str, _Entries]):
         self._texts = texts
 
     def __missing__(self, key: str) -> _Entries:
-        made = self[key] = _Entries(self._texts[key], self._texts)
+        made = self[key] = _Entries(self._texts[key])
         return made
 
 
@@ -166,7 +166,7 @@ class GraphEncoder:
             if tensor.is_sparse:
                 sparse.append(_field(15, content))
             else:
-                parts.append(_field(5, content))
+                parts += (head_of_field(5, len(content)), content)  # not joined: it is large
         if graph.doc_string:
             parts.append(b"\x52" + texts[graph.doc_string])
         parts += self._infos(11, graph, graph.inputs)
@@ -236,6 +236,15 @@ class GraphEncoder:
         made: list[bytes] = []
         for name, attribute in attributes.items():
             content = known.get((name, id(attribute)))
+            if content is None and _is_plain_tensor(attribute):
+                data = attribute.value.proto.SerializeToString(deterministic=True)
+                around = (
+                    b"\x0a" + self._texts[name] + head_of_field(5, len(data)),
+                    data,
+                    _IS_TENSOR,
+                )
+                made += (_TAGS[number], _length(sum(map(len, around))), *around)
+                continue
             if content is None:
                 proto = AttributeProto()
                 self.attribute(name, attribute, proto)
@@ -293,6 +302,15 @@ class GraphEncoder:
             getattr(into, where).extend(value)
 
 
+def _is_plain_tensor(attribute: Attribute) -> bool:
+    is_tensor = attribute.kind is AttributeKind.TENSOR and attribute.value is not None
+    return is_tensor and not attribute.reference and not attribute.doc_string
+
+
+# The field `type` of an attribute.
+_IS_TENSOR = AttributeProto(type=AttributeProto.TENSOR).SerializeToString()
+
+
 def _is_text(value: bytes) -> bool:
     try:
         value.decode()
@@ -323,7 +341,7 @@ def _with_names(node: OpNode) -> bytes:
 
 def encoded(
     program: Program, functions: Iterable[Function]
-) -> tuple[ModelProto, list[list[bytes]]]:
+) -> tuple[ModelProto, list[Iterator[bytes]]]:
     """Return a model without functions, and these functions in pieces of whole fields."""
     encoder = GraphEncoder()
     model = ModelProto.FromString(program.extras)
@@ -337,7 +355,7 @@ def encoded(
         model.opset_import.add(domain=entry.domain, version=entry.version)
     for key, value in program.metadata.items():
         model.metadata_props.add(key=key, value=value)
-    return model, [list(encoder.function(function)) for function in functions]
+    return model, [encoder.function(function) for function in functions]
 
 
 def _opset(entry: Opset) -> bytes:

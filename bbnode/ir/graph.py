@@ -374,6 +374,7 @@ class OpNode:
 
     Attributes:
         after: values that have to exist before the op fires, beside its inputs.
+        graphs: those in its attributes.
         computes_with: names of its inputs, and of what its graphs read from outside.
         reads: names of all that has to exist before the op fires: the same, and `after`.
         source_line: "<file>:<line>" of the author's that it stands for, or "".
@@ -384,7 +385,7 @@ class OpNode:
     __slots__ = (
         *("op_type", "domain", "name", "inputs", "outputs", "attributes", "after", "metadata"),
         *("source_line", "made_by", "overload", "doc_string", "extras", "_table"),
-        *("computes_with", "reads"),
+        *("graphs", "computes_with", "reads"),
     )
 
     op_type: str
@@ -401,6 +402,7 @@ class OpNode:
     doc_string: str
     extras: bytes
     _table: weakref.ref[_Table] | None
+    graphs: tuple[Subgraph, ...]
     computes_with: tuple[str, ...]
     reads: tuple[str, ...]
 
@@ -480,18 +482,9 @@ class OpNode:
         self.attributes = changed
 
     @property
-    def graphs(self) -> list[Subgraph]:
-        """Graphs in the node's attributes."""
-        found: list[Subgraph] = []
-        for attribute in self.attributes.values():
-            if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
-                found += attribute.graphs
-        return found
-
-    @property
     def captured(self) -> tuple[str, ...]:
         """Names that the node's graphs read from outside, in the order of their first use."""
-        return captured_by(self.attributes) if self.attributes else ()
+        return captured_by(self.attributes) if self.graphs else ()
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Rename the values that the op reads, waits for and makes; others keep their names."""
@@ -506,7 +499,7 @@ class OpNode:
 
     def rename_captured(self, names: Mapping[str, str]) -> None:
         """Rename what the op's graphs read from outside."""
-        if self.attributes:
+        if self.graphs:
             self._map_graphs(lambda graph: graph.renamed(names))
 
     def change_graphs(
@@ -532,6 +525,8 @@ class OpNode:
         self._map_graphs(changed)
 
     def _map_graphs(self, change: Callable[[Subgraph], Subgraph]) -> None:
+        if not self.graphs:
+            return
         for name, attribute in self.attributes.items():
             if attribute.kind is not _GRAPH and attribute.kind is not _GRAPHS:
                 continue
@@ -577,7 +572,11 @@ def _make_node(
     made.attributes, made.metadata, made.extras = attributes, metadata, extras
     made.source_line, made.made_by, made.doc_string = source_line, made_by, doc_string
     made._table = None
-    made.computes_with = names = _computes_with(inputs, attributes)
+    names = tuple(filter(None, inputs)) if "" in inputs else inputs
+    made.graphs = graphs = _graphs_in(attributes) if attributes else ()
+    if graphs:
+        names += captured_by(attributes)
+    made.computes_with = names
     made.reads = names + after if after else names
     made.__class__ = OpNode
     return made  # type: ignore[no-any-return]
@@ -591,24 +590,26 @@ def _set_port(node: OpNode, name: str, value: Any) -> None:
     """Set one of `_PORTS`, and what follows from it."""
     object.__setattr__(node, name, value)
     if name != "outputs":
-        names = _computes_with(node.inputs, node.attributes)
+        if name == "attributes":
+            object.__setattr__(node, "graphs", _graphs_in(node.attributes))
+        names = tuple(filter(None, node.inputs))
+        if node.graphs:
+            names += captured_by(node.attributes)
         object.__setattr__(node, "computes_with", names)
         object.__setattr__(node, "reads", names + node.after)
 
 
-def _computes_with(inputs: tuple[str, ...], attributes: Mapping[str, Attribute]) -> tuple[str, ...]:
-    names = tuple(filter(None, inputs)) if "" in inputs else inputs
-    return names + captured_by(attributes) if attributes else names
+def _graphs_in(attributes: Mapping[str, Attribute]) -> tuple[Subgraph, ...]:
+    found: tuple[Subgraph, ...] = ()
+    for attribute in attributes.values():
+        if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
+            found += attribute.graphs
+    return found
 
 
 def captured_by(attributes: Mapping[str, Attribute]) -> tuple[str, ...]:
     """Return names that graphs in attributes read from outside, in the order of their first use."""
-    found: dict[str, None] = {}
-    for attribute in attributes.values():
-        if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
-            for graph in attribute.graphs:
-                found.update(dict.fromkeys(graph.free))
-    return tuple(found)
+    return tuple(dict.fromkeys(name for g in _graphs_in(attributes) for name in g.free))
 
 
 # --- values -------------------------------------------------------------------------------
@@ -914,8 +915,7 @@ class Body:
         while todo:
             for node in todo.pop()._nodes:
                 yield node
-                if node.attributes:
-                    todo += node.graphs
+                todo += node.graphs
 
     def copy(self: SomeBody) -> SomeBody:
         """Return a body of its own, with nodes of its own."""

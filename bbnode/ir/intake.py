@@ -31,7 +31,14 @@ from bbnode.ir.old_ops import NotRewritable, rewritten
 from bbnode.ir.onnx_file import has_unknown_fields, parse_model, subgraph_of
 from bbnode.ir.pieces import Content, InMemory, NotRead, OpenFiles, open_files
 from bbnode.ir.versions import means_the_same, onnx_version
-from bbnode.ir.weightless import StoredTensor, described, is_large, is_whole, parted
+from bbnode.ir.weightless import (
+    StoredTensor,
+    described,
+    is_large,
+    is_whole,
+    parted,
+    without_weights,
+)
 
 # One protobuf message is at most 2 GiB; the artifact holds more than this model.
 MAX_MODEL_BYTES = (1 << 31) - (1 << 26)
@@ -112,9 +119,18 @@ def read_model(source: ModelSource) -> ModelProto:
     model, folder = _parsed(source)
     check_form(model)
     _load_external(model, folder)
-    if model.ByteSize() > MAX_MODEL_BYTES:
-        raise _too_large(f"{model.ByteSize()} bytes")
+    size = _size(model)
+    if size > MAX_MODEL_BYTES:
+        raise _too_large(f"{size} bytes")
     return model
+
+
+def _size(model: ModelProto) -> int:
+    """Return the size in bytes, without weights that are plainly whole being encoded for it."""
+    light, large = without_weights(model)
+    if not all(map(is_whole, large.values())):
+        return model.ByteSize()
+    return light.ByteSize() + sum(len(tensor.raw_data) for tensor in large.values())
 
 
 @contextmanager
@@ -403,8 +419,12 @@ def check_whole(model: ModelProto) -> None:
     """Run ONNX's own check; raises what it raises.
 
     It requires a shape for every port, unlike the format, and some exporters leave out unknown
-    ones; so these ports get one during the check.
+    ones; so these ports get one during the check. It copies all that it looks at, so that weights
+    that are plainly whole are left out.
     """
+    light, large = without_weights(model)
+    if all(map(is_whole, large.values())):
+        model = light
     shapeless = [
         info.type.tensor_type
         for graph in _parts(model, GraphProto)

@@ -117,8 +117,8 @@ class Recording:
 
     def mark(self, node: OpNode) -> None:
         """Write on a node what became of it since it was recorded."""
-        seen = self._nodes.get(node)
-        if seen is None or node in self._marked:
+        seen = None if node in self._marked else self._nodes.get(node)
+        if seen is None:
             return
         self._marked.add(node)
         metadata, before = node.metadata, seen.metadata
@@ -287,6 +287,9 @@ def members_of(text: str) -> list[FusedOp]:
 
 def _write_text(metadata: dict[str, str], key: str, text: str) -> None:
     """Write a text of any length, in pieces of which each may stand in a file."""
+    if len(text) <= MAX_NAME_CHARS:
+        metadata[key] = text
+        return
     metadata[key] = text[:MAX_NAME_CHARS]
     for number, start in enumerate(range(MAX_NAME_CHARS, len(text), MAX_NAME_CHARS), 1):
         metadata[f"{key}.{number}"] = text[start : start + MAX_NAME_CHARS]

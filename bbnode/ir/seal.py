@@ -29,7 +29,8 @@ _MEMBERS: dict[type, str] = {ModelProto: "functions", FunctionProto: "node"}
 
 def sealed(program: Program) -> ModelProto:
     """Return a program as a model with its seal."""
-    model, functions = encoded(program, program.functions)
+    model, encoders = encoded(program, program.functions)
+    functions = list(map(list, encoders))
     _take_seal(model)
     number, front, back = _around(model, "functions")
     digest = hashlib.sha256(front)

@@ -1,4 +1,4 @@
-"""What the processes of a SplitNetwork tell each other, as msgpack.
+"""The messages between the processes of a SplitNetwork, as msgpack.
 
 Rule: numbers, texts, bytes and None are themselves; everything else is a list that begins with what
 it is. Nothing is pickled.

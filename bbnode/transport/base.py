@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from multiaddr import Multiaddr
 
@@ -122,8 +122,7 @@ class ConnectionClosed:
     goodbye: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvelopeReceived:
+class EnvelopeReceived(NamedTuple):
     """One whole envelope; `peer` is what the connection's handshake proved.
 
     A large one is a read-only view of memory that is its receiver's alone from now on.

@@ -215,6 +215,8 @@ class Inbox:
             # The largest message has to fit, or it would wait for ever.
             for room in (SizeClass.SMALL, SizeClass.BULK):
                 self._marks[room, known] = max(self._marks[room, known], self._largest)
+        # Up to here small messages of anybody are taken.
+        self._least_mark = self._marks[SizeClass.SMALL, False]
 
     @property
     def crowded(self) -> bool:
@@ -253,7 +255,7 @@ class Inbox:
             if share.small + size > self._limits.inbox_bytes_per_peer:
                 return False
             filled = self._shared.used + size
-            if filled > self._marks[SizeClass.SMALL, False] and (
+            if filled > self._least_mark and (
                 filled > self._marks[SizeClass.SMALL, True] or not self.is_known(peer)
             ):
                 return False

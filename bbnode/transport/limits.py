@@ -126,8 +126,10 @@ class TransportLimits:
         5.0, "s", "from the handshake to the hello of who dialled us: 2.7 s over a satellite"
     )
     dialled_hello_s: float = bound(10.0, "s", "the same of whom we dialled, and through a relay")
-    ping_interval_s: float = bound(5.0, "s", "between two pings")
-    silence_s: float = bound(15.0, "s", "without a byte of a peer: three pings")
+    ping_interval_s: float = bound(
+        5.0, "s", "without a byte until who dialled pings; who was dialled waits half as long again"
+    )
+    silence_s: float = bound(15.0, "s", "without a byte of a peer: three pings of who dialled")
     goodbye_s: float = bound(
         5.0, "s", "that two sides take leave before the connection is cut anyway"
     )

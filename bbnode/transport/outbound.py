@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
@@ -47,10 +47,14 @@ class Outbound:
     # begun once more.
     to_open: bool = True
     again: bool = False
-    ends: tuple[int, ...] = field(init=False)
+    _ends: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        self.ends = tuple(accumulate(len(part) for part in self.parts))
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The offset at which each part ends."""
+        if not self._ends:
+            self._ends = tuple(accumulate(map(len, self.parts)))
+        return self._ends
 
     @property
     def anchor(self) -> int:
@@ -179,6 +183,11 @@ class OutboundQueue:
         return kind
 
     # -- out -------------------------------------------------------------------------------
+
+    def waits(self, kind: Lane) -> bool:
+        """Return True if something of a lane is not sent whole."""
+        lane = self._lanes[kind]
+        return lane.cursor < len(lane.items)
 
     def next_control(self) -> Outbound | None:
         """Return the next small message, if the window allows it; it counts as sent."""

@@ -146,6 +146,7 @@ def test_benchmark_prints_one_object_of_numbers(
     monkeypatch.setattr(bench, "TURNS", 1)
     monkeypatch.setattr(bench, "BASE", 60)
     monkeypatch.setattr(bench, "LARGE", 120)
+    monkeypatch.setattr(bench, "WEIGHT_SHAPE", (8, 4))
     bench.main(["--json", "--sizes", "60", "120"])
     out = capsys.readouterr().out
     assert out.count("\n") == 1
@@ -153,6 +154,7 @@ def test_benchmark_prints_one_object_of_numbers(
     assert set(found) == {
         "chain_ms_60", "chain_ms_120", "federated_ms_60", "federated_ms_120",
         "ms_500_ops", "per_op_ratio_20000_vs_500",
+        "weights_200mb_s", "weights_200mb_read_s", "weights_200mb_vs_hash",
     }  # fmt: skip
     assert found["ms_500_ops"] == max(found["chain_ms_60"], found["federated_ms_60"])
     assert all(number > 0 for number in found.values())

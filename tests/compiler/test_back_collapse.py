@@ -112,7 +112,7 @@ def test_two_slots_never_share_a_group_and_their_calls_do_not_wait_for_each_othe
     body.output("y", "a2")
     body.output("z", "b2")
     unit, main = collapsed(body)
-    assert order.topological(main) == list(range(len(main.nodes)))
+    assert order.topological(main) == range(len(main.nodes))
     assert {c.metadata.get(keys.SLOT_KEY) for c in calls(main)} == {"left", "right"}
     for call in calls(main):
         assert {n.op_type for n in subgraph(unit, call).nodes} <= {"Relu", "Add"} or {

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper
 from onnx.helper import make_node as node
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from bbnode.components import errors
 from bbnode.components.backends import ort
@@ -141,7 +146,7 @@ def test_a_provider_that_gives_up_leaves_it_to_another_one(monkeypatch) -> None:
     prepared = OrtBackend(OrtBackendConfig()).prepare(square())
 
     def gives_up(names, feeds, options=None):
-        raise ort.ort_errors.EPFail("the device is gone")
+        raise ort_errors.EPFail("the device is gone")
 
     monkeypatch.setattr(prepared, "_run", gives_up)
     (out,) = prepared.run([np.array([2, 3], F32)])
@@ -175,19 +180,19 @@ def test_settings_out_of_range_are_refused() -> None:
     ],
 )
 def test_auto_takes_cuda_where_it_is(monkeypatch, there: list[str], taken: list[str]) -> None:
-    monkeypatch.setattr(ort.onnxruntime, "get_available_providers", lambda: there)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: there)
     assert OrtBackend(OrtBackendConfig())._providers == taken
 
 
 def test_a_listed_provider_that_does_not_start_is_told(monkeypatch) -> None:
     there = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    monkeypatch.setattr(ort.onnxruntime, "get_available_providers", lambda: there)
-    real = ort.onnxruntime.InferenceSession
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: there)
+    real = onnxruntime.InferenceSession
 
     def session(data, options, providers, **settings):
         return real(data, options, providers=["CPUExecutionProvider"])
 
-    monkeypatch.setattr(ort.onnxruntime, "InferenceSession", session)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     named = OrtBackend(OrtBackendConfig(providers=tuple(there)))
     with pytest.raises(errors.BackendUnavailable, match="CUDAExecutionProvider could not be"):
         named.prepare(square())
@@ -199,7 +204,7 @@ def test_thread_counts_reach_the_session(threads: int) -> None:
     config = OrtBackendConfig(intra_op_threads=threads, inter_op_threads=threads)
     options = OrtBackend(config).prepare(square())._session.get_session_options()
     assert options.intra_op_num_threads == options.inter_op_num_threads == threads
-    parallel = ort.onnxruntime.ExecutionMode.ORT_PARALLEL
+    parallel = onnxruntime.ExecutionMode.ORT_PARALLEL
     assert (options.execution_mode == parallel) == (threads > 1)
 
 
@@ -294,11 +299,11 @@ def test_optimizers_that_are_left_out_would_have_changed_nothing(tmp_path) -> No
         idle[name] = ort._idle_optimizers(model)
         made = []
         for left_out in ([], idle[name]):
-            options = ort.onnxruntime.SessionOptions()
+            options = onnxruntime.SessionOptions()
             options.log_severity_level = 4
             options.optimized_model_filepath = str(tmp_path / "made.onnx")
             content = model.SerializeToString()
-            ort.onnxruntime.InferenceSession(content, options, disabled_optimizers=left_out,
+            onnxruntime.InferenceSession(content, options, disabled_optimizers=left_out,
                                              providers=["CPUExecutionProvider"])  # fmt: skip
             made.append((tmp_path / "made.onnx").read_bytes())
         assert made[0] == made[1], name
@@ -421,3 +426,17 @@ def test_an_empty_part_of_other_sizes_is_refused(axis: int, shapes: list[list[in
     """ONNX Runtime takes it, and leaves its part of the result as memory was."""
     with pytest.raises(errors.BackendError, match="y/sizes"):
         _concat(axis, shapes)
+
+
+def test_onnx_runtime_is_loaded_with_the_first_graph() -> None:
+    # It is a seventh of what an idle node takes.
+    program = (
+        "import sys\n"
+        "from bbnode.components.backends.graphs import scaled_sum_model\n"
+        "from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig\n"
+        "backend = OrtBackend(OrtBackendConfig())\n"
+        "assert 'onnxruntime' not in sys.modules\n"
+        "backend.build_graph(scaled_sum_model())\n"
+        "assert 'onnxruntime' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

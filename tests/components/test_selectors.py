@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bbnode.components import errors
 from bbnode.components.contracts import ComponentError
-from bbnode.components.selectors import (
+from bbnode.components.selectors.views import (
     ConnectedView,
     ConstantView,
     ConstantViewConfig,

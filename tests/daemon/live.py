@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import trio
 
 from bbnode.compiler import Compiler
-from bbnode.components.selectors import ConnectedView
+from bbnode.components.selectors.views import ConnectedView
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config import sources
 from bbnode.daemon.config.reload import Changes

@@ -17,7 +17,7 @@ import trio.testing
 from bbnode.compiler import Compiler
 from bbnode.components.contracts import DataSource, OpContext, offload
 from bbnode.components.registry import register_component
-from bbnode.components.selectors import ConnectedView
+from bbnode.components.selectors.views import ConnectedView
 from bbnode.dsl import DataSourceSlot, Graph, Module, PeerSelectorSlot, types
 from bbnode.engine import Node, install, steps
 from bbnode.engine.peers.governor import Health

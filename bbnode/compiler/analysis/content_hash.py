@@ -53,7 +53,8 @@ class AttributePrints:
 
     def content(self, attributes: Mapping[str, Attribute]) -> list[tuple[str, str]]:
         """Return names and contents of all attributes."""
-        return [(name, self.of(attributes[name]).content) for name in sorted(attributes)]
+        names = sorted(attributes) if len(attributes) > 1 else attributes
+        return [(name, self.of(attributes[name]).content) for name in names]
 
     def __len__(self) -> int:
         return len(self._known)

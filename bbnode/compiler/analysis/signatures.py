@@ -18,7 +18,6 @@ from bbnode.ir.graph import (
     OpNode,
     Program,
     call_key,
-    is_onnx_domain,
     is_onnx_op,
     sorted_opsets,
 )
@@ -53,7 +52,7 @@ def versions_of(*importers: Program | Function) -> dict[str, int]:
 
 def canonical(domain: str) -> str:
     """Return the domain as ONNX's own tools write it."""
-    return "" if is_onnx_domain(domain) else domain
+    return "" if domain == keys.ONNX_DOMAIN else domain
 
 
 def signature_of(
@@ -140,8 +139,8 @@ def used_domains(nodes: Sequence[OpNode]) -> set[str]:
     """Return domains of all ops, nested graphs included."""
     found = {node.domain for node in nodes}
     for node in nodes:
-        if node.attributes:
-            found.update(inner.domain for graph in node.graphs for inner in graph.all_nodes())
+        for graph in node.graphs:
+            found.update(inner.domain for inner in graph.all_nodes())
     return set(map(canonical, found))
 
 
@@ -163,7 +162,7 @@ def write_canonical_domains(nodes: Iterable[OpNode]) -> None:
     for node in nodes:
         if _has_long_domain(node):
             _shorten_domain(node)
-        if node.attributes and node.graphs:
+        if node.graphs:
             node.change_graphs(_has_long_domain, _shorten_domain)
 
 

@@ -258,16 +258,20 @@ class Compiler:
             snapshots={} if snapshots is None else snapshots,
         )
         with _collector_paused():
-            run = _Run(model, self, notes)
-            try:
-                run.run_all()
-            except CompileError as error:
-                culprit = self._culprit(model, notes) if run.is_broken() else None
-                if culprit is None:
-                    raise
-                raise culprit from error
-            run.unit.recording.finish(run.unit.program)
-            return sealed(run.unit.program), run.report()
+            return self._compiled(model, notes)
+
+    def _compiled(self, model: ModelProto, notes: _Notes) -> tuple[ModelProto, CompileReport]:
+        # A call of its own: the program is gone when the collector comes back.
+        run = _Run(model, self, notes)
+        try:
+            run.run_all()
+        except CompileError as error:
+            culprit = self._culprit(model, notes) if run.is_broken() else None
+            if culprit is None:
+                raise
+            raise culprit from error
+        run.unit.recording.finish(run.unit.program)
+        return sealed(run.unit.program), run.report()
 
     def _culprit(self, model: ModelProto, notes: _Notes) -> PassInvariantBroken | None:
         """Return the error of the pass that broke the program before another one failed on it.

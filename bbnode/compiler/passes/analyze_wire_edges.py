@@ -113,17 +113,17 @@ def _transports(main: Function) -> dict[str, str]:
 
 
 def _is_inbound(node: OpNode) -> bool:
-    return is_wire(node) and node.op_type in keys.INBOUND_OPS and bool(node.outputs)
+    is_inbound = node.op_type in keys.INBOUND_OPS and node.domain == keys.WIRE_DOMAIN
+    return is_inbound and bool(node.outputs)
 
 
 def _needed(main: Function, payloads: Collection[str]) -> set[str]:
     """Which payloads somebody reads as more than a trigger."""
     needed = {name for name in main.outputs if name in payloads}
+    arrived = frozenset(payloads)
     for node in main.nodes:
-        hits = [name for name in node.computes_with if name in payloads]
-        if hits:
-            as_trigger = _trigger_inputs(node)
-            needed.update(name for name in hits if name not in as_trigger)
+        if not arrived.isdisjoint(node.computes_with):
+            needed |= arrived.intersection(node.computes_with) - _trigger_inputs(node)
     return needed
 
 

@@ -16,6 +16,7 @@ from bbnode.compiler.analysis.order import (
     needs_of,
     program_order,
     reorder,
+    stands_in_order,
 )
 from bbnode.compiler.analysis.signatures import import_used, versions_of, write_canonical_domains
 from bbnode.compiler.analysis.subgraph_groups import (
@@ -191,8 +192,10 @@ class _Rewrite:
                 _rename_control(node, renamed)
                 places[index] = len(nodes)
                 nodes.append(node)
-        order = program_order(nodes, self._needs_between(places, len(nodes)))
-        self._function.nodes = [nodes[index] for index in order]
+        if not stands_in_order(nodes):
+            order = program_order(nodes, self._needs_between(places, len(nodes)))
+            nodes = [nodes[index] for index in order]
+        self._function.nodes = nodes
 
     def _needs_between(self, places: Sequence[int], count: int) -> list[list[int]]:
         """Return what the new nodes need, from the old ones; `places` are old to new."""
@@ -312,7 +315,7 @@ class Collapser:
             import_used(function, self._versions)
             digest = function_digest(function, self._prints)
             function.name = NAME_PREFIX + digest.hex()[:HEX_DIGITS]
-            if not any(node.attributes and node.graphs for node in canonical):
+            if not any(node.graphs for node in canonical):
                 self._known[said] = function
         return function
 
@@ -332,8 +335,7 @@ def _in_canonical_form(node: OpNode, index: int, names: Mapping[str, str]) -> Op
         }  # fmt: skip
         if kept:
             made.metadata[keys.QUANTIZATION_KEY] = annotation_text(kept)
-    if node.attributes:
-        made.rename_captured(names)
+    made.rename_captured(names)
     return made
 
 

@@ -59,15 +59,17 @@ class ExpandOps(Pass):
             import_used(function, versions_of(function, unit.program))
             expanded += resolve_defaults(function)
             for node in function.nodes:
-                _check_attributes(function, node)
+                if node.attributes:
+                    _check_attributes(function, node)
                 spec = opset.lookup_op(node.domain, node.op_type)
                 if spec is None:
                     continue
-                expanded += _fill_defaults(node, spec)
+                if node.attributes or spec.attributes:
+                    expanded += _fill_defaults(node, spec)
                 expander = EXPANDERS.get((node.domain, node.op_type))
                 if expander is not None:
                     expanded += expander(node)
-                if is_wire(node):
+                elif is_wire(node):
                     expanded += expand_wire(function, node)
         return {"expansion_count": expanded}
 
@@ -76,7 +78,7 @@ def _check_attributes(function: Function, node: OpNode) -> None:
     for name, attribute in node.attributes.items():
         if attribute.kind is AttributeKind.UNDEFINED:
             raise expansion_failed(node, f"attribute {name!r} holds no value of its kind")
-    for name in references(node) if node.attributes else ():
+    for name in references(node):
         raise expansion_failed(
             node,
             f"an attribute stands for {name!r} of {function.name!r}, which has no value: no call "

@@ -10,10 +10,11 @@ from bbnode.compiler.analysis.gate_contracts import is_checked_kind
 from bbnode.compiler.rewriting.gates import INHERITED_KEYS, rewire_input
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys, opset, types
-from bbnode.ir.graph import Function, OpNode, inherit, is_wire
+from bbnode.ir.graph import Attribute, Function, OpNode, inherit, is_onnx_op, is_wire, make_node
 
 # Attributes by which an op says that it takes a while on purpose, in ns: on top of the budget.
 DELAY_ATTRIBUTES = ("delay_ns", "duration_ns")
+_INHERITED_KEYS = (*INHERITED_KEYS, keys.CONTROL_AFTER_KEY)
 MAX_DEADLINE_NS = (1 << 63) - 1  # what an ONNX integer attribute holds
 
 
@@ -46,6 +47,8 @@ def _stamp(function: Function, budget_ns: int) -> int:
     stamped = 0
     requests: dict[str, str] = {}  # req_id value -> deadline of the request
     for node in function.nodes:
+        if is_onnx_op(node) or node.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
+            continue
         if is_wire(node, keys.OP_SEND_REQ_BATCHED):
             deadline = _deadline(node, budget_ns)
             node.metadata[keys.DEADLINE_NS_KEY] = deadline
@@ -103,23 +106,19 @@ def _insert_checks(function: Function) -> int:
 
 def _make_check(node: OpNode) -> OpNode:
     made = f"{node.name}#deadline_out"
-    check = OpNode(
-        domain=keys.SYSCALL_DOMAIN,
-        op_type=keys.OP_DEADLINE_CHECK,
-        name=f"{node.name}#deadline",
-        outputs=[made],
-        attributes={keys.ATTR_DEADLINE_NS: int(node.metadata[keys.DEADLINE_NS_KEY])},
-        after=node.after,
-        source_line=node.source_line,
-        made_by=InsertAsyncDeadlines.name,
-    )
-    check.metadata[keys.DEADLINE_CHECK_SOURCE_KEY] = node.name
-    inherit(check, node, (*INHERITED_KEYS, keys.CONTROL_AFTER_KEY))
     port = next((index for index, name in enumerate(node.inputs) if name), None)
+    deadline = Attribute.of(int(node.metadata[keys.DEADLINE_NS_KEY]))
+    check = make_node(
+        *(keys.OP_DEADLINE_CHECK, keys.SYSCALL_DOMAIN, f"{node.name}#deadline"),
+        *(() if port is None else (node.inputs[port],), (made,)),
+        *({keys.ATTR_DEADLINE_NS: deadline}, node.after),
+        {keys.DEADLINE_CHECK_SOURCE_KEY: node.name},
+        *(node.source_line, InsertAsyncDeadlines.name, "", "", b""),
+    )
+    inherit(check, node, _INHERITED_KEYS)
     if port is None:
         node.after = (*node.after, made)
     else:
-        check.inputs = (node.inputs[port],)
         rewire_input(node, port, made)
     node.metadata[keys.DEADLINE_STAMP_KEY] = "true"
     return check

@@ -55,14 +55,12 @@ class _Sequence:
     def __init__(self, function: Function, effects: dict[FunctionKey, tuple[str, ...]]) -> None:
         self._function = function
         self.edges = self.pins = 0
-        self.ops: list[tuple[int, tuple[str, ...]]] = []  # slot ops and the slots they touch
         if any(_slots_of(node, effects) for node in function.nodes):
             reorder(function, program_order(function.nodes))
         self._nodes = list(function.nodes)
-        for index, node in enumerate(self._nodes):
-            slots = _slots_of(node, effects)
-            if slots:
-                self.ops.append((index, slots))
+        # Slot ops and the slots that they touch.
+        listed = [_slots_of(node, effects) for node in self._nodes]
+        self.ops = [(index, slots) for index, slots in enumerate(listed) if slots]
         self.slots = dict.fromkeys(slot for _, slots in self.ops for slot in slots)
         self._reads: list[tuple[str, ...]] = []
 
@@ -129,4 +127,6 @@ def _bits(mask: int) -> Iterator[int]:
 
 def _slots_of(node: OpNode, effects: dict[FunctionKey, tuple[str, ...]]) -> tuple[str, ...]:
     slot = slot_of(node)
-    return (slot,) if slot is not None else effects.get(call_key(node), ())
+    if slot is not None:
+        return (slot,)
+    return effects.get(call_key(node), ()) if effects else ()

@@ -55,6 +55,8 @@ class StampCompilationMetadata(Pass):
 
 
 def _stamp_origins(function: Function, table: Mapping[FunctionKey, Function]) -> int:
+    if function.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
+        return 0
     by_name = {node.name: node for node in function.nodes}
     stamped = 0
     for node in function.nodes:
@@ -76,7 +78,8 @@ def _origin(
     if node.domain == keys.BACKEND_SUBGRAPH_DOMAIN and call_key(node) in table:
         kinds = dict.fromkeys(map(_called, table[call_key(node)].nodes))
         return ",".join(kinds)[:MAX_NAME_CHARS]
-    guarded = by_name.get(node.metadata.get(_GUARDED_KEYS.get(node.op_type, ""), ""))
+    guards = _GUARDED_KEYS.get(node.op_type)
+    guarded = by_name.get(node.metadata.get(guards, "")) if guards is not None else None
     if guarded is None:
         return ""
     return _origin(guarded, by_name, table) or _called(guarded)

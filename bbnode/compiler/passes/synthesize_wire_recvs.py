@@ -84,11 +84,12 @@ class _Synthesis:
             index_of[node.name] = str(index)
         for node in self._root.nodes:
             self._nodes.append(node)
-            if is_wire(node):
-                node.metadata[keys.WIRE_CORRELATION_KEY] = CORRELATION[node.op_type]
+            if not is_wire(node):
+                continue
+            node.metadata[keys.WIRE_CORRELATION_KEY] = CORRELATION[node.op_type]
             if node.name in requests and node.op_type == keys.OP_SEND_RESP:
                 self._number_response(node, requests[node.name], index_of)
-            elif is_wire(node) and node.name in index_of and not _is_done(node):
+            elif node.name in index_of and not _is_done(node):
                 self._split(node, index_of[node.name])
         if self._made:
             self._root.nodes = self._nodes

@@ -6,7 +6,7 @@ and values that the author wrote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import onnx
 from onnx import FunctionProto
@@ -38,6 +38,7 @@ from bbnode.compiler.errors import (
 )
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir.graph import (
+    Attribute,
     AttributeKind,
     Function,
     FunctionKey,
@@ -76,8 +77,12 @@ class Validate(Pass):
             versions = versions_of(function, unit.program)
             _check_inputs(function)
             _check_values(function)
+            right: set[Hashable] = set()  # what is said of ops that were looked at
             for node in function.nodes:
-                _check_op(node, table, versions, imported)
+                said = _said(node)
+                if said not in right:
+                    _check_op(node, table, versions, imported)
+                    right.add(said)
                 if node.graphs and is_onnx_op(node):
                     check_graphs(node, versions, unit.program.ir_version)
                 check_slot(node)
@@ -85,6 +90,20 @@ class Validate(Pass):
             check_pairs(function)
             nodes += len(function.nodes)
         return {"nodes": nodes, "validation_errors": 0}
+
+
+def _said(node: OpNode) -> Hashable:
+    """Return all that `_check_op` looks at: ops of which it is equal are right or wrong alike."""
+    return (
+        *(node.op_type, node.domain, node.overload, len(node.outputs)),
+        *map(bool, node.inputs),
+        *[(name, a.kind, _dtype(a)) for name, a in node.attributes.items()],
+    )
+
+
+def _dtype(attribute: Attribute) -> int:
+    is_tensor = attribute.kind is AttributeKind.TENSOR and attribute.value is not None
+    return attribute.value.elem_type if is_tensor else -1
 
 
 def _check_op(
@@ -171,8 +190,7 @@ def _check_attributes(node: OpNode, signature: Signature) -> None:
             fault = f"the attribute {name!r} is missing"
     kinds = signature.attribute_kinds
     for name, attribute in node.attributes.items():
-        value = attribute.value
-        if attribute.kind is AttributeKind.TENSOR and value is not None and not value.elem_type:
+        if _dtype(attribute) == 0:
             fault = f"the tensor of the attribute {name!r:.80} has no dtype"
         if kinds is None:
             continue

@@ -16,7 +16,7 @@ from functools import cache
 from bbnode.compiler.analysis.order import rename_node
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.ir import address, keys
-from bbnode.ir.graph import Function, OpNode, inherit, is_wire
+from bbnode.ir.graph import Function, OpNode, inherit
 
 # What a gate takes over from the op it guards, for errors and for the seams.
 INHERITED_KEYS = (keys.HOME_CLASS_KEY, keys.MODULE_INSTANCE_KEY)
@@ -57,7 +57,7 @@ def chain_head(recv: OpNode) -> str:
 def _insert_rx(main: Function, gate: str, made_by: str) -> int:
     gates: dict[str, OpNode] = {}  # end of a chain so far -> the gate behind it
     for node in main.nodes:
-        if _lacks(node, gate):
+        if node.domain == keys.WIRE_DOMAIN and _lacks(node, gate):
             head = chain_head(node)
             end = f"{node.name}#{gate_tag(gate)}_out"
             gates[head] = make_gate(gate, node, head, end, made_by)
@@ -67,13 +67,15 @@ def _insert_rx(main: Function, gate: str, made_by: str) -> int:
         return 0
     ends = {head: added.outputs[0] for head, added in gates.items()}
     nodes: list[OpNode] = []
+    heads = frozenset(ends)
     for node in main.nodes:
-        if not ends.keys().isdisjoint(node.reads):
+        if not heads.isdisjoint(node.reads):
             if node.inputs and node.inputs[0] in ends:
                 rewire_input(node, 0, ends[node.inputs[0]])
             rename_node(node, ends)
         nodes.append(node)
-        nodes.extend(gates[name] for name in node.outputs if name in gates)
+        if not heads.isdisjoint(node.outputs):
+            nodes.extend(gates[name] for name in node.outputs if name in gates)
     main.nodes = nodes
     main.declare_as((end, head) for head, end in ends.items())
     return len(gates)
@@ -81,8 +83,7 @@ def _insert_rx(main: Function, gate: str, made_by: str) -> int:
 
 def _lacks(node: OpNode, gate: str) -> bool:
     return (
-        is_wire(node)
-        and node.op_type in keys.INBOUND_OPS
+        node.op_type in keys.INBOUND_OPS
         and bool(node.outputs and node.outputs[0])
         and node.metadata.get(keys.GATE_STAMPS[gate]) is None
     )
@@ -95,7 +96,8 @@ def insert_tx_gate(unit: CompilationUnit, gate: str, made_by: str) -> int:
 
 def is_peer_routed(node: OpNode) -> bool:
     """Return True if a node is a Send to the peer in its `peer` attribute."""
-    return is_wire(node, keys.OP_SEND) and bool(node.inputs) and keys.ATTR_PEER in node.attributes
+    is_send = node.op_type == keys.OP_SEND and node.domain == keys.WIRE_DOMAIN
+    return is_send and bool(node.inputs) and keys.ATTR_PEER in node.attributes
 
 
 def _insert_tx(main: Function, gate: str, made_by: str) -> int:

@@ -110,8 +110,10 @@ def _aliases(call: OpNode, callee: Function, names: dict[str, str]) -> list[OpNo
 
 def references(node: OpNode) -> set[str]:
     """Return the parameters that attributes of the op, and of those in its graphs, stand for."""
-    nested = (inner for graph in node.graphs for inner in graph.all_nodes())
-    return {a.reference for each in (node, *nested) for a in each.attributes.values()} - {""}
+    found = {a.reference for a in node.attributes.values()}
+    for graph in node.graphs:
+        found.update(a.reference for each in graph.all_nodes() for a in each.attributes.values())
+    return found - {""}
 
 
 def _resolve_references(node: OpNode, values: Mapping[str, Attribute]) -> int:

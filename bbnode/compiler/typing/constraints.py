@@ -83,6 +83,7 @@ class FunctionTypes:
         self._movers: list[OpNode] = []  # ops on peers or on tensors: nothing says which, yet
         # Sequences and what is in them: the op that says so, and both numbers.
         self._sequences: list[tuple[OpNode, int, int]] = []
+        self._leaves: dict[str, TypeNode | None] = {}  # once solved: types, None for no leaf
         self.stores: list[OpNode] = []  # ops on what the node keeps under a name (`stored.py`)
         for name, declared in function.types.items():
             kind = declared.kind
@@ -372,6 +373,8 @@ class FunctionTypes:
     def default_peers(self) -> None:
         """Peers of a send that are still open are a PeerIdVec."""
         for node in self.function.nodes:
+            if node.domain != keys.WIRE_DOMAIN:
+                continue
             if is_wire(node, keys.OP_SEND, keys.OP_SEND_REQ_BATCHED) and len(node.inputs) > 1:
                 number = self.id_of(node.inputs[1])
                 if not self._network.type_of(number).is_leaf:
@@ -382,15 +385,12 @@ class FunctionTypes:
 
     def default_triggers(self) -> None:
         """Function inputs that nothing computes with are Triggers, if they may be anything."""
-        for name in self._unread_inputs():
-            number = self.id_of(name)
-            if self._network.type_of(number) is types.ANY:
-                self._network.narrow(number, types.TRIGGER)
-
-    def _unread_inputs(self) -> list[str]:
-        """Function inputs that no op computes with and nobody hands out."""
-        used = self._used()
-        return [name for name in self.function.inputs if name not in used]
+        numbers = {name: self.id_of(name) for name in self.function.inputs}
+        open_ones = [n for n, at in numbers.items() if self._network.type_of(at) is types.ANY]
+        used = self._used() if open_ones else ()
+        for name in open_ones:
+            if name not in used:
+                self._network.narrow(numbers[name], types.TRIGGER)
 
     def _used(self) -> set[str]:
         """Values that an op computes with, or that are handed out."""
@@ -409,10 +409,11 @@ class FunctionTypes:
 
     def check_allowed(self) -> None:
         """Raise TypeConstraintFailed where a schema does not take a value's type."""
-        kinds = self._leaves()
+        leaf_of = self._network.leaf_of
+        self._leaves = leaves = {name: leaf_of(number) for name, number in self._ids.items()}
         for node, values in self._graph_ops:
             for name, port in values:
-                kind = kinds[name]
+                kind = leaves[name]
                 if kind is not None and port.allowed is not None and kind not in port.allowed:
                     takes = ", ".join(sorted(leaf.name for leaf in port.allowed))
                     raise TypeConstraintFailed(
@@ -420,10 +421,6 @@ class FunctionTypes:
                         detail=f"{name!r} is {kind.name}, {node.op_type} takes {takes}",
                         where=Where.of(node),
                     )
-
-    def _leaves(self) -> dict[str, TypeNode | None]:
-        """Return the type of each value, None where that is no leaf."""
-        return {name: self._network.leaf_of(number) for name, number in self._ids.items()}
 
     def abstract_values(self) -> list[tuple[str, TypeNode]]:
         """Return values whose type is no leaf, inputs first, then in recorded order.
@@ -434,8 +431,8 @@ class FunctionTypes:
         names = [*self.function.inputs]
         for node in self.function.nodes:
             names += node.outputs
-        kinds = self._leaves()
-        found = [name for name in names if name and kinds[name] is None and self._is_open(name)]
+        leaves = self._leaves
+        found = [name for name in names if name and leaves[name] is None and self._is_open(name)]
         if found:
             unread = self.unread()
             found = [name for name in found if name not in unread]
@@ -445,7 +442,7 @@ class FunctionTypes:
         """Write what was found into value_info; gives the number of leaf types."""
         changed: dict[str, TypeNode] = {}
         resolved = 0
-        for name, leaf in self._leaves().items():
+        for name, leaf in self._leaves.items():
             kind = leaf or self._kind_of(name)
             resolved += leaf is not None
             if kind is not None and self._declared.get(name) is not kind:

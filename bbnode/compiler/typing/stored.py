@@ -13,7 +13,7 @@ from bbnode.compiler.analysis.slots import component_of, stored_at
 from bbnode.compiler.errors import NothingStored, StoredTypesDiffer, TypeConstraintFailed, Where
 from bbnode.compiler.typing.constraints import STORE_NAMES, Conflict, FunctionTypes, TypeNetwork
 from bbnode.compiler.unit import SlotBinding
-from bbnode.ir import opset
+from bbnode.ir import keys, opset
 from bbnode.ir.graph import OpNode, is_role
 from bbnode.ir.types import TypeNode
 
@@ -84,7 +84,7 @@ class Choices:
             (one, node, name, choices)
             for one in functions
             for node in one.function.nodes
-            if is_role(node)
+            if keys.SLOT_KEY in node.metadata and is_role(node)
             for name, choices in _choices(node, bound)
         ]
 
@@ -116,10 +116,11 @@ def _choices(
 ) -> Iterator[tuple[str, tuple[TypeNode, ...]]]:
     spec = opset.lookup_op(node.domain, node.op_type)
     component = component_of(node, bound)
-    if spec is None or component is None:
+    storage = {} if component is None else component.storage
+    if spec is None or not any(isinstance(kinds, tuple) for kinds in storage.values()):
         return
     for names, ports in ((node.inputs, spec.inputs), (node.outputs, spec.outputs)):
         for port, name in zip(ports, names, strict=False):
-            choices = stored_at(node, port, component.storage)
+            choices = stored_at(node, port, storage)
             if name and isinstance(choices, tuple):
                 yield name, choices

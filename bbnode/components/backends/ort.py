@@ -7,6 +7,8 @@ time.
 `InferenceSession.run` does that by itself for tensors in main memory, so that neither OrtValues
 nor an IOBinding stand between: made anew for each call, they cost more than a small graph takes.
 An IOBinding is for large outputs alone, which the caller has a place for.
+
+It is loaded with the first graph: a node that runs none does without its 14 MB.
 """
 
 from __future__ import annotations
@@ -16,14 +18,13 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 from onnx import ModelProto, TensorProto
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from bbnode.components.backends.caching import CachingBackend
 from bbnode.components.backends.graphs import check_count, from_onnx, to_onnx, type_of_text
@@ -36,15 +37,6 @@ from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.packing import packed, unpacked
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import OptionalValue, TensorSequence, Value, dtype_of, type_of
-
-# ONNX Runtime's exceptions share no base of their own, and differ between releases.
-_ORT_FAILURES: tuple[type[Exception], ...] = tuple(
-    value
-    for value in vars(ort_errors).values()
-    if isinstance(value, type) and issubclass(value, Exception)
-)
-# Its Python layer adds these, for inputs that are no tensors or have the wrong dtype.
-_FAILURES: tuple[type[Exception], ...] = (*_ORT_FAILURES, RuntimeError, TypeError, ValueError)
 
 _AUTO = ("CUDAExecutionProvider", "CPUExecutionProvider")
 # A result that is kept pins a place in ONNX Runtime's arena, and the next runs have to put their
@@ -89,6 +81,25 @@ _LOOKS_FOR: Mapping[str, tuple[str, ...]] = {
     "QuickGeluFusion": ("Sigmoid", "Swish", "CausalConvWithState"),
 }  # fmt: skip
 _LOG_ERRORS_ONLY = 3  # 0 verbose .. 4 fatal; its warnings tell of dropped initializers and such
+
+
+@cache
+def _runtime() -> Any:
+    """Return the package, imported now at the latest."""
+    import onnxruntime
+
+    return onnxruntime
+
+
+@cache
+def _failures() -> tuple[type[Exception], ...]:
+    """Return what ONNX Runtime raises: its exceptions share no base, and differ between releases.
+
+    Its Python layer adds three, for inputs that are no tensors or have the wrong dtype.
+    """
+    named = vars(_runtime().capi.onnxruntime_pybind11_state).values()
+    own = (each for each in named if isinstance(each, type) and issubclass(each, Exception))
+    return (*own, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +149,9 @@ class _OrtGraph:
             feeds[name] = _dense(value)
         try:
             results: list[Value] = self._run(self._outputs, feeds, None)
-        except ort_errors.EPFail as error:
+        except _runtime().capi.onnxruntime_pybind11_state.EPFail as error:
             results = self._run_elsewhere(feeds, error)
-        except _FAILURES as error:
+        except _failures() as error:
             raise self._failed(feeds, error) from error
         for index, kind in self._nested:
             results[index] = from_onnx(results[index], kind)
@@ -153,7 +164,7 @@ class _OrtGraph:
         """Run again after a provider failed: ONNX Runtime uses another one, if it has any."""
         try:
             results: list[Value] = self._session.run(self._outputs, feeds)
-        except _FAILURES as error:
+        except _failures() as error:
             raise self._failed(feeds, error) from failed
         self._run = _quickest(self._session)  # it may be another one now
         return results
@@ -226,7 +237,7 @@ class _SmallElements:
             feeds = {n: _ort_value(v, kept) for n, v in zip(self._inputs, inputs, strict=True)}
             made = self._session.run_with_ort_values(self._outputs, feeds)
             return [_of_ort_value(value) for value in made]
-        except _FAILURES as error:
+        except _failures() as error:
             shapes = ", ".join(map(_shown, inputs))
             text = _first_line(error)
             raise BackendError(
@@ -245,9 +256,9 @@ def _ort_value(value: Value, kept: list[Any]) -> Any:
         data[: tight.size] = tight
         array = data.reshape(array.shape)
     elif kind.elem_type not in _AS_BYTES:
-        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        return _runtime().OrtValue.ortvalue_from_numpy(array)
     kept.append(array)
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, kind.elem_type)
+    return _runtime().OrtValue.ortvalue_from_numpy_with_onnx_type(array, kind.elem_type)
 
 
 def _of_ort_value(value: Any) -> Value:
@@ -292,7 +303,7 @@ class _OrtGraphInMainMemory(_OrtGraph):
                 places[index] if index in places else value.numpy()
                 for index, value in enumerate(made)
             ]
-        except _FAILURES as error:
+        except _failures() as error:
             raise self._failed(feeds, error) from error
 
 
@@ -311,10 +322,12 @@ class OrtBackend(CachingBackend):
             f"thread counts have to be 1 or more, are {config.intra_op_threads} (intra) and "
             f"{config.inter_op_threads} (inter)",
         )
-        self._providers = self._choose_providers()
+        if config.providers != "auto":
+            _ = self._providers
 
-    def _choose_providers(self) -> list[str]:
-        available = onnxruntime.get_available_providers()
+    @cached_property
+    def _providers(self) -> list[str]:
+        available = _runtime().get_available_providers()
         wanted = self.config.providers
         if wanted == "auto":
             return [name for name in _AUTO if name in available]
@@ -354,13 +367,13 @@ class OrtBackend(CachingBackend):
         return _GraphByRanks(kept, f"{self.TYPE_NAME}: graph {model.graph.name!r}", self._build)
 
     def _build(self, model: ModelProto) -> PreparedGraph:
-        options = onnxruntime.SessionOptions()
+        options = _runtime().SessionOptions()
         # Its ScatterND sums rows of one index on several threads at once, and loses some of them.
         races = _sums_at_indices(model)
         options.intra_op_num_threads = 1 if races else self.config.intra_op_threads
         options.inter_op_num_threads = self.config.inter_op_threads
         if self.config.inter_op_threads > 1:
-            options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+            options.execution_mode = _runtime().ExecutionMode.ORT_PARALLEL
         options.use_deterministic_compute = True
         # It has the intermediates of a second run in one block more, beside those of the first.
         options.enable_mem_pattern = _fed_bytes(model) < _LARGE_BYTES
@@ -373,7 +386,7 @@ class OrtBackend(CachingBackend):
         model = mended(model)
         try:
             session = self._session(model, options)
-        except _FAILURES as error:
+        except _failures() as error:
             text = _first_line(error)
             text += _types_told(model, text)
             raise BackendError(
@@ -403,13 +416,13 @@ class OrtBackend(CachingBackend):
         first: Exception | None = None
         for _ in range(_MAX_FORMS):
             try:
-                return onnxruntime.InferenceSession(
+                return _runtime().InferenceSession(
                     model.SerializeToString(),
                     options,
                     providers=self._providers,
                     disabled_optimizers=_idle_optimizers(model),
                 )
-            except _FAILURES as error:
+            except _failures() as error:
                 first = first or error
                 lacking = _NO_KERNEL.search(_first_line(error))
                 other = lowered(model, lacking[1]) if lacking else None

@@ -18,7 +18,7 @@ from bbnode.components.contracts import ComponentError, OpContext, ProtocolCompo
 from bbnode.components.peer_registry import messages as messages
 from bbnode.components.peer_registry.messages import Cookie, Row
 from bbnode.components.registry import register_component
-from bbnode.components.selectors import DrawingSelector
+from bbnode.components.selectors.views import DrawingSelector
 from bbnode.ir import keys, opset
 from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_REGISTRIES
 from bbnode.ir.peer import PeerId

@@ -19,7 +19,7 @@ from bbnode.components.contracts import OpContext, inbound
 from bbnode.components.peer_registry import messages as messages
 from bbnode.components.peer_registry.messages import Cookie, Page, Row
 from bbnode.components.registry import register_component
-from bbnode.components.selectors import DrawingSelector, draw
+from bbnode.components.selectors.views import DrawingSelector, draw
 from bbnode.components.wire_records import WireRecord
 from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_PAGE_BYTES, MAX_PAGE_ROWS
 from bbnode.ir.ids import fnv1a_64

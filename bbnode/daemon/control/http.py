@@ -1,7 +1,7 @@
 """An ASGI application, and its OpenAPI document, made from a table of typed functions.
 
 A function's parameters say what a request has: `host`, those of the path by name, `body` and
-`query` as pydantic models; what it returns is the JSON that is answered. Starlette routes.
+`query` as pydantic models; what it returns is the JSON that is answered.
 
 Rule: every wrong argument is a `Problem` (400) that names it and says what to give. In a body, a
 field that is not known is one too, so that a misspelt one is not silently ignored.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import typing
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,16 +21,11 @@ from urllib.parse import parse_qs, unquote
 
 import trio
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
 
 from bbnode import __version__
 from bbnode.components.contracts import ComponentError
 from bbnode.daemon.control.answers import ProblemBody
+from bbnode.daemon.control.asgi import ASGIApp, Receive, Response, Scope, Send, StreamedResponse
 from bbnode.daemon.control.client import FILE
 from bbnode.daemon.control.errors import PROBLEM_TYPE, ControlProtocolError, Problem
 from bbnode.daemon.control.feed import Subscription
@@ -68,17 +64,20 @@ STATUS_OF: tuple[tuple[type[BbnodeError], int], ...] = (
     (DeploymentError, 400),
 )
 
-Act = Callable[..., Awaitable[Mapping[str, Any] | Response]]
+Act = Callable[..., Awaitable[Mapping[str, Any] | Response | StreamedResponse]]
 
 
 class RequestBody(BaseModel):
     """The JSON body of a request, exactly as declared; null means absent."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    # What reads each is made when the first one comes: a start would make all of them.
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class Query(BaseModel):
     """The fields of a query; others are ignored."""
+
+    model_config = ConfigDict(defer_build=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,109 +127,124 @@ class Endpoints(list[Endpoint]):
         return decorate
 
 
-class Lines(StreamingResponse):
+class Lines(StreamedResponse):
     """The lines of a subscription, until it ends or its client disconnects."""
 
     def __init__(self, subscription: Subscription, *, follow: bool = True) -> None:
         """Send what is kept and, with `follow`, what is to come."""
         if not follow:
             subscription.end()
-        super().__init__(subscription, media_type=LINES, headers=HEADERS)
+        super().__init__(subscription, LINES, HEADERS)
         self.subscription = subscription
 
-    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if scope["method"] == "HEAD":
-                self.subscription.end()
-            await self.stream_response(send)
+            await super().__call__(scope, receive, send)
         finally:
             self.subscription.close()
 
 
-class Blob(StreamingResponse):
+class Blob(StreamedResponse):
     """The bytes of a file, of known length, in pieces that a client has to take in time."""
 
     def __init__(self, data: bytes) -> None:
         """Send `data`, which may be large."""
         view = memoryview(data)
         pieces = (bytes(view[at : at + PIECE_BYTES]) for at in range(0, len(view), PIECE_BYTES))
-        headers = {**HEADERS, "Content-Length": str(len(data))}
-        super().__init__(pieces, media_type=FILE, headers=headers)
+        super().__init__(pieces, FILE, {**HEADERS, "Content-Length": str(len(data))})
 
-    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        if scope["method"] == "HEAD":
-            head = {"status": self.status_code, "headers": self.raw_headers}
-            await send({"type": "http.response.start", **head})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        else:
-            await self.stream_response(send)
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """One path, in which `{name}` stands for one part, and what it takes by method."""
+
+    path: str
+    pattern: re.Pattern[str]
+    methods: dict[str, Endpoint]
+
+
+def _routes(endpoints: Sequence[Endpoint]) -> list[_Route]:
+    made: dict[str, _Route] = {}
+    for endpoint in endpoints:
+        path = endpoint.path
+        pattern = re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)))
+        made.setdefault(path, _Route(path, pattern, {})).methods[endpoint.method] = endpoint
+    return list(made.values())
 
 
 def application(
     endpoints: Sequence[Endpoint], host: Host, *, request_s: float, counts: Counter[str]
-) -> Starlette:
+) -> ASGIApp:
     """Make the application that answers about one daemon, each request within `request_s`."""
-    by_path: dict[str, dict[str, Endpoint]] = {}
-    for endpoint in endpoints:
-        by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+    routes = _routes(endpoints)
+    # Those without parameters are most of what is asked.
+    plain = {route.path: route for route in routes if "{" not in route.path}
 
-    def respond(methods: Mapping[str, Endpoint]) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            endpoint = methods["GET" if request.method == "HEAD" else request.method]
-            try:
-                with trio.fail_after(request_s):
-                    return await _answered(endpoint, host, request)
-            except Problem as error:
-                problem = error
-            except ControlProtocolError as error:
-                problem = Problem(500, "Unprintable", str(error))
-            except BbnodeError as error:
-                problem = problem_of(error)
-            except trio.TooSlowError:
-                text = f"{request.url.path} was not answered within {request_s:g} s"
-                problem = Problem(504, "Timeout", text)
-            except Exception:
-                # The declared boundary of the control plane: a fault in one handler must not end
-                # the daemon's work. The log has the traceback; the client learns that it failed.
-                logger.exception("control request failed", extra={"path": request.url.path})
-                counts["control.internal_errors"] += 1
-                text = f"{request.url.path} failed inside the daemon; its log says where"
-                problem = Problem(500, "InternalError", text)
-            return refused(problem)
+    def find(scope: Scope) -> tuple[Endpoint, Mapping[str, str]]:
+        path, method = scope["path"], scope["method"]
+        route = plain.get(path)
+        parameters: Mapping[str, str] = {}
+        if route is None:
+            for each in routes:
+                found = each.pattern.fullmatch(path)
+                if found is not None:
+                    route, parameters = each, found.groupdict()
+                    break
+        if route is None:
+            known = ", ".join(route.path for route in routes)
+            text = f"there is no {path[:200]}; there is: {known}"
+            raise Problem(404, "UnknownPath", text)
+        endpoint = route.methods.get("GET" if method == "HEAD" else method)
+        if endpoint is None:
+            allowed = ", ".join(route.methods)
+            text = f"{path} takes {allowed}, not {method}"
+            raise Problem(405, "MethodNotAllowed", text, headers={"Allow": allowed})
+        return endpoint, parameters
 
-        return answer
-
-    def refused(problem: Problem) -> Response:
+    async def answer(scope: Scope, receive: Receive) -> Response | StreamedResponse:
+        try:
+            endpoint, parameters = find(scope)
+            with trio.fail_after(request_s):
+                return await _answered(endpoint, host, scope, receive, parameters)
+        except Problem as error:
+            problem = error
+        except ControlProtocolError as error:
+            problem = Problem(500, "Unprintable", str(error))
+        except BbnodeError as error:
+            problem = problem_of(error)
+        except trio.TooSlowError:
+            text = f"{scope['path']} was not answered within {request_s:g} s"
+            problem = Problem(504, "Timeout", text)
+        except Exception:
+            # The declared boundary of the control plane: a fault in one handler must not end the
+            # daemon's work. The log has the traceback; the client learns that it failed.
+            logger.exception("control request failed", extra={"path": scope["path"]})
+            counts["control.internal_errors"] += 1
+            text = f"{scope['path']} failed inside the daemon; its log says where"
+            problem = Problem(500, "InternalError", text)
         counts["control.refused"] += 1
         return problem_response(problem)
 
-    async def no_route(request: Request, _error: Exception) -> Response:
-        path = request.scope["path"]
-        found = [r for r in routes if r.matches(request.scope)[0] is not Match.NONE]
-        if not found:
-            known = ", ".join(by_path)
-            text = f"there is no {path[:200]}; there is: {known}"
-            return refused(Problem(404, "UnknownPath", text))
-        allowed = ", ".join(by_path[found[0].path])
-        text = f"{path} takes {allowed}, not {request.method}"
-        return refused(Problem(405, "MethodNotAllowed", text, headers={"Allow": allowed}))
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (await answer(scope, receive))(scope, receive, send)
 
-    routes = [
-        Route(path, respond(methods), methods=[*methods]) for path, methods in by_path.items()
-    ]
-    made = Starlette(routes=routes, exception_handlers={HTTPException: no_route})
-    made.router.redirect_slashes = False
-    return made
+    return app
 
 
-async def _answered(endpoint: Endpoint, host: Host, request: Request) -> Response:
+async def _answered(
+    endpoint: Endpoint,
+    host: Host,
+    scope: Scope,
+    receive: Receive,
+    parameters: Mapping[str, str],
+) -> Response | StreamedResponse:
     arguments: dict[str, Any] = {}
-    query = read_query(request.scope)
+    query = read_query(scope)
     for name, kind in endpoint.parameters.items():
         if kind is Host:
             arguments[name] = host
         elif name == "body":
-            arguments[name] = checked(kind, _body(await request.body()))
+            arguments[name] = checked(kind, _body((await receive())["body"]))
         elif name == "query":
             given = {
                 field: texts if info.annotation == list[str] else texts[-1]
@@ -239,13 +253,13 @@ async def _answered(endpoint: Endpoint, host: Host, request: Request) -> Respons
             }
             arguments[name] = checked(kind, given)
         elif kind is PeerId:
-            arguments[name] = known_peer(host, request.path_params[name])
+            arguments[name] = known_peer(host, parameters[name])
         elif kind is str:
-            arguments[name] = request.path_params[name]
+            arguments[name] = parameters[name]
         else:
-            arguments[name] = _number(name, request.path_params[name])
+            arguments[name] = _number(name, parameters[name])
     told = await endpoint.act(**arguments)
-    if isinstance(told, Response):
+    if isinstance(told, Response | StreamedResponse):
         return told
     return json_response({"schema": f"bbnode/{endpoint.schema}/1", **told})
 
@@ -349,7 +363,7 @@ def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     models: dict[Any, TypeAdapter[Any]] = {ProblemBody: TypeAdapter(ProblemBody)}
     for endpoint in endpoints:
         for kind in (endpoint.answer, endpoint.parameters.get("body")):
-            if kind is not None and kind is not Response and kind is not Lines:
+            if kind is not None and not _answers_itself(kind):
                 models.setdefault(kind, TypeAdapter(kind))
     keyed: list[tuple[Any, Any, TypeAdapter[Any]]] = [
         (kind, "validation", adapter) for kind, adapter in models.items()
@@ -387,6 +401,10 @@ def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": shared.get("$defs", {})},
     }
+
+
+def _answers_itself(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Response | StreamedResponse)
 
 
 def _parameters(endpoint: Endpoint) -> typing.Iterator[dict[str, Any]]:

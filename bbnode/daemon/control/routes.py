@@ -16,9 +16,9 @@ from typing import Any, Literal
 import trio
 from multiaddr import Multiaddr
 from pydantic import Field
-from starlette.responses import Response
 
 from bbnode.daemon.control import answers, views
+from bbnode.daemon.control.asgi import Response, StreamedResponse
 from bbnode.daemon.control.client import FILE
 from bbnode.daemon.control.errors import Problem
 from bbnode.daemon.control.host import Host
@@ -172,7 +172,7 @@ async def models(host: Host) -> answers.ModelList:
 
 
 @ENDPOINTS.add("GET", "/v1/models/{slot}", media=FILE)
-async def model(host: Host, slot: str) -> Response:
+async def model(host: Host, slot: str) -> StreamedResponse:
     """Send the model of a slot, with its weights as of no op under way, as an ONNX file.
 
     One is made at a time; another request is refused meanwhile (503).
@@ -546,7 +546,7 @@ class EventsQuery(Query):
 
 @ENDPOINTS.add("GET", "/v1/events", "event", media=LINES)
 async def events(host: Host, query: EventsQuery) -> Lines:
-    """Stream events, one JSON object a line."""
+    """StreamedResponse events, one JSON object a line."""
     types = frozenset(query.type)
 
     def wanted(event: Mapping[str, Any]) -> bool:
@@ -565,7 +565,7 @@ class LogsQuery(Query):
 
 @ENDPOINTS.add("GET", "/v1/logs", "log", media=LINES)
 async def log_lines(host: Host, query: LogsQuery) -> Lines:
-    """Stream lines of the log, one JSON object a line."""
+    """StreamedResponse lines of the log, one JSON object a line."""
     levels = logging.getLevelNamesMapping()
     least = levels[query.level.upper()]
 

@@ -1,8 +1,8 @@
 """Serves an ASGI application over unix sockets and TCP, within bounds.
 
-Hypercorn reads and writes HTTP/1.1 (its `TCPServer` is one connection). This module adds what it
-has no setting for: a bound on connections, deadlines for writes and for bodies, refusals as JSON,
-and isolation, so that a fault in one connection ends that connection alone.
+h11 reads and writes HTTP/1.1. This module adds what it leaves to its user: bounds on connections,
+bodies and times, refusals as JSON, and isolation, so that a fault in one connection ends that
+connection alone.
 
 Rule: whatever a client does, it costs its own task and no more. Each socket is a door with a
 bound of its own, so that scrapers of metrics never keep an operator out.
@@ -18,21 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import h11
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.task_group import TaskGroup
-from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bbnode.daemon.control import token as tokens
+from bbnode.daemon.control.asgi import ASGIApp, Message, Receive, Scope, Send, header
 from bbnode.daemon.control.errors import Problem
 from bbnode.daemon.control.http import problem_response
 from bbnode.daemon.control.listen import is_loopback, tcp_listener, unix_listener
@@ -41,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # All that the metrics' address answers, to GET and HEAD.
 SCRAPED = ("/metrics", "/healthz", "/readyz")
+# Of a socket at once.
+MAX_RECV = 64 * 1024
 # A client that has finished sending may still read: an answer that is ready soon is sent.
 HALF_CLOSED_S = 0.5
 # After an accept that failed, as for want of descriptors.
@@ -93,75 +87,25 @@ class _Door:
     connections: int = 0
 
 
-class _Http1(H11Protocol):
-    """An HTTP/1.1 connection; what is not HTTP is refused in JSON, like any other request."""
-
-    refused = 0
-    # The head of an answer whose length is known; it leaves with the first part of its body, so
-    # that no client sees the one without the other.
-    _head = b""
-
-    async def _send_h11_event(self, event: Any) -> None:
-        try:
-            data = self._head + (self.connection.send(event) or b"")
-        except h11.LocalProtocolError:
-            if self.connection.their_state != h11.ERROR:
-                raise
-            return
-        self._head = b""
-        if isinstance(event, h11.Response) and any(
-            name == b"content-length" for name, _ in event.headers
-        ):
-            self._head = data
-        elif data:
-            await self.send(RawData(data=data))
-
-    async def _check_protocol(self, event: h11.Request) -> None:
-        """Accept no upgrade: neither HTTP/2 nor WebSocket is spoken here."""
-
-    async def _create_stream(self, request: h11.Request) -> None:
-        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
-        await super()._create_stream(
-            h11.Request(
-                method=request.method,
-                target=request.target,
-                headers=headers,
-                http_version=request.http_version,
-            )
-        )
-
-    async def _send_error_response(self, status_code: int) -> None:
-        self.refused += 1
-        problem = (
-            Problem(408, "RequestTooSlow", "the request did not arrive in time")
-            if status_code == 408
-            else Problem(status_code, "BadRequest", "what came is not an HTTP/1.1 request")
-        )
-        answer = problem_response(problem)
-        headers = [*answer.raw_headers, (b"connection", b"close")]
-        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
-        await self._send_h11_event(h11.Data(data=bytes(answer.body)))
-        await self._send_h11_event(h11.EndOfMessage())
+class _ClientGone(Exception):
+    """The client went away, or did not take what it asked for."""
 
 
-class HttpConnection(TCPServer):
+class HttpConnection:
     """Serves the requests of one client, one after the other."""
 
-    def __init__(self, stream: Any, app: ASGIApp, limits: HttpLimits) -> None:
-        """Serve `app`, which answers every request and raises nothing."""
-        config = Config()
-        config.errorlog = logger
-        config.include_date_header = config.include_server_header = False
-        config.h11_max_incomplete_size = limits.head_bytes
-        config.keep_alive_timeout = limits.idle_s
-        config.keep_alive_max_requests = 2**63
-        context = WorkerContext(None)
-        super().__init__(ASGIWrapper(self._answer), config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
+    def __init__(
+        self, stream: trio.abc.HalfCloseableStream, app: ASGIApp, limits: HttpLimits
+    ) -> None:
+        """Serve `app`, which answers every request and raises nothing of its own."""
+        self._stream = stream
         self._app = app
         self._limits = limits
-        self._at_rest = trio.Event()
-        self._at_rest.set()
-        self._http1: _Http1
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
+        self._send, self._arrived = trio.open_memory_channel[bytes](1)
+        self._writing = trio.Lock()
+        # From the head of a request to the end of its answer.
+        self._busy = False
         # The client went away, or did not take what it asked for.
         self.lost = False
         # Number of requests that could not be read.
@@ -169,129 +113,152 @@ class HttpConnection(TCPServer):
 
     async def run(self) -> None:
         """Serve until the connection ends."""
-        async with self.stream, TaskGroup() as tasks:
-            self._task_group = tasks
-            http1 = _Http1(
-                self.app,
-                self.config,
-                self.context,
-                tasks,
-                ConnectionState({}),
-                False,
-                None,
-                None,
-                self.protocol_send,
-            )
-            self._http1 = self.protocol = http1  # type: ignore[assignment]
-            await self.idle_task.restart(tasks, self._idle_timeout)
-            await self._read_data()
-            self.refused += http1.refused
-            await self.idle_task.stop()
-
-    async def protocol_send(self, event: Event) -> None:
-        """Write what Hypercorn has for the client, within the time it has to take it."""
-        if not isinstance(event, RawData):
-            if isinstance(event, Updated) and not event.idle:
-                self._at_rest = trio.Event()
-            else:
-                self._at_rest.set()
-            await super().protocol_send(event)
-            return
-        async with self.send_lock:
+        async with self._stream:
             try:
-                with trio.fail_after(self._limits.write_s):
-                    await self.stream.send_all(event.data)
-                return
-            except trio.TooSlowError:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._read, nursery.cancel_scope)
+                    await self._serve()
+                    nursery.cancel_scope.cancel()
+            except* _ClientGone:
                 self.lost = True
-                await self.stream.aclose()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass
-        await self.protocol.handle(Closed())
 
-    async def _read_data(self) -> None:
-        """Read until the client is gone, even while its requests have to wait."""
-        send, received = trio.open_memory_channel[bytes](1)
-        handled = trio.Event()
-
-        async def handle() -> None:
-            async for data in received:
-                await self.protocol.handle(RawData(data))
-            await self.protocol.handle(RawData(b""))
-            handled.set()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(handle)
-            try:
-                while data := await self.stream.receive_some(MAX_RECV):
+    async def _read(self, scope: trio.CancelScope) -> None:
+        """Read until the client is gone, even while its requests have to wait; then end all."""
+        with contextlib.suppress(
+            trio.ClosedResourceError, trio.BrokenResourceError, trio.TooSlowError
+        ):
+            async with self._send:
+                while data := await self._stream.receive_some(MAX_RECV):
                     with trio.fail_after(self._limits.request_s):
-                        await send.send(bytes(data))
-                send.close()
-                with trio.move_on_after(HALF_CLOSED_S):
-                    await handled.wait()
-                    await self._at_rest.wait()
-                async with self.send_lock:
-                    pass  # a part that is being written is written to its end
-            except (trio.ClosedResourceError, trio.BrokenResourceError, trio.TooSlowError):
-                pass
-            await self.protocol.handle(Closed())
-            nursery.cancel_scope.cancel()
+                        await self._send.send(bytes(data))
+            await trio.sleep(HALF_CLOSED_S)
+            async with self._writing:
+                pass  # a part that is being written is written to its end
+        self.lost = self.lost or self._busy
+        scope.cancel()
 
-    async def _initiate_server_close(self) -> None:
-        if self._http1.connection.trailing_data[0]:
-            await self._http1._send_error_response(408)
-        await super()._initiate_server_close()
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, for as long as the client is there."""
-        app, complete = self._app, False
+    async def _serve(self) -> None:
         try:
-            body = await self._body(receive)
+            while (head := await self._head()) is not None:
+                self._busy = True
+                await self._answer(head, await self._body())
+                if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+                    return
+                self._http.start_next_cycle()
+                self._busy = False
+        except h11.RemoteProtocolError as error:
+            text = "what came is not an HTTP/1.1 request"
+            await self._refuse(Problem(error.error_status_hint, "BadRequest", text))
         except Problem as problem:
-            self.refused += 1
-            app, body = problem_response(problem), b""
-        if body is None:
-            self.lost = True
-            return
+            await self._refuse(problem)
 
-        async def read() -> Message:
-            # Starlette asks once; a disconnect is noticed here.
+    async def _head(self) -> h11.Request | None:
+        """Return the next request; None when none came. Raises Problem, RemoteProtocolError."""
+        with trio.move_on_after(self._limits.idle_s):
+            event = await self._event()
+            return event if isinstance(event, h11.Request) else None
+        if not self._http.trailing_data[0]:
+            return None
+        raise _too_slow()
+
+    async def _body(self) -> bytes:
+        """Return the body of a request. Raises Problem, RemoteProtocolError."""
+        body = bytearray()
+        most = self._limits.body_bytes
+        with trio.move_on_after(self._limits.request_s):
+            while isinstance(event := await self._event(), h11.Data):
+                body += event.data
+                if len(body) > most:
+                    raise Problem(413, "BodyTooLarge", f"a body has at most {most} bytes")
+            return bytes(body)
+        raise _too_slow()
+
+    async def _event(self) -> Any:
+        """Return what comes next: a request, a part of its body or the end of it, or the end."""
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            if self._http.they_are_waiting_for_100_continue:
+                go_on = h11.InformationalResponse(status_code=100, headers=[])
+                await self._write(self._http.send(go_on))
+            try:
+                self._http.receive_data(await self._arrived.receive())
+            except trio.EndOfChannel:
+                self._http.receive_data(b"")
+        return event
+
+    async def _answer(self, request: h11.Request, body: bytes) -> None:
+        """Answer a request; raises _ClientGone where the application did not finish."""
+        path, _, query = request.target.partition(b"?")
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": request.http_version.decode("ascii"),
+            "method": request.method.decode("ascii"),
+            "scheme": "http",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": list(request.headers),
+            "client": None,
+            "server": None,
+        }
+
+        async def receive() -> Message:
+            # Once; that the client has gone, a cancellation tells.
             return {"type": "http.request", "body": body, "more_body": False}
 
-        async def write(message: Message) -> None:
-            nonlocal complete
-            complete = message["type"] == "http.response.body" and not message.get("more_body")
-            await send(message)
+        # Of an answer whose length is known, the head leaves with the first part of the body, so
+        # that no client sees the one without the other.
+        held = b""
 
-        async with trio.open_nursery() as nursery:
+        async def send(message: Message) -> None:
+            nonlocal held
+            if message["type"] == "http.response.start":
+                headers = message["headers"]
+                start = h11.Response(status_code=message["status"], headers=headers)
+                data = self._http.send(start) or b""
+                if any(name == b"content-length" for name, _ in headers):
+                    held = data
+                    return
+            else:
+                part = b"" if request.method == b"HEAD" else message.get("body", b"")
+                data, held = held + (self._http.send(h11.Data(data=part)) or b""), b""
+                if not message.get("more_body"):
+                    data += self._http.send(h11.EndOfMessage()) or b""
+            await self._write(data)
 
-            async def watch() -> None:
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-                # It comes after the end of an answer as well, which then closes the connection.
-                if not complete:
-                    nursery.cancel_scope.cancel()
+        await self._app(scope, receive, send)
+        if self._http.our_state not in (h11.DONE, h11.MUST_CLOSE):
+            raise _ClientGone
 
-            nursery.start_soon(watch)
-            await app(scope, read, write)
-            nursery.cancel_scope.cancel()
-        self.lost = self.lost or not complete
+    async def _refuse(self, problem: Problem) -> None:
+        """Answer what could not be read, and end the connection."""
+        self.refused += 1
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        answer = problem_response(problem)
+        headers = [*answer.raw_headers, (b"connection", b"close")]
+        parts = (
+            h11.Response(status_code=answer.status, headers=headers),
+            h11.Data(data=answer.body),
+            h11.EndOfMessage(),
+        )
+        await self._write(b"".join(self._http.send(part) or b"" for part in parts))
 
-    async def _body(self, receive: Receive) -> bytes | None:
-        """Return the body of a request; None if the client disconnected before its end."""
-        body = bytearray()
-        with trio.move_on_after(self._limits.request_s):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                body += message["body"]
-                if len(body) > self._limits.body_bytes:
-                    most = self._limits.body_bytes
-                    raise Problem(413, "BodyTooLarge", f"a body has at most {most} bytes")
-                if not message["more_body"]:
-                    return bytes(body)
-        raise Problem(408, "RequestTooSlow", "the request did not arrive in time")
+    async def _write(self, data: bytes | None) -> None:
+        """Write within the time that the client has to take it. Raises _ClientGone."""
+        if not data:
+            return
+        try:
+            async with self._writing:
+                with trio.fail_after(self._limits.write_s):
+                    await self._stream.send_all(data)
+        except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise _ClientGone from error
+
+
+def _too_slow() -> Problem:
+    return Problem(408, "RequestTooSlow", "the request did not arrive in time")
 
 
 class ControlServer:
@@ -409,8 +376,8 @@ class ControlServer:
 
     def _check_token(self, scope: Scope) -> None:
         """Refuse a request without the token: on TCP any user of this machine can connect."""
-        header = Headers(scope=scope).get("authorization")
-        if self._token is None or not tokens.accepts(self._token, header):
+        given = header(scope, b"authorization")
+        if self._token is None or not tokens.accepts(self._token, given):
             self.counts["control.unauthorized"] += 1
             raise Problem(
                 401,

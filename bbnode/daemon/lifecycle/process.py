@@ -22,8 +22,8 @@ from bbnode.ir.caps import OPEN_FILES
 # New objects after which the newest are looked through, and how many such looks come before one at
 # the next older, and so on. A round with a thousand peers makes some hundred thousand and drops
 # them; at Python's own numbers it looked through all that is kept of all peers, which took half of
-# its time.
-COLLECT_AFTER: Final = (50_000, 20, 100)
+# its time. What a peer leaves behind is garbage in cycles, so that it may not be much more.
+COLLECT_AFTER: Final = (10_000, 10, 10)
 
 
 class SharedProcess:

@@ -27,9 +27,10 @@ from bbnode.dsl.errors import (
 )
 from bbnode.ir import intake
 from bbnode.ir.bounds import OutOfBounds
-from bbnode.ir.graph import Body, Function, FunctionKey, Program, call_key, is_onnx_op
+from bbnode.ir.graph import Body, Function, FunctionKey, Program, Tensor, call_key, is_onnx_op
 from bbnode.ir.intake import MAX_MODEL_BYTES, ModelSource
 from bbnode.ir.onnx_file import function_of, program_of, subgraph_of
+from bbnode.ir.weightless import without_weights
 
 # Ops of one program, with all calls inlined.
 MAX_OPS = 200_000
@@ -71,7 +72,7 @@ def load_model(source: ModelSource, module: str) -> Program:
         )
     model = _taken(intake.brought_up, model, module)
     try:
-        program = program_of(onnx.shape_inference.infer_shapes(model))
+        program = _with_shapes(model)
     except (OutOfBounds, *intake.ONNX_FAILURES) as error:
         raise BrokenModel(
             f"ONNX refuses the model: {intake.first_line(error)}; export it again, and see that "
@@ -81,6 +82,24 @@ def load_model(source: ModelSource, module: str) -> Program:
     if program.graph is None:
         raise BrokenModel("its graph is empty; export it again", module)
     _check_nodes([program.graph], {}, module)  # an op may have hidden behind a function's imports
+    return program
+
+
+def _with_shapes(model: ModelProto) -> Program:
+    """Return a program with the types that ONNX infers, which copies all that it looks at."""
+    light, large = without_weights(model)
+    graph = model.graph
+    named = {port.name for port in (*graph.input, *graph.output, *graph.value_info)}
+    if not named.isdisjoint(large):  # a weight that is more than a weight
+        return program_of(onnx.shape_inference.infer_shapes(model))
+    program = program_of(onnx.shape_inference.infer_shapes(light))
+    if large and program.graph is not None:
+        made = program.graph
+        made.inputs = [name for name in made.inputs if name not in large]
+        made.keep_types(made.types.keys() - large.keys())
+        dense = {tensor.name: Tensor(tensor) for tensor in graph.initializer}
+        sparse = {name: held for name, held in made.initializers.items() if held.is_sparse}
+        made.initializers = {**dense, **sparse}
     return program
 
 

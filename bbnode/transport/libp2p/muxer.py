@@ -50,6 +50,8 @@ _BATCH_PACKETS: Final = 4
 _BATCH_BYTES: Final = _BATCH_PACKETS * PLAIN_BYTES + 1024
 # Data of up to this size is put together with other frames in a packet.
 _SMALL_BYTES: Final = 8 * 1024
+# Writes of a stream that may go out at once until other tasks get a turn.
+_WRITES_A_STEP: Final = 16
 # What the system has not taken is copied up to this size, and its large buffer is free.
 _KEPT_BYTES: Final = 64 * 1024
 # Beyond this the peer makes us answer and does not read the answers.
@@ -93,6 +95,7 @@ class MuxedStream:
         "_sink",
         "_sink_error",
         "_window",
+        "_writes",
         "end_in",
         "end_out",
         "failure",
@@ -116,6 +119,7 @@ class MuxedStream:
         self._send_window = INITIAL_WINDOW_BYTES
         self._sending: _Sending | None = None
         self._queued = False
+        self._writes = 0
         # Set by the FIN of the peer, and by ours.
         self.end_in = self.end_out = False
         # Why nothing moves any more; a reset, or the end of the connection.
@@ -144,6 +148,8 @@ class MuxedStream:
         Raises StreamBrokenError when the stream or its connection has broken, after everything
         that came before.
         """
+        if self._buffer:
+            await trio.lowlevel.checkpoint()
         while not self._buffer:
             self._raise_if_broken()
             if self.end_in:
@@ -192,12 +198,15 @@ class MuxedStream:
     def _pass_on(self, data: memoryview) -> None:
         if self._sink is None or self._sink_error is not None:
             return  # the reader is about to end
+        size = len(data)
         try:
             self._sink(data)
         except Exception as error:  # noqa: BLE001 - raised where it is fed
             self._sink_error = error
             self._wake_reader()
-        self._credit(len(data))
+        self._owed += size
+        if self._owed * _UPDATE_PART >= self._window:
+            self._credit(0)
 
     def _raise_if_broken(self) -> None:
         if self.failure:
@@ -265,8 +274,12 @@ class MuxedStream:
         while not (sending := self._begin(data)):
             await self._until(self._sending)
         try:
-            await trio.lowlevel.checkpoint()
-            await self._until(sending)
+            self._writes += 1
+            if sending.left or self._writes % _WRITES_A_STEP == 0:
+                await trio.lowlevel.checkpoint()
+                await self._until(sending)
+            else:
+                await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             if self._sending is sending:
                 self._sending = None
@@ -277,6 +290,12 @@ class MuxedStream:
 
         Raises what `write` does.
         """
+        self._raise_if_unwritable()
+        # Most messages: the window takes it whole, and it needs no turn.
+        fits = data and len(data) <= min(self._send_window, _SMALL_BYTES)
+        if fits and self._sending is None and self._muxer.put_data(self.stream_id, data):
+            self._send_window -= len(data)
+            return True
         return self._begin((data,)) is not None
 
     def _begin(self, data: tuple[bytes | memoryview, ...]) -> _Sending | None:
@@ -547,7 +566,7 @@ class Muxer:
                 self._body -= len(part)
                 if self._body_of is not None and not self._body_of.failure:
                     self._body_of.arrived(part)
-                if not self._body:
+                if not self._body and self._body_flags:
                     self._finish_body()
                 continue
             if self._header or end - at < _HEADER.size:
@@ -561,7 +580,14 @@ class Muxer:
             else:
                 fields = _HEADER.unpack_from(data, at)
                 at += _HEADER.size
-            reason = self._on_frame(*fields)
+            version, kind, flags, number, length = fields
+            if length and not (version or kind or flags):
+                # Data, as most frames are.
+                stream = self.streams.get(number)
+                reason = self._charge(stream, length)
+                self._body, self._body_flags, self._body_of = length, 0, stream
+            else:
+                reason = self._on_frame(version, kind, flags, number, length)
             if reason:
                 self._refuse(reason)
             if self.ended:
@@ -652,6 +678,15 @@ class Muxer:
             self._frames += _HEADER.pack(0, kind, flags, number, length)
             self.send()
 
+    def put_data(self, number: int, data: bytes) -> bool:
+        """Send a small piece of a stream like a frame; return False where it has to wait."""
+        if self._wire.blocked or self._sealed is not None or len(self._frames) > _SMALL_BYTES:
+            return False
+        self._frames += _HEADER.pack(0, _DATA, 0, number, len(data))
+        self._frames += data
+        self.send()
+        return True
+
     def queue(self, stream: MuxedStream) -> None:
         """Put a stream behind those that wait for their turn."""
         self._writers.append(stream)
@@ -660,7 +695,7 @@ class Muxer:
         """Send a batch, unless it waits for the end of a turn; the rest goes on by itself."""
         if self._in_turn or self._wire.blocked:
             return
-        if not self._frames and not self._writers and self._sealed is None:
+        if not (self._frames or self._writers or self._sealed is not None):
             return
         self._send_batch()
         if self._frames or self._writers or self._wire.blocked:
@@ -689,19 +724,25 @@ class Muxer:
             if self._sealed is None:
                 self._seal_batch()
             if self._sealed is not None:
-                rest = self._sealed[self._wire.send(self._sealed) :]
+                taken = self._wire.send(self._sealed)
+                if taken == len(self._sealed):
+                    self._drop_sealed()
+                    return
+                rest = self._sealed[taken:]
                 if len(rest) <= _KEPT_BYTES:
                     # A buffer is large, and the peer may be slow.
                     self._drop_sealed()
                     rest = memoryview(bytes(rest))
-                self._sealed = rest or None
+                self._sealed = rest
         except BROKEN as error:
             self.end(f"writing failed: {error!r}")
 
     def _seal_batch(self) -> None:
         """Encrypt frames, then the next of the streams whose turn it is, up to a batch."""
-        # Only answers to a peer in a rush are more than a packet.
-        plain, self._frames = self._frames[:PLAIN_BYTES], self._frames[PLAIN_BYTES:]
+        plain, self._frames = self._frames, bytearray()
+        if len(plain) > PLAIN_BYTES:
+            # Only answers to a peer in a rush are more than a packet.
+            plain, self._frames = plain[:PLAIN_BYTES], plain[PLAIN_BYTES:]
         buffer, at, room = _SEALED_BUFFERS.take(), 0, _BATCH_BYTES
         while room > 0 and self._writers and len(plain) <= _SMALL_BYTES:
             stream = self._writers.popleft()

@@ -41,8 +41,9 @@ class NoiseChannel:
 
     def seal(self, plain: bytes | bytearray | memoryview, into: memoryview, at: int) -> int:
         """Encrypt `plain` in as many packets as it takes, from `at` on; return where they end."""
-        for start in range(0, len(plain), PLAIN_BYTES):
-            part = plain if len(plain) <= PLAIN_BYTES else plain[start : start + PLAIN_BYTES]
+        total = len(plain)
+        for start in range(0, total, PLAIN_BYTES):
+            part = plain if total <= PLAIN_BYTES else plain[start : start + PLAIN_BYTES]
             size = len(part) + _TAG_BYTES
             _LENGTH.pack_into(into, at, size)
             at += _LENGTH.size

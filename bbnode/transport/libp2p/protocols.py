@@ -64,7 +64,6 @@ class LinkedStream(ProtocolStream):
         return self.link.peer
 
     async def read(self, max_bytes: int) -> bytes:
-        await trio.lowlevel.checkpoint()
         with self._told():
             data = await self.stream.read(max_bytes)
         self.moved_at = trio.current_time()
@@ -72,11 +71,18 @@ class LinkedStream(ProtocolStream):
 
     async def write(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
-        async with self._lock:
+        try:
+            # A free lock would cost a turn of the loop.
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+        try:
             for at in range(0, len(view), _WRITE_BYTES):
                 with self._told():
                     await self.stream.write(view[at : at + _WRITE_BYTES])
                 self.moved_at = trio.current_time()
+        finally:
+            self._lock.release()
 
     async def end(self) -> None:
         async with self._lock:

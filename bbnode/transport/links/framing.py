@@ -16,7 +16,7 @@ import enum
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from bbnode.ir.caps import (
     MAX_BYE_BYTES,
@@ -30,6 +30,7 @@ _HEADER = struct.Struct(">BBHIQ")
 HEADER_BYTES = _HEADER.size
 # ACK: lane, bytes received of the message that is expected next.
 _ACK = struct.Struct(">BQ")
+_ACK_FRAME = struct.Struct(_HEADER.format + _ACK.format[1:])
 # RESUME: record, next on control, next on bulk, bytes of the latter, the two windows.
 _RESUME = struct.Struct(">QQQQII")
 # OPEN: bytes of the whole message, offset at which its chunks begin, its anchor.
@@ -46,6 +47,9 @@ class Lane(enum.IntEnum):
     def label(self) -> str:
         """Lower-case name, for messages and protocol ids."""
         return self.name.lower()
+
+
+_LANES: Final = tuple(Lane)
 
 
 class FrameType(enum.IntEnum):
@@ -89,8 +93,7 @@ FRAME_CAPS: dict[tuple[Lane, FrameType], int] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFrame:
+class LinkFrame(NamedTuple):
     """One decoded frame, whole."""
 
     type: FrameType
@@ -98,16 +101,14 @@ class LinkFrame:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkData:
+class ChunkData(NamedTuple):
     """Some of a CHUNK's bytes, as they came; valid until the next `feed`."""
 
     number: int
     data: memoryview
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class Position(NamedTuple):
     """A position in a lane: all messages before `number`, and `offset` bytes of that one."""
 
     number: int
@@ -150,16 +151,15 @@ def encode_header(frame_type: FrameType, body_bytes: int, number: int = 0) -> by
 
 def encode_ack(lane: Lane, position: Position) -> bytes:
     """Encode an ACK."""
-    body = _ACK.pack(lane, position.offset)
-    return encode_header(FrameType.ACK, len(body), position.number) + body
+    return _ACK_FRAME.pack(FrameType.ACK, 0, 0, _ACK.size, position.number, lane, position.offset)
 
 
 def decode_ack(frame: LinkFrame) -> tuple[Lane, Position]:
     """Return the lane and position of an ACK; raises FrameError."""
     lane, offset = _unpack(_ACK, frame)
-    if lane not in (Lane.CONTROL, Lane.BULK):
+    if lane >= len(_LANES):
         raise FrameError(f"an ACK of lane {lane}, which does not exist")
-    return Lane(lane), Position(number=frame.number, offset=offset)
+    return _LANES[lane], Position(frame.number, offset)
 
 
 def encode_resume(resume: Resume) -> bytes:
@@ -214,17 +214,21 @@ def _unpack(layout: struct.Struct, frame: LinkFrame) -> tuple[int, ...]:
     return layout.unpack(frame.body)
 
 
-_NOTHING: Final = memoryview(b"")
+# By lane and code: a type that it carries, and its cap.
+_CARRIED: Final[dict[Lane, dict[int, tuple[FrameType, int]]]] = {
+    lane: {int(kind): (kind, cap) for (on, kind), cap in FRAME_CAPS.items() if on is lane}
+    for lane in Lane
+}
 
 
 class FrameDecoder:
     """Turns the bytes of one incoming stream into frames; chunks pass through in pieces."""
 
-    __slots__ = ("_buffer", "_chunk", "_chunk_left", "_lane", "_view", "_want", "frames")
+    __slots__ = ("_buffer", "_carried", "_chunk", "_chunk_left", "_lane", "_want", "frames")
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._view = _NOTHING
+        self._carried = _CARRIED[lane]
         # The beginning of a header or of a small body.
         self._buffer = bytearray()
         # (type, number, length) of the frame whose body is still to come.
@@ -247,65 +251,58 @@ class FrameDecoder:
 
     def feed(self, data: bytes | memoryview) -> Iterator[LinkFrame | ChunkData]:
         """Yield the frames that `data` completes; raises FrameError at the first bad bytes."""
-        self._view = memoryview(data)
+        view, at, end = memoryview(data), 0, len(data)
         while True:
             if self._chunk_left:
-                piece = self._view[: self._chunk_left]
-                if not len(piece):
+                if at == end:
                     return
-                self._view = self._view[len(piece) :]
+                piece = view[at : at + self._chunk_left]
+                at += len(piece)
                 self._chunk_left -= len(piece)
-                yield ChunkData(number=self._chunk, data=piece)
+                yield ChunkData(self._chunk, piece)
                 continue
-            if self._want is None:
-                header = self._take(HEADER_BYTES)
-                if header is None:
-                    return
-                self._want = frame_type, number, length = self._read_header(header)
-                if frame_type is FrameType.CHUNK:
-                    self._want, self._chunk, self._chunk_left = None, number, length
-                    self.frames += 1
-                    continue
-            frame_type, number, length = self._want
-            body = self._take(length)
-            if body is None:
+            want = self._want
+            missing = (HEADER_BYTES if want is None else want[2]) - len(self._buffer)
+            if missing > end - at:
+                self._buffer += view[at:]
                 return
+            if self._buffer:
+                self._buffer += view[at : at + missing]
+                whole: bytes = bytes(self._buffer)
+                self._buffer.clear()
+            else:
+                whole = bytes(view[at : at + missing])
+            at += missing
+            if want is None:
+                self._want = self._read_header(whole)
+                continue
             self._want = None
             self.frames += 1
-            yield LinkFrame(type=frame_type, number=number, body=body)
+            yield LinkFrame(want[0], want[1], whole)
 
-    def _take(self, count: int) -> bytes | None:
-        """Return the next `count` bytes, or None when they have not all arrived."""
-        missing = count - len(self._buffer)
-        if missing > len(self._view):
-            self._buffer += self._view
-            self._view = _NOTHING
-            return None
-        if self._buffer:
-            self._buffer += self._view[:missing]
-            taken = bytes(self._buffer)
-            self._buffer.clear()
-        else:
-            taken = bytes(self._view[:missing])
-        self._view = self._view[missing:]
-        return taken
-
-    def _read_header(self, header: bytes) -> tuple[FrameType, int, int]:
+    def _read_header(self, header: bytes) -> tuple[FrameType, int, int] | None:
+        """Return what has to come, None if that is a CHUNK; raises FrameError."""
         code, flags, reserved, length, number = _HEADER.unpack(header)
+        carried = self._carried.get(code)
+        if carried is None or flags or reserved or length > carried[1]:
+            raise FrameError(self._fault(code, flags or reserved, length))
+        if carried[0] is not FrameType.CHUNK:
+            return carried[0], number, length
+        if not length:
+            raise FrameError(f"an empty CHUNK on the {self._lane.label} stream")
+        self._chunk, self._chunk_left = number, length
+        self.frames += 1
+        return None
+
+    def _fault(self, code: int, bits: int, length: int) -> str:
+        """Return what is wrong with a header."""
         where = f"on the {self._lane.label} stream"
-        try:
-            frame_type = FrameType(code)
-        except ValueError as error:
-            raise FrameError(f"unknown frame type {code} {where}") from error
-        if flags or reserved:
-            raise FrameError(f"flags or reserved bits of a frame are set {where}")
-        cap = FRAME_CAPS.get((self._lane, frame_type))
-        if cap is None:
-            raise FrameError(f"a {frame_type.name} frame does not belong {where}")
-        if length > cap:
-            raise FrameError(
-                f"a {frame_type.name} frame of {length} bytes {where}; at most {cap} are taken"
-            )
-        if frame_type is FrameType.CHUNK and not length:
-            raise FrameError(f"an empty CHUNK {where}")
-        return frame_type, number, length
+        if code not in list(FrameType):
+            return f"unknown frame type {code} {where}"
+        name = FrameType(code).name
+        if bits:
+            return f"flags or reserved bits of a frame are set {where}"
+        if code not in self._carried:
+            return f"a {name} frame does not belong {where}"
+        cap = self._carried[code][1]
+        return f"a {name} frame of {length} bytes {where}; at most {cap} are taken"

@@ -472,9 +472,9 @@ class Link:
         receiver = self.owner.receiver(self)
         if receiver is None:
             return
-        if any(acks.due for acks in receiver.lanes.values()):
+        if receiver.control.due or receiver.bulk.due:
             self.wake(Lane.CONTROL)
-        elif receiver.lanes[Lane.CONTROL].since and self._ack_at == math.inf:
+        elif receiver.control.since and self._ack_at == math.inf:
             self._ack_at = trio.current_time() + self.limits.ack_delay_s
             self.owner.look_at(self, self._ack_at)
         if receiver.held_bytes and self._pump_at == math.inf:
@@ -639,9 +639,6 @@ class Link:
         self.refuse(reason, Violation.SLOW)
 
 
-_MESSAGES: Final = (FrameType.ENVELOPE, FrameType.OPEN, FrameType.START, FrameType.BYE)
-
-
 class LaneReader:
     """The reader of one incoming stream of a link."""
 
@@ -697,10 +694,6 @@ class LaneReader:
             raise StreamBrokenError("another stream has taken its place")
         whole = self._decoder.frames
         for frame in self._decoder.feed(data):
-            if isinstance(frame, ChunkData) and link.hello is not None:
-                if (receiver := self._receiver()) is not None:
-                    receiver.chunk(frame.number, frame.data)
-                continue
             self._on_frame(frame)
             if link.is_aborted():
                 return
@@ -716,40 +709,47 @@ class LaneReader:
         if link.state is LinkState.TURNED_AWAY:
             if isinstance(frame, LinkFrame) and frame.type is FrameType.BYE_ACK:
                 link.abort("the peer knows")
-            return
-        if isinstance(frame, LinkFrame) and frame.type is FrameType.HELLO:
+        elif isinstance(frame, LinkFrame) and frame.type is FrameType.HELLO:
             self._on_hello(frame.body)
-            return
-        if link.hello is None:
+        elif link.hello is None:
             name = frame.type.name if isinstance(frame, LinkFrame) else "CHUNK"
             link.refuse(f"the first frame is {name}, not HELLO")
-            return
-        if isinstance(frame, ChunkData):
+        elif isinstance(frame, ChunkData):
             if (receiver := self._receiver()) is not None:
                 receiver.chunk(frame.number, frame.data)
-            return
-        if frame.type in _MESSAGES and self._lane in link.closing.bye_in:
+        elif frame.type is FrameType.ENVELOPE:
+            self._no_goodbye(frame)
+            if (receiver := self._receiver()) is not None:
+                receiver.small(frame.number, frame.body)
+        elif frame.type is FrameType.ACK:
+            self._on_ack(frame)
+        else:
+            self._on_rare(frame)
+
+    def _no_goodbye(self, frame: LinkFrame) -> None:
+        if self._lane in self._link.closing.bye_in:
             raise FrameError(f"{frame.type.name} after the goodbye of its lane")
+
+    def _on_rare(self, frame: LinkFrame) -> None:
+        link = self._link
         match frame.type:
             case FrameType.PING:
                 link.heartbeat.pong_due = frame.number
                 link.wake(Lane.CONTROL)
             case FrameType.PONG:
                 link.heartbeat.answered(frame.number, trio.current_time())
-            case FrameType.ENVELOPE:
-                if (receiver := self._receiver()) is not None:
-                    receiver.small(frame.number, frame.body)
             case FrameType.OPEN:
+                self._no_goodbye(frame)
                 opening = decode_open(frame)
                 if (receiver := self._receiver()) is not None:
                     receiver.open(frame.number, opening)
             case FrameType.START:
+                self._no_goodbye(frame)
                 self._round = frame.number
             case FrameType.RESUME:
                 link.owner.resumed(link, decode_resume(frame))
-            case FrameType.ACK:
-                self._on_ack(frame)
             case FrameType.BYE:
+                self._no_goodbye(frame)
                 self._on_bye(frame.body)
             case FrameType.BYE_ACK:
                 if frame.number not in (Lane.CONTROL, Lane.BULK):
@@ -797,8 +797,9 @@ class LaneReader:
             raise FrameError("an ACK before anything was sent")
         link.queue.acknowledge(lane, position)
         link.failures[lane] = 0
-        # The window is open again.
-        link.wake(lane)
+        if link.queue.waits(lane):
+            # The window is open again.
+            link.wake(lane)
 
     def _on_bye(self, body: bytes) -> None:
         reason = body.decode("ascii", "replace")
@@ -820,7 +821,7 @@ _PIECES: Final = 4
 class LaneWriter:
     """The writer of one stream of a link."""
 
-    __slots__ = ("_idle", "_lane", "_link", "_rest", "_started", "_stream")
+    __slots__ = ("_idle", "_lane", "_link", "_next_ride", "_rest", "_started", "_stream")
 
     def __init__(self, link: Link, lane: Lane, stream: ByteStream) -> None:
         self._link = link
@@ -828,6 +829,8 @@ class LaneWriter:
         self._stream = stream
         # The round that this stream has announced with START.
         self._started: int | None = None
+        # When an acknowledgement may travel with a message again.
+        self._next_ride = -math.inf
         # True while the task has nothing to do; bytes that could not be written without it.
         self._idle = False
         self._rest = b""
@@ -883,8 +886,10 @@ class LaneWriter:
         sent = self._small(out)
         if sent:
             link.counters.add("outbound.envelopes", sent)
-        # Last, so that one acknowledgement covers all that has arrived meanwhile.
-        self._acks(out, force=bool(out) or all_acks)
+        # Last, so that one acknowledgement covers all that has arrived meanwhile. One travels with
+        # a message unless another one did just before: then it waits for the next, or its time.
+        rides = bool(out) and link.last_heard >= self._next_ride
+        self._acks(out, force=rides or all_acks)
         return bytes(out)
 
     async def _control(self) -> bool:
@@ -910,11 +915,13 @@ class LaneWriter:
         receiver = self._link.owner.receiver(self._link)
         if receiver is None:
             return
-        force = force or any(acks.due for acks in receiver.lanes.values())
+        if not (force or receiver.control.due or receiver.bulk.due):
+            return
         for lane, acks in receiver.lanes.items():
-            if acks.due or (force and acks.since):
+            if acks.due or acks.since:
                 out += encode_ack(lane, receiver.position(lane))
                 acks.due, acks.since = False, 0
+                self._next_ride = self._link.last_heard + self._link.limits.ack_delay_s / 2
 
     def _small(self, out: bytearray) -> int:
         """Append as many small messages as go in one write; return how many."""

@@ -543,7 +543,7 @@ class PeerTable(LinkOwner):
 
     def _room_made(self, _peer: PeerId) -> None:
         """Accept held messages, of all peers, since some room is shared."""
-        for peer in list(self._held):
+        for peer in list(self._held) if self._held else ():
             session = self._sessions.get(peer)
             if session is not None and session.receiver is not None and session.feeder is not None:
                 if session.receiver.pump():

@@ -103,14 +103,14 @@ class LaneState:
         if self.since * _ACK_PART >= self.window:
             self.due = True
 
-    def wait_s(self, size: int, admit: Admit, now: float) -> float:
+    def wait_s(self, size: int, admit: Admit, clock: Callable[[], float]) -> float:
         """Return the seconds that a message has to wait; `admit` is not asked during a wait."""
-        if now < self.not_before:
-            return self.not_before - now
+        if self.not_before and (left_s := self.not_before - clock()) > 0:
+            return left_s
         wait_s = admit(size)
         if 0 < wait_s < math.inf:
             wait_s = max(wait_s, _RATE_WAIT_S)
-            self.not_before = now + wait_s
+            self.not_before = clock() + wait_s
         return wait_s
 
     def hold(self, item: object, size: int, lane: Lane) -> None:
@@ -149,32 +149,32 @@ class Receiver:
     duplicates: int = 0
     # Bytes taken of large messages; only grows.
     progress: int = 0
+    control: LaneState = field(init=False)
+    bulk: LaneState = field(init=False)
     lanes: dict[Lane, LaneState] = field(init=False)
     # The first small message that is not in the inbox yet.
     _accepted: int = 1
     _partial: Partial | None = None
     # The large message that lost its room last; it may not take another's in turn.
     _evicted_number: int = 0
-    _control: LaneState = field(init=False)
-    _bulk: LaneState = field(init=False)
     _pumping: bool = False
 
     def __post_init__(self) -> None:
-        self._control = LaneState(self.limits.control_window_bytes)
-        self._bulk = LaneState(self.limits.bulk_window_bytes)
-        self.lanes = {Lane.CONTROL: self._control, Lane.BULK: self._bulk}
+        self.control = LaneState(self.limits.control_window_bytes)
+        self.bulk = LaneState(self.limits.bulk_window_bytes)
+        self.lanes = {Lane.CONTROL: self.control, Lane.BULK: self.bulk}
 
     # -- what stands ------------------------------------------------------------------------
 
     @property
     def held_bytes(self) -> int:
         """Bytes received for which the inbox has no room."""
-        return self._control.held_bytes + self._bulk.held_bytes
+        return self.control.held_bytes + self.bulk.held_bytes
 
     @property
     def receiving(self) -> bool:
         """True while more of a large message should be arriving."""
-        return self._partial is not None and not self._bulk.held
+        return self._partial is not None and not self.bulk.held
 
     @property
     def too_slow(self) -> bool:
@@ -205,8 +205,8 @@ class Receiver:
             return Position(number=self._accepted)
         if self._partial is not None:
             return Position(number=self._partial.number, offset=self._partial.stored)
-        first = next((each for each in self._bulk.held if isinstance(each, HeldOpen)), None)
-        return Position(number=self._bulk.next if first is None else first.number)
+        first = next((each for each in self.bulk.held if isinstance(each, HeldOpen)), None)
+        return Position(number=self.bulk.next if first is None else first.number)
 
     # -- links ------------------------------------------------------------------------------
 
@@ -259,14 +259,14 @@ class Receiver:
         self._evicted_number = partial.number
         self.counters.add("inbound.evicted")
         # All that is held comes after it on its lane.
-        self._bulk.drop_held(partial.number)
+        self.bulk.drop_held(partial.number)
         self.on_evicted()
 
     # -- small messages ---------------------------------------------------------------------
 
     def small(self, number: int, data: bytes) -> None:
         """Accept a small message, or hold it; raises FrameError."""
-        lane = self._control
+        lane = self.control
         self._check_size(len(data))
         if number < lane.next:
             self._duplicate(lane)
@@ -278,9 +278,9 @@ class Receiver:
 
     def _take_small(self, held: HeldSmall) -> bool:
         """Put a message into the inbox, or drop a refused one; return False if it has to wait."""
-        lane, size = self._control, len(held.data)
+        lane, size = self.control, len(held.data)
         if not held.admitted:
-            wait_s = lane.wait_s(size, self.admit, self.inbox.clock())
+            wait_s = lane.wait_s(size, self.admit, self.inbox.clock)
             if 0 < wait_s < math.inf:
                 self.counters.add("inbound.delayed")
                 return False
@@ -296,9 +296,7 @@ class Receiver:
         return True
 
     def _offer(self, data: bytes) -> bool:
-        taken = self.inbox.offer(
-            EnvelopeReceived(peer=self.peer, data=data, observed_address=self.address)
-        )
+        taken = self.inbox.offer(EnvelopeReceived(self.peer, data, self.address))
         if taken:
             self.counters.add("inbound.envelopes")
         return taken
@@ -308,7 +306,7 @@ class Receiver:
     def open(self, number: int, opening: Open) -> None:
         """Start or continue a large message; raises FrameError."""
         self._check_size(opening.total)
-        lane, partial = self._bulk, self._partial
+        lane, partial = self.bulk, self._partial
         if number < lane.next and (partial is None or partial.number != number):
             self._duplicate(lane)
             return
@@ -333,7 +331,7 @@ class Receiver:
             raise FrameError(f"message {number} continues at byte {offset}; nothing of it arrived")
         self.drop_partial()
         if held.admitted is None:
-            wait_s = self._bulk.wait_s(total, self.admit, self.inbox.clock())
+            wait_s = self.bulk.wait_s(total, self.admit, self.inbox.clock)
             if 0 < wait_s < math.inf:
                 self.counters.add("inbound.delayed")
                 return False
@@ -362,8 +360,8 @@ class Receiver:
 
     def chunk(self, number: int, data: memoryview) -> None:
         """Accept the next bytes of a large message, or hold them; raises FrameError."""
-        if self._bulk.held or not self._store(number, data):
-            self._bulk.hold(HeldBytes(number, bytes(data)), len(data), Lane.BULK)
+        if self.bulk.held or not self._store(number, data):
+            self.bulk.hold(HeldBytes(number, bytes(data)), len(data), Lane.BULK)
             if self._partial is not None:
                 self._partial.meter.pause(self.inbox.clock())
 
@@ -371,7 +369,7 @@ class Receiver:
         """Store the bytes where they belong; return False when they have to wait for room."""
         partial = self._partial
         if partial is None or partial.number != number:
-            if number < self._bulk.next:
+            if number < self.bulk.next:
                 return True  # the rest of a duplicate
             raise FrameError(f"a part of message {number}, which was not opened")
         end = partial.stored + len(data)
@@ -385,17 +383,17 @@ class Receiver:
         partial.stored = end
         partial.meter.add(len(data), self.inbox.clock())
         self.progress += len(data)
-        self._bulk.accept(len(data))
+        self.bulk.accept(len(data))
         if end < partial.total:
             return True
         self._partial = None
-        self._bulk.due = True
+        self.bulk.due = True
         if transfer is not None and partial.buffer is not None:
             self.counters.add("inbound.envelopes")
             whole = partial.buffer.toreadonly()
             self.inbox.deliver(
                 transfer,
-                EnvelopeReceived(peer=self.peer, data=whole, observed_address=self.address),
+                EnvelopeReceived(self.peer, whole, self.address),
             )
         return True
 
@@ -412,7 +410,7 @@ class Receiver:
             self._pumping = False
 
     def _pump(self) -> bool:
-        before, small, bulk = self.held_bytes, self._control, self._bulk
+        before, small, bulk = self.held_bytes, self.control, self.bulk
         while small.held and self._take_small(small.held[0]):
             small.held_bytes -= len(small.held.popleft().data) + HEADER_BYTES
             if not small.held:

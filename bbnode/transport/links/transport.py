@@ -261,6 +261,8 @@ class LinkTransport(Transport):
             limits=self._limits,
             counters=self._counters,
         )
+        # One object for a peer in all tables: a look-up that finds it compares no bytes.
+        link.peer = session.peer
         if not self._table.add(link, place):
             self._counters.add("links.refused")
             return None
