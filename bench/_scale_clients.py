@@ -7,6 +7,7 @@ standard input ends.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -18,7 +19,7 @@ import onnx
 import trio
 from multiaddr import Multiaddr
 
-from bbnode.daemon.lifecycle.process import raise_file_limit
+from bbnode.daemon.lifecycle.process import COLLECT_AFTER, raise_file_limit
 from bbnode.engine import install
 from bbnode.ir.address import peer_of_address
 from bbnode.ir.crossing import encode_crossings
@@ -67,6 +68,9 @@ class Clients:
             for transport, driver in self._made:
                 await nursery.start(transport.run)
                 await nursery.start(driver.run)
+            # As a daemon does.
+            gc.freeze()
+            gc.set_threshold(*COLLECT_AFTER)
             print("ready", flush=True)
             await trio.to_thread.run_sync(sys.stdin.readline)
             server = peer_of_address(self._server)

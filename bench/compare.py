@@ -373,8 +373,8 @@ def as_text(
         for row in rows
     ] if len(rows) > 1 else []  # fmt: skip
     lines.append(
-        f"{len(moved)} of {len(figures)} figures moved: their ranges over {turns} turns do not "
-        f"overlap. By chance {len(figures) * chance(turns):.1f} would, were nothing different."
+        f"{len(moved)} of {len(figures)} figures moved, as their ranges over {turns} turns do not "
+        f"overlap; by chance {len(figures) * chance(turns):.1f} would, were nothing different"
     )
     lines += [f"{title}: not compared, {why}" for title, why in failed.items()]
     return "\n".join(lines)

@@ -124,7 +124,7 @@ def test_the_table_has_what_moved_and_with_all_everything(repository: Repository
     assert lines[1].endswith("-50.0%")
     assert "10 (10 to 10)" in lines[1]
     assert "5 (5 to 5)" in lines[1]
-    assert lines[2].startswith("1 of 3 figures moved: their ranges over 6 turns")
+    assert lines[2].startswith("1 of 3 figures moved, as their ranges over 6 turns")
     _, out, _ = repository.compare("HEAD~1", "--all")
     assert [line.split()[1] for line in out.splitlines()[1:4]] == ["steady", "speed", "drifts"]
 

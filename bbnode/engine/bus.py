@@ -36,6 +36,13 @@ _NOBODY: Final[frozenset[int]] = frozenset()
 class Bus:
     """Events of one node that wait for the next bus phase."""
 
+    __slots__ = (
+        "_counts",
+        "_events",
+        "_limit",
+        "_subscribed",
+    )
+
     def __init__(self, limit: int | None, subscribed: Iterable[int], counts: Counter[str]) -> None:
         self._subscribed = frozenset(subscribed) or _NOBODY
         self._limit = limit

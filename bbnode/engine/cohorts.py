@@ -191,6 +191,12 @@ _TIMERS = mapping(PLAIN, TIMER)
 class CohortTable:
     """All cohorts of a node that are open, and the ids of those that were."""
 
+    __slots__ = (
+        "_closed",
+        "_of_tag",
+        "_open",
+    )
+
     def __init__(self) -> None:
         self._open: dict[int, Cohort] = {}
         self._closed: OrderedDict[int, None] = OrderedDict()

@@ -53,6 +53,13 @@ class ByteBudget:
     polling thread alone returns, so that it needs none.
     """
 
+    __slots__ = (
+        "_limit",
+        "_lock",
+        "_taken",
+        "returned",
+    )
+
     def __init__(self, limit: int | None, lock: threading.Lock | None = None) -> None:
         self._limit = limit
         self._taken = 0
@@ -216,6 +223,11 @@ Event: TypeAlias = (
 class Executions:
     """Numbers of executions, each once; called from any thread."""
 
+    __slots__ = (
+        "_lock",
+        "last",
+    )
+
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
         self.last = 0
@@ -229,6 +241,20 @@ class Executions:
 
 class Ingress:
     """Events and completions that wait for a poll."""
+
+    __slots__ = (
+        "_closed",
+        "_completed",
+        "_completions",
+        "_counts",
+        "_events",
+        "_lock",
+        "_max_events",
+        "_wake",
+        "budget",
+        "deaf",
+        "executions",
+    )
 
     def __init__(self, limits: Limits) -> None:
         # One lock for everything that a push touches: three would cost more than the push itself.

@@ -45,6 +45,13 @@ class _Latch:
 class Latches:
     """The latches of one node, by number."""
 
+    __slots__ = (
+        "_frames",
+        "_latches",
+        "_plans",
+        "_reports",
+    )
+
     def __init__(
         self, plans: Sequence[LatchPlan], frames: Mapping[int, Frame], reports: Reports
     ) -> None:

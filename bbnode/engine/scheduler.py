@@ -52,6 +52,12 @@ _SWEEP_FROM = 64
 class Scheduler:
     """The timers of one node."""
 
+    __slots__ = (
+        "_heap",
+        "_live",
+        "_order",
+    )
+
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timer]] = []
         self._order = 0

@@ -90,6 +90,13 @@ class ValueQueue:
 class Stores:
     """Semaphores and queues by number, held values by number."""
 
+    __slots__ = (
+        "_budget",
+        "holds",
+        "queues",
+        "semaphores",
+    )
+
     def __init__(self, budget: ByteBudget, plan: StorePlan) -> None:
         self._budget = budget
         self.semaphores = [Semaphore(s.name, s.units, s.units) for s in plan.semaphores]
@@ -182,6 +189,13 @@ class Records:
     The oldest make room for new ones; a value that does not fit even then is dropped and counted
     (`records.dropped`).
     """
+
+    __slots__ = (
+        "_budget",
+        "_bytes",
+        "_counts",
+        "_rows",
+    )
 
     def __init__(self, budget: ByteBudget, counts: Counter[str]) -> None:
         self._budget = budget

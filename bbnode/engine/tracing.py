@@ -21,6 +21,12 @@ from bbnode.ir.peer import PeerId
 class Tracer:
     """Makes the steps of a node that traces; to be asked only while it is `on`."""
 
+    __slots__ = (
+        "_clock",
+        "_reports",
+        "on",
+    )
+
     def __init__(self, clock: NodeClock, reports: Reports) -> None:
         self.on = False
         self._clock = clock

@@ -166,7 +166,7 @@ class GraphEncoder:
             if tensor.is_sparse:
                 sparse.append(_field(15, content))
             else:
-                parts.append(_field(5, content))
+                parts += (head_of_field(5, len(content)), content)  # not joined: it is large
         if graph.doc_string:
             parts.append(b"\x52" + texts[graph.doc_string])
         parts += self._infos(11, graph, graph.inputs)

@@ -205,6 +205,34 @@ def encode_between(
     chain: int = 0,
 ) -> list[Buffer]:
     """Return an envelope as buffers; its ends are from `encode_destination` and `encode_source`."""
+    rest = source
+    if remaining_deadline_ns or reports:
+        message = _EnvelopeMessage()
+        if remaining_deadline_ns:
+            message.remaining_deadline_ns = remaining_deadline_ns
+        for report in reports:
+            message.edge_rtt_reports.add(
+                site=report.site, srtt_ns=report.srtt_ns, rttvar_ns=report.rttvar_ns
+            )
+        rest = message.SerializeToString() + source
+    head = raw = b""
+    if kind or wire_req_id or chain:
+        said = _Correlation()
+        if kind:
+            said.kind = kind
+        if wire_req_id:
+            said.wire_req_id = wire_req_id
+        if chain:
+            said.chain = chain
+        raw = said.SerializeToString()
+        head = _CORRELATION_HEADS[len(raw)]
+    if len(fills) == 1:
+        (fill,) = fills
+        size = fill.payload_size
+        if size <= SMALL_BYTES:  # as most: all in one buffer
+            before, after = _fill_ends(fill.dest_suffix, fill.trigger_only, fill.type_hash, size)
+            payload = (fill.payload, *fill.payload_parts)
+            return [b"".join((destination, before, *payload, after, head, raw, rest))]
     parts: list[Buffer] = []
     pending = destination
     for fill in fills:
@@ -219,26 +247,7 @@ def encode_between(
             pending = after
         else:
             pending += after
-    if kind or wire_req_id or chain:
-        said = _Correlation()
-        if kind:
-            said.kind = kind
-        if wire_req_id:
-            said.wire_req_id = wire_req_id
-        if chain:
-            said.chain = chain
-        raw = said.SerializeToString()
-        pending += _CORRELATION_HEADS[len(raw)] + raw
-    if remaining_deadline_ns or reports:
-        message = _EnvelopeMessage()
-        if remaining_deadline_ns:
-            message.remaining_deadline_ns = remaining_deadline_ns
-        for report in reports:
-            message.edge_rtt_reports.add(
-                site=report.site, srtt_ns=report.srtt_ns, rttvar_ns=report.rttvar_ns
-            )
-        pending += message.SerializeToString()
-    parts.append(pending + source)
+    parts.append(pending + head + raw + rest)
     return parts
 
 

@@ -57,20 +57,21 @@ class Agenda:
         self._visited: SimNode | None = None
         self._visit_key = NO_KEY
         self._heap: list[Entry] = []
-        self._calls: list[tuple[int, int, Callable[[], object]]] = []
+        # The author's calls: time, order, call.
+        self.calls: list[tuple[int, int, Callable[[], object]]] = []
         self._order = 0
         self._polls = 0
         self._sweep_at = _SWEEP_FROM
 
     def __len__(self) -> int:
-        return len(self._heap) + len(self._calls) + (self._visited is not None)
+        return len(self._heap) + len(self.calls) + (self._visited is not None)
 
     # -- planning ----------------------------------------------------------------------------
 
     def call(self, when_ns: int, action: Callable[[], object]) -> None:
         """Plan a call of the author."""
         self._order += 1
-        heapq.heappush(self._calls, (when_ns, self._order, action))
+        heapq.heappush(self.calls, (when_ns, self._order, action))
 
     def arrive(self, when_ns: int, flight: Flight) -> None:
         """Plan the arrival of an envelope that is sent now."""
@@ -121,7 +122,7 @@ class Agenda:
 
     def is_empty(self) -> bool:
         """Return True if nothing is left to happen."""
-        return not self._calls and self.next() is None
+        return not self.calls and self.next() is None
 
     def rest(self) -> None:
         """End the event that happens: what is planned now is planned by the author."""
@@ -129,12 +130,12 @@ class Agenda:
 
     def next_call_ns(self) -> int | None:
         """Return when the author's next call is due, or None."""
-        return self._calls[0][0] if self._calls else None
+        return self.calls[0][0] if self.calls else None
 
     def take_call(self) -> Callable[[], object]:
         """Remove and return the author's next call."""
         self.key = NO_KEY
-        return heapq.heappop(self._calls)[2]
+        return heapq.heappop(self.calls)[2]
 
     def next(self) -> tuple[int, int] | None:
         """Return time and key of the next event of a node, or None."""

@@ -5,7 +5,7 @@ Rule: integers only, so that a run gives the same numbers on every machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from bbnode.sim.errors import InvalidClock, InvalidLink
@@ -36,6 +36,8 @@ class Clock:
 
     def local_ns(self, true_ns: int) -> int:
         """Return the time that this clock shows at a time of the network."""
+        if not self.drift_ppm:
+            return self.offset_ns + true_ns
         return self.offset_ns + true_ns * (_MILLION + self.drift_ppm) // _MILLION
 
     def true_ns(self, local_ns: int) -> int:
@@ -70,6 +72,8 @@ class LinkModel:
     duplication: float = 0.0
     reorder: float = 0.0
     reorder_ns: int = 10 * MS
+    # It has a latency and no faults, as most: nothing is drawn.
+    is_plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("latency_ns", "jitter_ns", "reorder_ns"):
@@ -80,3 +84,5 @@ class LinkModel:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise InvalidLink(f"{name} is {value!r}; give a probability between 0 and 1")
+        faults = (self.jitter_ns, self.loss, self.duplication, self.reorder)
+        object.__setattr__(self, "is_plain", not any(faults))

@@ -126,7 +126,7 @@ class Network:
         program = model if isinstance(model, ProgramPlan) else self._plan(model, tuple(targets))
 
         def install_life(node: SimNode, incarnation: int) -> Node:
-            made = install(
+            return install(
                 program,
                 peer_id=node.peer_id,
                 addresses=(node.address,),
@@ -137,8 +137,6 @@ class Network:
                 own_artifact=True,  # the caller's own program
                 secrets=SimSecrets(node.name, self.seed, incarnation, signs=self._keys),
             )
-            made.set_wake(node.wake)
-            return made
 
         return self._add(name, program, install_life, clock or Clock(), task_ns)
 
@@ -386,9 +384,9 @@ class Network:
     def _step(self, until_ns: int) -> bool:
         """Run the next event; return False when there is none up to `until_ns`."""
         agenda = self._agenda
-        call_ns = agenda.next_call_ns()
-        if call_ns is not None and call_ns <= until_ns:
-            following = agenda.next()
+        if agenda.calls:
+            call_ns = agenda.calls[0][0]
+            following = agenda.next() if call_ns <= until_ns else (0, 0)
             if following is None or call_ns <= following[0]:
                 self._at(call_ns)
                 agenda.take_call()()
@@ -468,8 +466,9 @@ class Network:
         data = b"".join(step.parts)
         crc = checksum(data)
         peer = step.peer
-        self.trace.note(self.now_ns, node.name, f"send {self._name_of(peer)} {len(data)} {crc}")
         wire = node.wires.get(peer)
+        target = self._name_of(peer) if wire is None else wire.target.name
+        self.trace.note(self.now_ns, node.name, f"send {target} {len(data)} {crc}")
         if self._dials and (wire is None or not wire.up) and peer in self._by_peer:
             self.connect(node, self._by_peer[peer])
             wire = node.wires[peer]

@@ -115,7 +115,10 @@ class SimNode:
         self._kept_steps = kept_steps
         self._steps: list[tuple[int, steps.Step]] = []
         self._incarnation = 1
-        self._node: Node | None = None if install is None else install(self, 1)
+        self._node: Node | None = None
+        if install is not None:
+            self._node = install(self, 1)
+            self._node.set_wake(self.wake)
 
     def __repr__(self) -> str:
         return f"SimNode({self.name!r}, {', '.join(self.classes)})"
@@ -231,11 +234,12 @@ class SimNode:
     def come_up(self) -> None:
         """Install anew, as the next incarnation, from the last checkpoint."""
         incarnation = self._incarnation + 1
-        self.life += 1  # of which its first wake is
+        self.life += 1
         if self._install is not None:
             node = self._install(self, incarnation)
             if self._saved is not None:
                 node.restore(self._saved)
+            node.set_wake(self.wake)
             self._node = node
         self._incarnation = incarnation
         self.is_up = True
@@ -283,6 +287,11 @@ class Wire:
         """Return when an envelope that is sent now arrives: never, once, or twice."""
         # A fault that a link does not have costs no draw: links without faults are the rule.
         link = self.link
+        if link.is_plain:
+            at_ns = now_ns + link.latency_ns
+            if at_ns > self._last_ns:
+                self._last_ns = at_ns
+            return [self._last_ns]
         if link.loss and self._happens(link.loss):
             return []
         if link.duplication and self._happens(link.duplication):

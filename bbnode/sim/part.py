@@ -100,7 +100,7 @@ class PartTrace(Trace):
         return marks, lines
 
 
-class Part(Network):
+class NetworkPart(Network):
     """The network as one process sees it."""
 
     def __init__(self, number: int, parts: int, **settings: Any) -> None:
@@ -239,7 +239,7 @@ def main() -> None:
     """Serve the process whose socket is named on the command line, until it closes it."""
     with socket.socket(fileno=int(sys.argv[1])) as end:
         number, parts, settings = receive(end)
-        part = Part(number, parts, **settings)
+        part = NetworkPart(number, parts, **settings)
         _serve(end, part.answer)
 
 

@@ -1,4 +1,4 @@
-"""What the processes of a SplitNetwork tell each other, as msgpack.
+"""The messages between the processes of a SplitNetwork, as msgpack.
 
 Rule: numbers, texts, bytes and None are themselves; everything else is a list that begins with what
 it is. Nothing is pickled.
@@ -55,13 +55,16 @@ def _plain(item: Any) -> Any:
     if cls is list or cls is tuple:
         return ["list", *map(_plain, item)]
     if _ROWS.get(cls.__name__) is cls:
-        fields = dataclasses.fields(item)
-        return ["row", cls.__name__, *(_plain(getattr(item, field.name)) for field in fields)]
+        return ["row", cls.__name__, *(_plain(getattr(item, name)) for name in _names(cls))]
     node = values.type_of_class(cls)
     if node is None and isinstance(item, Mapping):
         return ["map", *(_plain(each) for pair in item.items() for each in pair)]
     node = node or values.type_of(item)
     return ["value", node.wire_hash, codec.encode_value(item)]
+
+
+def _names(cls: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def _whole(plain: Any) -> Any:
@@ -72,8 +75,7 @@ def _whole(plain: Any) -> Any:
         return tuple(map(_whole, rest))
     if what == "row":
         cls = _ROWS[rest[0]]
-        names = (field.name for field in dataclasses.fields(cls))
-        return cls(**dict(zip(names, map(_whole, rest[1:]), strict=True)))
+        return cls(**dict(zip(_names(cls), map(_whole, rest[1:]), strict=True)))
     if what == "map":
         each = map(_whole, rest)
         return dict(zip(each, each, strict=True))

@@ -21,7 +21,7 @@ def key_of(name: str) -> SigningKey:
 
 
 class SimSecrets:
-    """What a node's components sign with, if it `signs`, and draw from, in one of its lives."""
+    """The key of a node's components, if it `signs`, and their randomness, in one of its lives."""
 
     __slots__ = ("_calls", "_incarnation", "_name", "_seed", "_signs")
 

@@ -144,7 +144,7 @@ def _stop(ends: list[socket.socket], started: list[subprocess.Popen[bytes]]) -> 
             process.wait()
 
 
-class RemoteNode(SimNode):
+class NodeElsewhere(SimNode):
     """A node that another process runs; made by `SplitNetwork.add`."""
 
     __slots__ = ("_ask",)
@@ -188,7 +188,7 @@ class SplitNetwork(Network):
     `with` block, or `close` it.
     """
 
-    node_class = RemoteNode
+    node_class = NodeElsewhere
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class SplitNetwork(Network):
         def ask(method: str, *arguments: Any) -> Any:
             return self._processes.ask(owner, self.now_ns, "node", node.name, method, *arguments)
 
-        if isinstance(node, RemoteNode):
+        if isinstance(node, NodeElsewhere):
             node._ask = ask
 
     def _number_of(self, model: ModelProto, program: ProgramPlan) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Never
 
 import pytest
 import trio
@@ -276,6 +276,19 @@ async def test_k_bootstrap_peers_are_enough_and_the_next_replaces_one_that_goes(
             )
             await one.until(lambda: one.is_up(third))
             assert [w.peer for w in one.backend.wanted()] == [third.node.peer_id]
+
+
+async def test_a_new_peer_makes_it_list_no_others() -> None:
+    def peers() -> Never:
+        raise AssertionError("a thousand peers would each make it list a thousand")
+
+    registry = on_loopback("registry", 0)
+    registry.backend.peers = peers
+    async with running(registry):
+        (address,) = registry.backend.listen_addresses()
+        async with running(on_loopback("peer", 1, address)) as one:
+            await registry.until(lambda: registry.is_up(one))
+            assert registry.found(one) is Origin.INBOUND
 
 
 async def test_a_peer_that_somebody_had_dialled_is_no_inbound_one(autojump_clock) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,3 +51,23 @@ def test_run_starts_without_collecting_garbage(
 def test_a_refused_configuration_leaves_the_collector_on(tmp_path: Path) -> None:
     assert main(["run", "--config", str(tmp_path / "none.toml")]) != 0
     assert gc.isenabled()
+
+
+def test_a_start_loads_nothing_that_only_some_nodes_need() -> None:
+    script = (
+        "import sys\n"
+        "from bbnode.cli.commands import run\n"
+        "from bbnode.components.backends import ort\n"
+        "from bbnode.components.data import sklearn\n"
+        "from bbnode.components.models import onnx_model\n"
+        "from bbnode.components.selectors import views\n"
+        "from bbnode.daemon.lifecycle import app\n"
+        "from bbnode.transport.libp2p import transport\n"
+        "heavy = {'libp2p', 'onnxruntime', 'sklearn', 'scipy', 'asyncio', 'rich', 'zeroconf',\n"
+        "         'prometheus_client', 'numpy.random', 'bbnode.compiler', 'bbnode.dsl',\n"
+        "         'bbnode.sim', 'bbnode.components.selectors.kademlia', 'cryptography.x509',\n"
+        "         'cryptography.hazmat.primitives.serialization'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert done.stdout.strip() == b"[]"

@@ -91,6 +91,8 @@ async def test_two_nodes_exchange_envelopes_and_part(nursery):
     assert {e.peer for e in got} == {b.peer_id}
     (info,) = a.peers()
     assert info.bytes_in > 2 * len(big)
+    assert a.peer_info(b.peer_id) == info
+    assert a.peer_info(a.peer_id) is None
     # Far less than it is given: it ends when both have taken leave.
     before = trio.current_time()
     await b.stop(2 * PATIENCE_S)

@@ -35,7 +35,7 @@ class EntryMap:
     @classmethod
     def of(cls, function: Function, reads: Sequence[Sequence[str]]) -> EntryMap:
         """Follow the values of a body once forward and once back; `reads` as `flow.reads`."""
-        by_value = dict.fromkeys(function.inputs, INVOKE)
+        by_value = dict.fromkeys(function.inputs, INVOKE)  # nobody reads "", which a node may make
         origin = []
         bit = INVOKE
         for node, names in zip(function.nodes, reads, strict=True):
@@ -45,9 +45,12 @@ class EntryMap:
                 mask = bit
             else:
                 for name in names:
-                    mask |= by_value.get(name, 0)
+                    known = by_value.get(name, 0)
+                    if known is not mask:
+                        mask = mask | known if mask else known
             origin.append(mask)
-            by_value.update((name, mask) for name in node.outputs if name)
+            for name in node.outputs:
+                by_value[name] = mask
         wanted = _wanted(function.nodes, reads, origin)
         return cls(origin, wanted, _beside(function.nodes, reads, origin, wanted))
 
@@ -67,7 +70,9 @@ def _wanted(
                 wanted[index] |= by_value.get(name, 0)
         mask = origin[index] or wanted[index]
         for name in reads[index] if mask else ():
-            by_value[name] = by_value.get(name, 0) | mask
+            known = by_value.get(name, 0)
+            if known is not mask:
+                by_value[name] = known | mask if known else mask
     return wanted
 
 

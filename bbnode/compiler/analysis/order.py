@@ -72,7 +72,7 @@ def stands_in_order(nodes: Sequence[OpNode]) -> bool:
 
 def is_sorted(needs: Iterable[Sequence[int]]) -> bool:
     """Return True if nodes that need these (`needs_of`) stand behind all that they need."""
-    return all(max(before, default=-1) < index for index, before in enumerate(needs))
+    return not any(before and max(before) >= index for index, before in enumerate(needs))
 
 
 def topological(function: Function, needs: Sequence[Sequence[int]] | None = None) -> Sequence[int]:

@@ -123,7 +123,8 @@ class _Finder:
                     before += 1
                 if before > level:
                     level = before
-                stage |= known
+                if known is not stage:  # long numbers in a long program: most are one object
+                    stage = stage | known if stage else known
             if inputs:
                 for name in node.reads:
                     if name in inputs:

@@ -16,6 +16,7 @@ from bbnode.compiler.analysis.order import (
     needs_of,
     program_order,
     reorder,
+    stands_in_order,
 )
 from bbnode.compiler.analysis.signatures import import_used, versions_of, write_canonical_domains
 from bbnode.compiler.analysis.subgraph_groups import (
@@ -191,8 +192,10 @@ class _Rewrite:
                 _rename_control(node, renamed)
                 places[index] = len(nodes)
                 nodes.append(node)
-        order = program_order(nodes, self._needs_between(places, len(nodes)))
-        self._function.nodes = [nodes[index] for index in order]
+        if not stands_in_order(nodes):
+            order = program_order(nodes, self._needs_between(places, len(nodes)))
+            nodes = [nodes[index] for index in order]
+        self._function.nodes = nodes
 
     def _needs_between(self, places: Sequence[int], count: int) -> list[list[int]]:
         """Return what the new nodes need, from the old ones; `places` are old to new."""

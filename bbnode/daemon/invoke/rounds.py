@@ -43,8 +43,9 @@ RETRY_PAUSE_S = 1.0
 RECHECK_S = 1.0
 # The pause after such a check while so many peers are there.
 MANY_PEERS, PAUSE_S = 100, 0.05
-# After the last peer that was waited for has connected: several times a round trip.
-SETTLE_S = 0.25
+# After the last peer that was waited for has connected: about a round trip to the other side of the
+# world.
+SETTLE_S = 0.15
 # The time that a round may take beyond the deadlines of its requests, and its start beyond its due
 # time: checkpoints, aggregation, a busy machine.
 ROUND_SLACK_S = 60.0

@@ -25,9 +25,8 @@ PROGRAM = "bbnode.examples.federated_digits:FederatedRound"
 # What the demo needs beside bbnode itself, by the name that Python imports.
 _PACKAGES = {"sklearn": "scikit-learn>=1.7.2", "matplotlib": "matplotlib>=3.9.2"}
 
-# A cohort's deadline. A local training takes well under a second, but the first round also
-# imports scikit-learn in every client at once: 2 to 4 s on two cores, more on a busy machine.
-# A killed client costs one round this long and no more.
+# A cohort's deadline. A local training takes well under a second, more on a busy machine. A killed
+# client costs one round this long and no more.
 ROUND_DEADLINE_S = 10.0
 # Beyond the rounds' own deadlines: evaluation, checkpoints, a busy machine.
 SLACK_PER_ROUND_S = 5.0

@@ -37,7 +37,7 @@ from bbnode.ir.errors import DeploymentError, EnvironmentFault
 START_TIMEOUT_S = 30.0
 # How long nodes may take from there until all are connected.
 JOIN_TIMEOUT_S = 20.0
-# What each node adds to that: about a second of a core for its imports.
+# What each node adds to that: most of a second of a core for its imports.
 START_PER_NODE_S = 1.5
 # A node that invokes and was killed may be started again by hand within this.
 GONE_TIMEOUT_S = 60.0

@@ -63,6 +63,14 @@ _CALL: RowForm[PendingCall] = RowForm(
 class PendingCalls:
     """The calls of one node."""
 
+    __slots__ = (
+        "_ended",
+        "_of_cell",
+        "_of_envelope",
+        "_open",
+        "_scheduler",
+    )
+
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._open: dict[int, PendingCall] = {}
@@ -188,6 +196,13 @@ _TIMER: RowForm[_ArmedTimer] = RowForm(
 
 class ComponentTimers:
     """The timers of all components of one node."""
+
+    __slots__ = (
+        "_armed",
+        "_next",
+        "_numbers",
+        "_scheduler",
+    )
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -45,6 +45,8 @@ def delay_for(attempts: int) -> int:
 class BackoffTable:
     """Backoff of all peers that failed."""
 
+    __slots__ = ("_peers",)
+
     def __init__(self) -> None:
         self._peers: OrderedDict[PeerId, Backoff] = OrderedDict()
 

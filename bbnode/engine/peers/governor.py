@@ -89,6 +89,14 @@ _NOBODY: Final[frozenset[PeerId]] = frozenset()
 class PeerGovernor:
     """Policy and health of all peers."""
 
+    __slots__ = (
+        "_allowed",
+        "_blocked",
+        "_down",
+        "_records",
+        "_threshold",
+    )
+
     def __init__(self, threshold: int = DEFAULT_FAILURE_THRESHOLD) -> None:
         self._threshold = threshold
         self._records: OrderedDict[PeerId, _PeerHealth] = OrderedDict()

@@ -40,6 +40,14 @@ _ROWS = many(RowForm(LostPeer, peer=PEER, reason=PLAIN, since_ns=PLAIN, timer=AR
 class LostPeers:
     """The lost peers of one node."""
 
+    __slots__ = (
+        "_grace_ns",
+        "_lost",
+        "_next",
+        "_numbers",
+        "_scheduler",
+    )
+
     def __init__(self, scheduler: Scheduler, grace_ms: int | None) -> None:
         self._scheduler = scheduler
         self._grace_ns = None if grace_ms is None else grace_ms * 1_000_000

@@ -74,6 +74,13 @@ class ConnectedPeers:
     is made anew only after something changed.
     """
 
+    __slots__ = (
+        "_snapshot",
+        "classes",
+        "not_ready",
+        "not_taken",
+    )
+
     def __init__(self) -> None:
         self.classes: dict[PeerId, tuple[str, ...]] = {}
         # Suffixes of sites that this node sends to and a peer's program has not; empty for most.

@@ -85,6 +85,11 @@ class InboundDedup:
     the same message.
     """
 
+    __slots__ = (
+        "_seen",
+        "_window",
+    )
+
     def __init__(self, window: int = DEDUP_WINDOW) -> None:
         self._window = window
         self._seen: OrderedDict[DedupKey, None] = OrderedDict()

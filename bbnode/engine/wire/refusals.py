@@ -51,6 +51,12 @@ _COUNTS = mapping(PEER, PLAIN)
 class PerSecond:
     """Counts things of peers, to allow each peer so many a second."""
 
+    __slots__ = (
+        "_counts",
+        "_most",
+        "_second",
+    )
+
     def __init__(self, most: int) -> None:
         self._most = most
         self._second = 0

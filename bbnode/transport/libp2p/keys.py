@@ -16,11 +16,6 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_der_public_key,
-)
 
 from bbnode.ir.decoding import Boundary, shown
 from bbnode.ir.envelope import varint
@@ -146,6 +141,9 @@ def _key_of(kind: KeyType, data: bytes) -> Key:
         return Ed25519PublicKey.from_public_bytes(data)
     if kind is KeyType.SECP256K1:
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), data)
+    # Here and in `_data_of`, not above: it takes 10 ms of a start, for keys that few peers have.
+    from cryptography.hazmat.primitives.serialization import load_der_public_key
+
     key = load_der_public_key(data)
     if kind is KeyType.RSA and isinstance(key, rsa.RSAPublicKey):
         if key.key_size not in _RSA_BITS or key.public_numbers().e > _MOST_EXPONENT:
@@ -159,6 +157,8 @@ def _key_of(kind: KeyType, data: bytes) -> Key:
 def _data_of(kind: KeyType, key: Key) -> bytes:
     if isinstance(key, Ed25519PublicKey):
         return key.public_bytes_raw()
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
     if kind is KeyType.SECP256K1:
         return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
