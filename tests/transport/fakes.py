@@ -26,6 +26,9 @@ class PipeStream:
         while data := await self.read(65_536):
             take(memoryview(data))
 
+    def listen(self, take) -> None:
+        self._inward.take = take
+
     async def write(self, *data: bytes) -> None:
         await self._outward.write(b"".join(data))
 
@@ -49,9 +52,14 @@ class _Pipe:
         self.buffer = bytearray()
         self.ended = False
         self.broken = False
+        self.take = None
         self._changed = trio.Event()
 
     def _change(self) -> None:
+        if self.take is not None and self.buffer:
+            data = bytes(self.buffer)
+            self.buffer.clear()
+            self.take(memoryview(data))
         self._changed.set()
         self._changed = trio.Event()
 

@@ -180,12 +180,7 @@ class MuxedStream:
         The view is valid during the call. Raises what `take` raises, and StreamBrokenError.
         """
         self._over = trio.Event()
-        self._sink = take
-        if self._buffer:
-            data = bytes(self._buffer)
-            self._buffer.clear()
-            self._muxer.count_unread(self, -len(data))
-            self._pass_on(memoryview(data))
+        self.listen(take)
         try:
             while self._sink_error is None and not self.failure and not self.end_in:
                 await self._over.wait()
@@ -194,6 +189,18 @@ class MuxedStream:
         if self._sink_error is not None:
             raise self._sink_error
         self._raise_if_broken()
+
+    def listen(self, take: Callable[[memoryview], None]) -> None:
+        """Pass what comes to `take`, in the turn in which it comes; the end is not told.
+
+        The view is valid during the call.
+        """
+        self._sink = take
+        if self._buffer:
+            data = bytes(self._buffer)
+            self._buffer.clear()
+            self._muxer.count_unread(self, -len(data))
+            self._pass_on(memoryview(data))
 
     def _pass_on(self, data: memoryview) -> None:
         if self._sink is None or self._sink_error is not None:

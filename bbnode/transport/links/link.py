@@ -85,6 +85,9 @@ class ByteStream(Protocol):
         Raises StreamBrokenError after a reset, and what `take` raises.
         """
 
+    def listen(self, take: Callable[[memoryview], None]) -> None:
+        """Pass all bytes to `take`, which does not raise, as they come; the end is not told."""
+
     async def write(self, *data: bytes | memoryview) -> None:
         """Write all of `data`; raises StreamBrokenError."""
 
@@ -424,7 +427,7 @@ class Link:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 for lane in Lane:
-                    nursery.start_soon(self._write_lane, lane, nursery)
+                    nursery.start_soon(self._write_lane, lane)
                 self._look_again(self.opened_at)
                 await self._aborted.wait()
                 await self.carrier.hard_close()
@@ -507,7 +510,7 @@ class Link:
         finally:
             self.tasks -= 1
 
-    async def _write_lane(self, lane: Lane, nursery: trio.Nursery) -> None:
+    async def _write_lane(self, lane: Lane) -> None:
         with self._task():
             while not self.is_aborted():
                 try:
@@ -519,7 +522,7 @@ class Link:
                         self.refuse(reason)
                     self.abort(reason)
                     return
-                nursery.start_soon(self._watch_outgoing, stream)
+                stream.listen(self._refuse_data)
                 try:
                     await LaneWriter(self, lane, stream).run()
                 except StreamBrokenError as error:
@@ -540,15 +543,9 @@ class Link:
                     if lane is Lane.CONTROL and self.owner.receiver(self) is not None:
                         self.owner.announce(self)
 
-    async def _watch_outgoing(self, stream: ByteStream) -> None:
+    def _refuse_data(self, _data: memoryview) -> None:
         """Refuse data on a stream that we opened, where it would pile up unread."""
-        with self._task():
-            try:
-                data = await stream.read(1)
-            except StreamBrokenError:
-                return
-            if data:
-                self.refuse("the peer wrote on a stream that is ours to write on")
+        self.refuse("the peer wrote on a stream that is ours to write on")
 
     def look(self, due_s: float) -> None:
         """Ping, and close a link that is silent, stalled, late with its hello or slow to close."""
