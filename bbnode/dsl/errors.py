@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import PurePath
 
 from bbnode.ir.errors import AuthorError, MissingFile
@@ -42,7 +43,12 @@ def author_line() -> str:
         if not f"{module}.".startswith(_PACKAGES):
             break
         frame = frame.f_back
-    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return f"{_file_name(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@lru_cache(maxsize=256)  # files of one author
+def _file_name(path: str) -> str:
+    return PurePath(path).name
 
 
 class RecordingError(AuthorError):

@@ -81,12 +81,12 @@ class OpSpec:
         return keys.snake_case(self.op_type.replace(".", ""))
 
 
-_TABLE: dict[tuple[str, str], OpSpec] = {}
+_TABLE: dict[str, dict[str, OpSpec]] = {}  # by domain and op type
 
 
 def register_op(spec: OpSpec) -> OpSpec:
     """Add an op; AuthorError when `(domain, op_type)` is taken by another signature."""
-    known = _TABLE.setdefault((spec.domain, spec.op_type), spec)
+    known = _TABLE.setdefault(spec.domain, {}).setdefault(spec.op_type, spec)
     if known is not spec:
         raise AuthorError(f"op {spec.domain}::{spec.op_type} is registered already")
     return spec
@@ -94,16 +94,19 @@ def register_op(spec: OpSpec) -> OpSpec:
 
 def lookup_op(domain: str, op_type: str) -> OpSpec | None:
     """Return the spec of an op, or None. Raises BrokenPlugin."""
-    found = _TABLE.get((domain, op_type))
+    found = _TABLE.get(domain, _NONE).get(op_type)
     if found is None and domain and _load(domain):
-        found = _TABLE.get((domain, op_type))
+        found = _TABLE.get(domain, _NONE).get(op_type)
     return found
+
+
+_NONE: Mapping[str, OpSpec] = {}
 
 
 def ops_of(domain: str) -> tuple[OpSpec, ...]:
     """Return all ops of a domain, in table order. Raises BrokenPlugin."""
     _load(domain)
-    return tuple(spec for (d, _), spec in _TABLE.items() if d == domain)
+    return tuple(_TABLE.get(domain, _NONE).values())
 
 
 def is_custom(domain: str) -> bool:

@@ -274,7 +274,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Forget the ops of this file, as a machine does that never had them."""
 
     def do(version: int | None = None) -> None:
-        rows = {key: row for key, row in opset._TABLE.items() if key[0] != DOMAIN}
+        rows = {key: row for key, row in opset._TABLE.items() if key != DOMAIN}
         ops = {key: op for key, op in registry._OPS.items() if key[0] != DOMAIN}
         versions = {d: v for d, v in registry._VERSIONS.items() if d != DOMAIN}
         monkeypatch.setattr(opset, "_TABLE", rows)

@@ -252,11 +252,13 @@ def test_a_fault_of_the_process_itself_is_told_whole() -> None:
 def test_closing_ends_the_processes_and_so_does_leaving_the_network() -> None:
     net = SplitNetwork(processes=2)
     started = net._processes._started
+    net.run(until=1)  # they have started
     net.close()
     net.close()
     assert [process.poll() for process in started] == [0, 0]
     net = SplitNetwork(processes=1)
     started = net._processes._started
+    net.run(until=1)
     del net
     assert [process.poll() for process in started] == [0]
 

@@ -260,6 +260,7 @@ async def test_streams_that_belong_to_nobody_are_reset(nursery, newer):
         await connection.open_protocol("/bbnode/bulk/1")
     else:
         stream = connection.muxer.open_stream()
+        await stream.write(HEADER[:5])
     await until(lambda: a.counters()["streams.reaped"])
     if not newer:
         with trio.fail_after(PATIENCE_S), contextlib.suppress(StreamBrokenError):

@@ -498,6 +498,15 @@ async def test_a_peer_that_goes_away_gets_no_new_streams(peer):
         peer.muxer.open_stream()
 
 
+async def test_a_new_stream_and_its_first_data_are_one_packet(peer):
+    stream = peer.muxer.open_stream()
+    assert peer.frames() == []
+    await stream.write(b"hello")
+    packets = bytes(peer.wire.outgoing)
+    assert int.from_bytes(packets[:2], "big") == len(packets) - 2
+    assert peer.frames() == [(WINDOW, SYN, 2, 0), (DATA, 0, 2, 5)]
+
+
 async def test_our_own_streams_are_bounded(nursery):
     peer = Peer(max_streams=3)
     nursery.start_soon(peer.muxer.run)

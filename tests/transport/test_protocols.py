@@ -7,12 +7,17 @@ from dataclasses import replace
 
 import pytest
 import trio
+import trio.testing
 
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.base import ConnectionOpened, EnvelopeReceived
+from bbnode.transport.base import ConnectionOpened, EnvelopeReceived, Hello
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError, TooManyStreamsError
+from bbnode.transport.libp2p.connection import LANE_PROTOCOLS
+from bbnode.transport.links.framing import FrameType, Lane, encode_header
+from bbnode.transport.links.hello import encode_hello
 from tests.patience import PATIENCE_S
+from tests.transport.hosts import OurHost
 from tests.transport.test_libp2p_backend import CALM, connected, make, next_event
 
 FETCH = "/test/fetch/1"
@@ -42,6 +47,31 @@ async def settled(backend, streams: int) -> None:
     with trio.fail_after(PATIENCE_S):
         while backend.metrics().streams > streams:
             await trio.lowlevel.checkpoint()
+
+
+async def test_a_stream_that_overtakes_the_hello_waits_for_it(nursery):
+    a, early = make("a"), OurHost(99)
+
+    async def sink(_connection, stream) -> None:
+        while await stream.read(4096):
+            pass
+
+    early.handlers.update(dict.fromkeys(LANE_PROTOCOLS.values(), sink))
+    a.register_protocol(FETCH, fetch)
+    await nursery.start(a.run)
+    async with early.running([]):
+        with trio.fail_after(PATIENCE_S):
+            connection = await early.dial(a.listen_addresses()[0], a.peer_id)
+            stream = await connection.open_protocol(FETCH)
+            await stream.write((5).to_bytes(4, "big"))
+            await stream.end()
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert stream.unread_bytes == 0
+            control = await connection.open(Lane.CONTROL)
+            hello = encode_hello(Hello())
+            await control.write(encode_header(FrameType.HELLO, len(hello)) + hello)
+            assert await all_of(stream) == DATA[:5]
+    assert a.counters()["protocols.refused"] == 0
 
 
 async def test_a_protocol_over_the_connection_of_the_envelopes(nursery):

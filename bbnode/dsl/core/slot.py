@@ -79,10 +79,10 @@ class Slot:
             BadArgument: inputs or attributes do not fit the op.
         """
         graph = self._graph(g)
-        specs = {spec.op_type: spec for spec in self._specs()}
-        spec = specs.get(op_type)
+        spec = next((spec for spec in self._specs() if spec.op_type == op_type), None)
         if spec is None:
-            raise NoSuchOp(f"{self._owner} has no op {str(op_type)!r}{hint(str(op_type), specs)}")
+            known = [spec.op_type for spec in self._specs()]
+            raise NoSuchOp(f"{self._owner} has no op {str(op_type)!r}{hint(str(op_type), known)}")
         return shaped(graph.record(spec, inputs, attributes, slot=self._use, after=after))
 
     def __getattr__(self, name: str) -> Callable[..., Recorded]:

@@ -455,14 +455,17 @@ class Muxer:
                 nursery.cancel_scope.cancel()
 
     def open_stream(self) -> MuxedStream:
-        """Return a new stream; raises StreamBrokenError."""
+        """Return a new stream, of which the peer hears with what is written next.
+
+        Raises StreamBrokenError.
+        """
         if self.ended or self._goes_away:
             raise StreamBrokenError(self.ended or "the peer takes no new streams")
         if len(self.streams) >= self._max_streams:
             raise StreamBrokenError(f"{self._max_streams} streams are open already; close some")
         number, self._next_number = self._next_number, self._next_number + 2
         stream = self.streams[number] = MuxedStream(self, number, ours=True)
-        self.put_frame(_WINDOW, _SYN, number, 0)
+        self._frames += _HEADER.pack(0, _WINDOW, _SYN, number, 0)
         return stream
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from typing import Final
 
 import trio
 from multiaddr import Multiaddr
-from multiaddr.utils import get_thin_waist_addresses
 
 from bbnode.ir.address import is_relayed, split_circuit
 from bbnode.ir.caps import MAX_STREAMS
@@ -295,7 +294,7 @@ class Libp2pTransport(LinkTransport):
         found = [_without_peer(each) for each in self._announce]
         if not found:
             for bound in self._host.listening:
-                found.extend(get_thin_waist_addresses(bound))
+                found.extend(_of_each_interface(bound) if _is_wildcard(bound) else [bound])
         return list(dict.fromkeys(found))
 
 
@@ -313,6 +312,17 @@ class OrphanStreams:
         for each in due:
             del self._since[each]
         return due
+
+
+def _is_wildcard(address: Multiaddr) -> bool:
+    return str(address).split("/")[2] in ("0.0.0.0", "::")
+
+
+def _of_each_interface(address: Multiaddr) -> list[Multiaddr]:
+    # It loads psutil, which nothing else here needs.
+    from multiaddr.utils import get_thin_waist_addresses
+
+    return list(get_thin_waist_addresses(address))
 
 
 def _without_peer(address: Multiaddr) -> Multiaddr:
