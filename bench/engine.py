@@ -60,7 +60,7 @@ NS_PER_US = 1_000
 MOST = {
     "us_per_op": 2.0,
     "per_op_ratio_vs_bare_loop": 2.5,
-    "envelope_us": 35.0,
+    "envelope_us": 15.0,
     **_graph_metrics.MOST,
     **_sim_metrics.MOST,
 }

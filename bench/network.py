@@ -81,11 +81,11 @@ BACK_PROTOCOL = TProtocol("/bench/back")
 LEAST = {"bulk_vs_bare_stream": 0.9, "bulk_op_to_op_vs_bare": 0.9}
 MOST = {
     "rtt_vs_bare_stream": 1.5,
-    "small_p99_ms_under_bulk": 50.0,
-    "round_overhead_ms_40kb": 15.0,
+    "small_p99_ms_under_bulk": 15.0,
+    "round_overhead_ms_40kb": 3.0,
     "round_40mb_vs_bare": 1.3,
-    "ready_s": 1.5,
-    "idle_rss_mb": 150.0,
+    "ready_s": 0.6,
+    "idle_rss_mb": 100.0,
     "idle_cpu_percent": 1.0,
 }
 
