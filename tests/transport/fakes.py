@@ -26,8 +26,12 @@ class PipeStream:
         while data := await self.read(65_536):
             take(memoryview(data))
 
-    def listen(self, take) -> None:
-        self._inward.take = take
+    @property
+    def failure(self) -> str:
+        return "reset" if self._inward.broken else ""
+
+    def listen(self, take, on_broken=lambda: None) -> None:
+        self._inward.take, self._inward.on_broken = take, on_broken
 
     async def write(self, *data: bytes) -> None:
         await self._outward.write(b"".join(data))
@@ -53,6 +57,7 @@ class _Pipe:
         self.ended = False
         self.broken = False
         self.take = None
+        self.on_broken = lambda: None
         self._changed = trio.Event()
 
     def _change(self) -> None:
@@ -66,6 +71,7 @@ class _Pipe:
     def break_off(self) -> None:
         self.broken = True
         self._change()
+        self.on_broken()
 
     def end(self) -> None:
         self.ended = True

@@ -552,6 +552,30 @@ async def test_broken_stream_is_opened_again_and_the_envelope_sent_again(nursery
     assert one.state is LinkState.UP
 
 
+@pytest.mark.parametrize("lane", Lane)
+async def test_what_was_written_before_its_stream_broke_is_sent_again(nursery, lane):
+    a, b = Side(SMALL), Side(LARGE)
+    one, _ = connect(a, b, nursery)
+    await quiet()
+    b.drain()
+    stream = next(s for each, s in one.carrier.opened if each is lane)
+    lost = []
+
+    async def loses(*parts: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        lost.extend(parts)
+
+    stream.write = loses
+    data = bytes(200_000 if lane is Lane.BULK else 200)
+    a.table.send(LARGE, data, 1)
+    await quiet()
+    assert sum(map(len, lost)) > len(data)
+    # Nothing more is to be written that would find out.
+    await stream.reset()
+    with trio.fail_after(PATIENCE_S):
+        assert bytes((await b.inbox.receive()).data) == data
+
+
 async def test_end_of_stream_without_goodbye_is_the_death_of_the_peer(nursery):
     a, b = Side(SMALL), Side(LARGE)
     one, other = connect(a, b, nursery)

@@ -86,6 +86,7 @@ class MuxedStream:
         "_arrived",
         "_buffer",
         "_muxer",
+        "_on_broken",
         "_over",
         "_owed",
         "_queued",
@@ -120,6 +121,7 @@ class MuxedStream:
         self._sending: _Sending | None = None
         self._queued = False
         self._writes = 0
+        self._on_broken: Callable[[], None] | None = None
         # Set by the FIN of the peer, and by ours.
         self.end_in = self.end_out = False
         # Why nothing moves any more; a reset, or the end of the connection.
@@ -190,12 +192,16 @@ class MuxedStream:
             raise self._sink_error
         self._raise_if_broken()
 
-    def listen(self, take: Callable[[memoryview], None]) -> None:
+    def listen(
+        self, take: Callable[[memoryview], None], on_broken: Callable[[], None] = lambda: None
+    ) -> None:
         """Pass what comes to `take`, in the turn in which it comes; the end is not told.
 
-        The view is valid during the call.
+        The view is valid during the call. `on_broken` is called when the stream breaks.
         """
-        self._sink = take
+        self._sink, self._on_broken = take, on_broken
+        if self.failure:
+            on_broken()
         if self._buffer:
             data = bytes(self._buffer)
             self._buffer.clear()
@@ -264,6 +270,8 @@ class MuxedStream:
             self._wake_reader()
             if self._sending is not None:
                 self._sending.changed.set()
+            if self._on_broken is not None:
+                self._on_broken()
 
     def _wake_reader(self) -> None:
         if self._arrived is not None:

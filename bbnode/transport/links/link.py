@@ -76,6 +76,10 @@ class Signal:
 class ByteStream(Protocol):
     """One stream of a connection."""
 
+    @property
+    def failure(self) -> str:
+        """Why it has broken, "" while it has not."""
+
     async def read(self, max_bytes: int) -> bytes:
         """Return 1 to `max_bytes` bytes; b"" at the end. Raises StreamBrokenError after a reset."""
 
@@ -85,8 +89,13 @@ class ByteStream(Protocol):
         Raises StreamBrokenError after a reset, and what `take` raises.
         """
 
-    def listen(self, take: Callable[[memoryview], None]) -> None:
-        """Pass all bytes to `take`, which does not raise, as they come; the end is not told."""
+    def listen(
+        self, take: Callable[[memoryview], None], on_broken: Callable[[], None] = lambda: None
+    ) -> None:
+        """Pass all bytes to `take` as they come, and call `on_broken` when the stream breaks.
+
+        Neither raises; the end is not told.
+        """
 
     async def write(self, *data: bytes | memoryview) -> None:
         """Write all of `data`; raises StreamBrokenError."""
@@ -522,7 +531,8 @@ class Link:
                         self.refuse(reason)
                     self.abort(reason)
                     return
-                stream.listen(self._refuse_data)
+                # What was written last may be lost, with nothing more to write that would tell.
+                stream.listen(self._refuse_data, self.wakes[lane].set)
                 try:
                     await LaneWriter(self, lane, stream).run()
                 except StreamBrokenError as error:
@@ -846,6 +856,8 @@ class LaneWriter:
                 await link.wakes[lane].wait()
                 self._idle = False
                 link.hurried = False
+                if self._stream.failure:
+                    raise StreamBrokenError(self._stream.failure)
 
     def hurry(self) -> bool:
         """Write what is due at once; return False if the task has to do it."""
