@@ -67,6 +67,7 @@ def test_a_killed_shard_comes_back_with_its_items(nodes: dict[str, ChildNode]) -
             added = link(name).invoke("shard", {"vectors": items, "metadata": []})["added"]
             assert added.tolist() == list(range(EACH))
         asker = link(next(name for name in nodes if name.startswith("asker")))
+        asker.wait_for_peers(SHARDS, "shard", timeout_s=PATIENCE_S)
 
         def search() -> Any:
             return asker.invoke("asker", {"query": QUERY}, timeout_s=PATIENCE_S)
