@@ -92,8 +92,9 @@ def test_four_of_64_mib_at_once_wait_for_each_other(tmp_path: Path) -> None:
     for each in told:
         assert each["ok"], told
         assert len(each["outputs"]["answer"]["responded"]) == 1
-    # One that is looked at, one that comes, and one more that has not been given back yet.
-    assert took <= 3 * 64 + ALLOWED_MIB
+    # One that is looked at, one that comes, one that has not been given back yet, and one whose
+    # memory lies free to be used again.
+    assert took <= 4 * 64 + ALLOWED_MIB
 
 
 @pytest.mark.slow
