@@ -292,4 +292,5 @@ def _unit(field: Any) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:,}"
+    # Older releases of pydantic give whole bounds of a number as floats.
+    return "none" if value is None else f"{int(value) if value == int(value) else value:,}"
