@@ -346,6 +346,21 @@ def needed_answers(quorum: int, asked: int) -> int:
 class Cohorts:
     """Opens, collects and closes the requests of one node's executions."""
 
+    __slots__ = (
+        "_closed",
+        "_frames",
+        "_next_request",
+        "_timers",
+        "_waiters",
+        "clock",
+        "outbound",
+        "reports",
+        "scheduler",
+        "suspensions",
+        "table",
+        "wire_ids",
+    )
+
     clock: NodeClock
     reports: Reports
     scheduler: Scheduler

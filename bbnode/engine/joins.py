@@ -110,6 +110,16 @@ _OPEN = mapping(
 class Joins:
     """The joins of one node, by number."""
 
+    __slots__ = (
+        "_open",
+        "clock",
+        "executor",
+        "plans",
+        "reports",
+        "scheduler",
+        "stores",
+    )
+
     plans: Sequence[JoinPlan]
     clock: NodeClock
     reports: Reports

@@ -82,6 +82,13 @@ class Starter(Protocol):
 class Turns:
     """The executions that run in turn and those that wait for theirs, by entry."""
 
+    __slots__ = (
+        "_lines",
+        "clock",
+        "running",
+        "starter",
+    )
+
     starter: Starter
     clock: NodeClock
 

@@ -141,7 +141,7 @@ class NetworkPart(Network):
         chosen = self._models[model]
         if owner != self._number:
             program: ProgramPlan = self._plan(chosen, tuple(targets))
-            self._add(name, program, None, clock, task_ns)
+            self._add(name, program, clock, task_ns, is_here=False)
             return
         try:
             self.add(

@@ -287,7 +287,7 @@ class SplitNetwork(Network):
         ]
         self._tell_first(owner, op)
         self._owners.append(owner)
-        return self._add(name, program, None, clock, task_ns)
+        return self._add(name, program, clock, task_ns, is_here=False)
 
     def _added(self, node: SimNode) -> None:
         owner = self._owners[node.index]

@@ -97,7 +97,9 @@ class ConnectedPeers:
 
     def connect(self, peer: PeerId, classes: Iterable[str]) -> bool:
         """Add a peer; True when it was not there, or plays other classes now."""
-        fresh = tuple(dict.fromkeys(classes))
+        fresh = tuple(classes)
+        if len(fresh) > 1:  # one is shared with all that play it
+            fresh = tuple(dict.fromkeys(fresh))
         changed = self.classes.get(peer) != fresh
         self.classes[peer] = fresh
         if changed:
@@ -189,6 +191,17 @@ class PeerStanding:
 
 class Neighbours:
     """Address book, backoff, governor and connections of one node, which plays `own_classes`."""
+
+    __slots__ = (
+        "backoff",
+        "book",
+        "governor",
+        "own_addresses",
+        "own_classes",
+        "peers",
+        "ready_classes",
+        "self_peer",
+    )
 
     def __init__(
         self,

@@ -60,12 +60,12 @@ class PerSecond:
     def __init__(self, most: int) -> None:
         self._most = most
         self._second = 0
-        self._counts: dict[PeerId, int] = {}
+        self._counts: dict[PeerId, int] | None = None  # of most nodes, for ever
 
     def take(self, peer: PeerId, now_ns: int) -> bool:
         """Count one; return False if the peer has had its share of this second."""
         second = now_ns // _S
-        if second != self._second:
+        if second != self._second or self._counts is None:
             self._second = second
             self._counts = {}
         count = self._counts.get(peer, 0)
@@ -76,7 +76,7 @@ class PerSecond:
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: the counts of the last second."""
-        return [self._second, _COUNTS.save(self._counts, writer)]
+        return [self._second, _COUNTS.save(self._counts or {}, writer)]
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
@@ -87,6 +87,14 @@ class PerSecond:
 @dataclass(eq=False, repr=False)
 class Refusals:
     """Tells peers what this node refuses them."""
+
+    __slots__ = (
+        "_rate",
+        "clock",
+        "leaving",
+        "outbound",
+        "reports",
+    )
 
     clock: NodeClock
     reports: Reports
