@@ -48,8 +48,8 @@ _PLAIN_FIELDS = (
     *("live", "failures", "report", "from_bus", "deadline_ns"),
     *("wire_req_id", "site", "wire_out_id", "units", "chain"),
 )
-# What can fire before there is any execution, for all nodes; it stays empty. A deque takes 760 bytes,
-# and most nodes of a large simulation rest.
+# What can fire before there is any execution, for all nodes; it stays empty. A deque takes 760
+# bytes, and most nodes of a large simulation rest.
 _NOTHING: Final[deque[tuple[Frame, tuple[Op, ...]]]] = deque(maxlen=0)
 _PEER = optional(PEER)
 _CHARGES = optional(many(CHARGE, list))

@@ -15,6 +15,7 @@ from typing import Any
 from multiaddr import Multiaddr
 
 from bbnode.engine import steps
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.errors import AddressBookFull, InvalidOperand
 from bbnode.engine.peers.address_book import AddressBook
 from bbnode.engine.peers.backoff_table import BackoffTable
@@ -84,9 +85,9 @@ class ConnectedPeers:
     def __init__(self) -> None:
         self.classes: dict[PeerId, tuple[str, ...]] = {}
         # Suffixes of sites that this node sends to and a peer's program has not; empty for most.
-        self.not_taken: dict[PeerId, frozenset[bytes]] = {}
+        self.not_taken: dict[PeerId, frozenset[bytes]] = EMPTY
         # What peers say of themselves: classes for which they do not work now, and why.
-        self.not_ready: dict[PeerId, tuple[tuple[str, ...], str]] = {}
+        self.not_ready: dict[PeerId, tuple[tuple[str, ...], str]] = EMPTY
         self._snapshot: PeersSnapshot | None = None
 
     def __contains__(self, peer: object) -> bool:
@@ -113,10 +114,18 @@ class ConnectedPeers:
         self.not_ready.pop(peer, None)
         return self.classes.pop(peer, None) is not None
 
+    def now_lacks(self, peer: PeerId, sites: frozenset[bytes]) -> None:
+        """Record that the program of a peer has not these sites."""
+        if self.not_taken is EMPTY:
+            self.not_taken = {}
+        self.not_taken[peer] = sites
+
     def now_not_ready(self, peer: PeerId, classes: tuple[str, ...], reason: str) -> bool:
         """Choose a peer for none of these classes; False if that was so, or it is not connected."""
         if peer not in self.classes or self.not_ready.get(peer) == (classes, reason):
             return False
+        if self.not_ready is EMPTY:
+            self.not_ready = {}
         self.not_ready[peer] = classes, reason
         self._snapshot = None
         return True
@@ -244,7 +253,7 @@ class Neighbours:
         self.peers.not_taken.pop(peer, None)
         self.peers.not_ready.pop(peer, None)
         if not_taken:
-            self.peers.not_taken[peer] = frozenset(not_taken)
+            self.peers.now_lacks(peer, frozenset(not_taken))
         self.peers.invalidate()
         return [steps.PeerUp(peer=peer, classes=tuple(classes))] if changed else []
 

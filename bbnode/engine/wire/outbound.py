@@ -21,6 +21,7 @@ from multiaddr import Multiaddr
 from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
 from bbnode.engine.clock import NodeClock
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.errors import OutboundFull, PayloadTooLarge
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ingress import Ingress, SendFailed
@@ -121,10 +122,10 @@ class EnvelopeOutbox:
         self.requests: Requests | None = None
         self.packs: dict[_Key, list[_Pack]] = {}  # what `flush` sends
         # Envelope -> the request that it answers; of the newest, while their transport has them.
-        self._answers: OrderedDict[int, int] = OrderedDict()
+        self._answers: OrderedDict[int, int] = EMPTY
         # One-way message -> the one that brought it about, and who sent that; None: this node did.
         # In order, to forget the oldest: the first key of a dict lies behind all holes.
-        self._causes: OrderedDict[int, tuple[PeerId | None, int]] = OrderedDict()
+        self._causes: OrderedDict[int, tuple[PeerId | None, int]] = EMPTY
         self._pending = 0
         self._tag = 0
         self._source_of: Sequence[Multiaddr] | None = None
@@ -155,6 +156,8 @@ class EnvelopeOutbox:
 
     def _caused(self, message: int, peer: PeerId | None, by: int) -> None:
         causes = self._causes
+        if causes is EMPTY:
+            causes = self._causes = OrderedDict()
         causes[message] = peer, by
         if len(causes) > MAX_CAUSES_REMEMBERED:
             causes.popitem(last=False)
@@ -325,6 +328,8 @@ class EnvelopeOutbox:
                 if is_request and self.requests is not None:
                     self.requests.request_is_out(wire_req_id, peer, self._tag)
                 elif is_answer:
+                    if self._answers is EMPTY:
+                        self._answers = OrderedDict()
                     self._answers[self._tag] = wire_req_id
                     if len(self._answers) > MAX_ANSWERS_REMEMBERED:
                         self._answers.popitem(last=False)
