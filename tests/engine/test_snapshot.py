@@ -502,3 +502,12 @@ def test_no_state_is_forgotten() -> None:
         if hasattr(service, "state") and id(service) not in saved
     }
     assert unsaved == {"wire_ids", "rng"}
+
+
+def test_services_have_slots() -> None:
+    rt: Runtime = bring_up(SLEEPER, "server")._rt
+    services = [getattr(rt, name) for name in Runtime.__slots__]
+    ours = [each for each in services if type(each).__module__.startswith("bbnode.engine")]
+    assert len(ours) > 20
+    # Thousands of nodes at rest in a simulation would have thousands of dicts.
+    assert [type(each).__name__ for each in ours if hasattr(each, "__dict__")] == []
