@@ -17,6 +17,8 @@ Metrics, N being the number of clients (`--clients`, 1,000):
         of the last process (`--daemons`).
     sim_10000_clients_round_s: a round of 10,000 clients below 100 edges below one server, in the
         simulator, in this process (`--sim-clients`, a hundred to an edge).
+    sim_split_2_speedup, and others of a simulation in two processes: see `_sim_split.py`
+        (`--splits`, steps of which the best counts).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from typing import Any
 
 import _daemon_metrics
 import _scale_tree
+import _sim_split
 
 from bbnode.daemon import paths
 from bbnode.daemon.control.client import ControlClient
@@ -47,6 +50,7 @@ CLIENTS, FEW_CLIENTS = 1000, 100
 PER_PROCESS = 250
 DAEMONS = 32
 ROUNDS = 7
+SPLITS = 40
 IDLE_S = 20.0
 # After the last round: what is given back with the next pings is given back.
 SETTLE_S = 6.0
@@ -217,6 +221,8 @@ def measure(options: Any) -> dict[str, float]:
     if options.sim_clients:
         name = f"sim_{options.sim_clients}_clients_round_s"
         found[name] = _scale_tree.round_s(options.sim_clients)
+    if options.splits:
+        found |= _sim_split.measure(options.splits)
     return {name: round(value, 3) for name, value in found.items()}
 
 
@@ -230,11 +236,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--sim-clients", type=int, default=_scale_tree.CLIENTS, metavar="N", help="0: none"
     )
+    parser.add_argument("--splits", type=int, default=SPLITS, metavar="N", help="0: none")
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="median of N")
     parser.add_argument("--idle", type=float, default=IDLE_S, metavar="S", help="seconds at rest")
     options = parser.parse_args(argv)
-    if min(options.clients, options.daemons, options.sim_clients) < 0 or options.rounds < 1:
-        parser.error("--clients, --daemons and --sim-clients take 0 or more, --rounds 1 or more")
+    sizes = (options.clients, options.daemons, options.sim_clients, options.splits)
+    if min(sizes) < 0 or options.rounds < 1:
+        parser.error("--rounds takes 1 or more, the other numbers 0 or more")
     if options.daemons == 1:
         parser.error("--daemons takes 0, or a server and some others")
     raise_file_limit()

@@ -20,6 +20,14 @@ class NodeClock:
         resumed: not None between a restore and the first poll: True if the same life continues.
     """
 
+    __slots__ = (
+        "_offset_ns",
+        "_set_by_poll",
+        "now_ns",
+        "resumed",
+        "started",
+    )
+
     def __init__(self) -> None:
         self.now_ns = 0
         self.started = False

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bbnode.engine.clock import NodeClock
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.errors import InvalidOperand, QuorumNotReached
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.reports import Reports
@@ -199,7 +200,7 @@ class CohortTable:
 
     def __init__(self) -> None:
         self._open: dict[int, Cohort] = {}
-        self._closed: OrderedDict[int, None] = OrderedDict()
+        self._closed: OrderedDict[int, None] = EMPTY
         # Envelope -> the request in it and its peer, while there is no answer.
         self._of_tag: dict[int, tuple[Cohort, PeerId]] = {}
 
@@ -317,6 +318,8 @@ class CohortTable:
         for tag in cohort.envelopes.values():
             del self._of_tag[tag]
         cohort.envelopes.clear()
+        if self._closed is EMPTY:
+            self._closed = OrderedDict()
         self._closed[cohort.wire_req_id] = None
         if len(self._closed) > MAX_CLOSED_REMEMBERED:
             self._closed.popitem(last=False)
@@ -345,6 +348,21 @@ def needed_answers(quorum: int, asked: int) -> int:
 @dataclass(eq=False, repr=False)
 class Cohorts:
     """Opens, collects and closes the requests of one node's executions."""
+
+    __slots__ = (
+        "_closed",
+        "_frames",
+        "_next_request",
+        "_timers",
+        "_waiters",
+        "clock",
+        "outbound",
+        "reports",
+        "scheduler",
+        "suspensions",
+        "table",
+        "wire_ids",
+    )
 
     clock: NodeClock
     reports: Reports

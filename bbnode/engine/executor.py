@@ -14,7 +14,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import InitVar, astuple, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal, Protocol
 
 from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
@@ -48,8 +48,24 @@ _PLAIN_FIELDS = (
     *("live", "failures", "report", "from_bus", "deadline_ns"),
     *("wire_req_id", "site", "wire_out_id", "units", "chain"),
 )
+# What can fire before there is any execution, for all nodes; it stays empty. A deque takes 760
+# bytes, and most nodes of a large simulation rest.
+_NOTHING: Final[deque[tuple[Frame, tuple[Op, ...]]]] = deque(maxlen=0)
 _PEER = optional(PEER)
 _CHARGES = optional(many(CHARGE, list))
+
+
+class Endings(Protocol):
+    """The part of a node's services that learns how an execution ends."""
+
+    def unanswered(self, frame: Frame) -> None:
+        """Handle that a frame will not answer the request that started it."""
+
+    def undone(self, frame: Frame, op: Op, error: BaseException) -> None:
+        """Handle the first failure in a frame that a message started and that owes no answer."""
+
+    def drop_frame(self, frame: Frame) -> None:
+        """Free what a frame that ends still holds: parked ops, cohorts, units after a failure."""
 
 
 @dataclass(eq=False, repr=False)
@@ -57,17 +73,30 @@ class Executor:
     """Starts, runs and ends the executions of one node.
 
     Attributes:
-        cleanups: called with a frame that ends and still holds something: parked ops, cohorts, or,
-            after a failure, units of semaphores.
         run: fires what is ready, at most so many ops; returns how many fired.
-        unanswered: called with a frame that will not answer the request that started it.
-        undone: called with the first op that fails in a frame that a message started and that owes
-            no answer, and its error.
         under_way: executions of each component, by its number.
         frames_of: of the frames, how many each peer's messages started.
         ready: what can fire, oldest first: ops of one execution that became ready together.
         next_execution: numbers what starts here; a record notes it, and a replay repeats it.
+        rt: the node's services, for its frames; and whom it tells how they end (`Endings`).
     """
+
+    __slots__ = (
+        "_commands",
+        "_max_frames",
+        "clock",
+        "executions",
+        "frames",
+        "frames_of",
+        "next_execution",
+        "ready",
+        "reports",
+        "rt",
+        "run",
+        "tracer",
+        "turns",
+        "under_way",
+    )
 
     clock: NodeClock
     reports: Reports
@@ -81,14 +110,11 @@ class Executor:
         self.frames: dict[int, Frame] = {}
         self.frames_of: dict[PeerId, int] = {}
         self.under_way: Counter[int] = Counter()
-        self.ready: deque[tuple[Frame, tuple[Op, ...]]] = deque()
+        self.ready = _NOTHING
         self.turns = Turns(self, self.clock)
-        self.cleanups: tuple[Callable[[Frame], None], ...] = ()
-        self.unanswered: Callable[[Frame], None] = lambda _: None
-        self.undone: Callable[[Frame, Op, BaseException], None] = lambda *_: None
         self.run: Callable[[int | None], int] = self._run
         self._commands = 0
-        self.rt: Any = None  # of its frames
+        self.rt: Any = None
 
     # -- frames ------------------------------------------------------------------------------
 
@@ -115,6 +141,8 @@ class Executor:
             error = FramesExceeded(f"{len(self.frames)} executions are under way (limit frames)")
             self.fail_start(execution, plan, error, from_bus=from_bus, source_peer=source_peer)
             return None
+        if self.ready is _NOTHING:
+            self.ready = deque()
         frame = Frame(self.rt, plan, execution, self.clock.now_ns)
         frame.from_bus = from_bus
         frame.source_peer = source_peer
@@ -190,13 +218,12 @@ class Executor:
             else:
                 del self.frames_of[peer]
         if frame.debt is not None:
-            self.unanswered(frame)
+            self.rt.unanswered(frame)
         plan = frame.plan
         if plan.component is not None:
             self.under_way[plan.component] -= 1
         if frame.parked or frame.cohorts is not None or (frame.units and frame.failures):
-            for clean in self.cleanups:
-                clean(frame)
+            self.rt.drop_frame(frame)
         if frame.charges is not None:
             for charge in frame.charges:
                 charge.release()
@@ -435,7 +462,7 @@ class Executor:
         if frame.debt is not None:
             self._owe(frame, op, error)
         elif frame.site and frame.failures == 1:
-            self.undone(frame, op, error)
+            self.rt.undone(frame, op, error)
         if frame.bootstrap is not None:
             frame.bootstrap.failed(error)
         if isinstance(error, GateDenied):
@@ -449,7 +476,7 @@ class Executor:
         skipped = frame.skipped or {}
         answers = (op for op in frame.plan.ops if op.op_type == keys.OP_SEND_RESP)
         if frame.debt is not None and all(op.index in skipped for op in answers):
-            self.unanswered(frame)
+            self.rt.unanswered(frame)
 
     def _owe(self, frame: Frame, op: Op, error: BaseException) -> None:
         """Record why an execution may owe its answer for ever; if it will, say so at once."""
@@ -459,7 +486,7 @@ class Executor:
         if frame.debt is OWED:
             frame.debt = refusal_of(frame, op, error)
         if _answer_needs(frame.plan, op):
-            self.unanswered(frame)
+            self.rt.unanswered(frame)
 
     def next_command(self) -> int:
         """Return the number of a finished side effect."""
@@ -491,6 +518,7 @@ class Executor:
                 self.frames_of[frame.source_peer] = self.frames_of.get(frame.source_peer, 0) + 1
             if frame.plan.component is not None:
                 self.under_way[frame.plan.component] += 1
+        self.ready = deque()
         for execution, op in ready:
             frame = reader.frame(execution)
             self.ready.append((frame, frame.plan.ops[op].alone))

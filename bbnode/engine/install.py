@@ -114,7 +114,7 @@ def install(
             raise UnsupportedOps([f"{spec.told(spec.place.of(error))}: {error}"]) from error
     rt = Runtime(
         program,
-        neighbours=Neighbours(peer_id, addresses, [t.peer_class for t in program.targets]),
+        neighbours=Neighbours(peer_id, addresses, program.classes),
         cells=cells,
         graphs=graphs,
         limits=limits or _DEFAULT_LIMITS,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bbnode.engine.clock import NodeClock
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.errors import AlreadyGathered, InvalidOperand, JoinFull, JoinIncomplete
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import EntryPlan, Frame
@@ -110,6 +111,16 @@ _OPEN = mapping(
 class Joins:
     """The joins of one node, by number."""
 
+    __slots__ = (
+        "_open",
+        "clock",
+        "executor",
+        "plans",
+        "reports",
+        "scheduler",
+        "stores",
+    )
+
     plans: Sequence[JoinPlan]
     clock: NodeClock
     reports: Reports
@@ -118,7 +129,7 @@ class Joins:
     stores: Stores
 
     def __post_init__(self) -> None:
-        self._open: dict[int, Gathering] = {}
+        self._open: dict[int, Gathering] = EMPTY
 
     def __len__(self) -> int:
         return len(self._open)
@@ -150,6 +161,8 @@ class Joins:
             timer = self.scheduler.set(until_ns, TimerKind.JOIN_DEADLINE, number)
             chain = frame.chain or frame.rt.outbound.one_way_id(frame)
             found = Gathering(opened_ns=now_ns, until_ns=until_ns, timer=timer, chain=chain)
+            if self._open is EMPTY:
+                self._open = {}
             self._open[number] = found
         found.arrivals.append(Deposit(peer, kept))
         if peer is not None:

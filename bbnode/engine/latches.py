@@ -59,7 +59,7 @@ class Latches:
         self._plans = plans
         self._frames = frames
         self._reports = reports
-        self._latches = [_Latch({}, set()) for _ in plans]
+        self._latches = tuple(_Latch({}, set()) for _ in plans)
 
     def open(self, number: int, execution: int) -> None:
         """Open the round of an execution."""

@@ -93,7 +93,7 @@ class Node:
     @property
     def classes(self) -> tuple[str, ...]:
         """Classes that this node plays, in the order of its targets."""
-        return tuple(dict.fromkeys(target.peer_class for target in self._program.targets))
+        return self._program.classes
 
     def inputs(self, target: str) -> Mapping[str, TypeNode | None]:
         """Return inputs of a target and their declared types, where known. Raises UnknownTarget."""

@@ -8,10 +8,9 @@ themselves is theirs: it decides only that selectors leave them out of these cla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.frame import EntryPlan
@@ -38,8 +37,25 @@ class NotReadyPeer:
     reason: str
 
 
+class Plans(Protocol):
+    """The entries of a node."""
+
+    def of_classes(self) -> Mapping[str, Iterable[EntryPlan]]:
+        """Return the plans of the executions of each class."""
+
+
 class SlotReadiness:
     """The slots of a node that are not ready, and the peers that are to be told."""
+
+    __slots__ = (
+        "_cells",
+        "_neighbours",
+        "_outbound",
+        "_reports",
+        "failed",
+        "plans",
+        "untold",
+    )
 
     def __init__(
         self,
@@ -52,8 +68,7 @@ class SlotReadiness:
         self._neighbours = neighbours
         self._outbound = outbound
         self._reports = reports
-        # Returns the plans of the entries of each class; set once all plans are there.
-        self.entries: Callable[[], Mapping[str, Iterable[EntryPlan]]] = dict
+        self.plans: Plans | None = None  # once all are there
         self.failed: dict[int, str] = {}  # by number of the slot, why
         self.untold: dict[PeerId, None] = {}
 
@@ -83,6 +98,7 @@ class SlotReadiness:
     def _touched(self, plan: EntryPlan) -> set[int]:
         """Return the slots that the ops of an entry use, through dependencies too."""
         found: set[int] = set()
+        numbers = {cell.slot: number for number, cell in enumerate(self._cells)}
         todo: list[tuple[int, str | None]] = list(plan.calls)
         while todo:
             number, method = todo.pop()
@@ -90,20 +106,16 @@ class SlotReadiness:
             component = self._cells[number].component
             for role, slot in component.depends.items():
                 needed = method is None or method in component.needed_for.get(role, (method,))
-                supplier = self._numbers[slot]
+                supplier = numbers[slot]
                 if needed and component.has_dependency(role) and supplier not in found:
                     todo.append((supplier, None))
         return found
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {cell.slot: number for number, cell in enumerate(self._cells)}
 
     def _classes(self) -> tuple[str, ...]:
         """Return the classes of this node that use a slot which is not ready."""
         return tuple(
             name
-            for name, plans in self.entries().items()
+            for name, plans in (self.plans.of_classes() if self.plans else {}).items()
             if any(not self._touched(plan).isdisjoint(self.failed) for plan in plans)
         )
 

@@ -23,6 +23,13 @@ from bbnode.ir.texts import cut_text, printable
 class Reports:
     """Collects the steps of the next poll; counts; publishes."""
 
+    __slots__ = (
+        "_detail_bytes",
+        "bus",
+        "counts",
+        "steps",
+    )
+
     def __init__(self, limits: Limits, subscribed: Iterable[int] = ()) -> None:
         self.steps: list[steps.Step] = []
         self.counts: Counter[str] = Counter()

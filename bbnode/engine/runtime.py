@@ -1,7 +1,7 @@
 """The composition of a node: every service, with the others that it uses.
 
-Rule: services get each other as arguments; callbacks between two existing services (an ending frame
-and what it holds, a request and its envelope) are set here.
+Rule: services get each other as arguments. What one tells another that is made after it (an ending
+frame and what it holds, a request and its envelope) goes through a method here.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from bbnode.engine.cells import ComponentCell
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.cohorts import CONNECTION_LOST, Cohorts
 from bbnode.engine.executor import Executor
-from bbnode.engine.frame import EntryPlan
+from bbnode.engine.frame import EntryPlan, Frame, Op
 from bbnode.engine.ingress import Ingress
 from bbnode.engine.joins import Joins
 from bbnode.engine.latches import Latches
 from bbnode.engine.limits import Limits
+from bbnode.engine.messaging.actions import Action
 from bbnode.engine.messaging.messenger import ComponentMessenger
 from bbnode.engine.messaging.pending import ComponentTimers, PendingCalls
 from bbnode.engine.peers.lost import LostPeers
@@ -68,7 +69,6 @@ class Runtime(Services):
         "_plans",
         "bootstraps",
         "calls",
-        "carry_out",
         "cells",
         "clock",
         "cohorts",
@@ -164,7 +164,6 @@ class Runtime(Services):
         )
         self.refusals = Refusals(clock, reports, self.outbound)
         self.readiness = SlotReadiness(self.cells, neighbours, self.outbound, reports)
-        executor.unanswered = self.refusals.unanswered
         self.lost = LostPeers(scheduler, limits.lost_peer_grace_ms)
         self.cohorts = Cohorts(
             clock, reports, scheduler, self.suspensions, self.outbound, self.wire_ids
@@ -203,7 +202,6 @@ class Runtime(Services):
             outbound=self.outbound,
             readiness=self.readiness,
         )
-        executor.undone = self.inbound.undone
         self.bootstraps = Bootstraps(
             program.bootstraps,
             self.cells,
@@ -216,18 +214,12 @@ class Runtime(Services):
             suspensions=self.suspensions,
             readiness=self.readiness,
         )
-        self.readiness.entries = self._entries
+        self.readiness.plans = self
         self.sources = Sources(program.sources, clock, reports, scheduler, executor)
-        self.carry_out = self.messenger.carry_out
-        self.outbound.on_request = self._request_is_out
+        self.outbound.requests = self
         executor.rt = self
-        executor.cleanups = (
-            self.suspensions.drop_frame,
-            self.cohorts.drop_frame,
-            self.suspensions.reclaim,
-        )
 
-    def _entries(self) -> dict[str, list[EntryPlan]]:
+    def of_classes(self) -> dict[str, list[EntryPlan]]:
         """Return the plans of the executions of each class, events and bootstraps left out."""
         class_of = {target.name: target.peer_class for target in self.program.targets}
         found: dict[str, list[EntryPlan]] = {name: [] for name in class_of.values()}
@@ -315,9 +307,28 @@ class Runtime(Services):
         self.cohorts.peer_lost(lost.peer, lost.since_ns, why)
         self.messenger.peer_lost(lost.peer, lost.since_ns, why)
 
-    def _request_is_out(self, wire_req_id: int, peer: PeerId, tag: int) -> None:
+    def request_is_out(self, wire_req_id: int, peer: PeerId, tag: int) -> None:
+        """Record the envelope of a request, for whoever waits for the answer."""
         if not self.cohorts.table.sent(wire_req_id, peer, tag):
             self.calls.sent(wire_req_id, tag)
+
+    def unanswered(self, frame: Frame) -> None:
+        """Tell the requester of an execution that it will not answer."""
+        self.refusals.unanswered(frame)
+
+    def undone(self, frame: Frame, op: Op, error: BaseException) -> None:
+        """Tell the sender of a message that what it started has failed."""
+        self.inbound.undone(frame, op, error)
+
+    def drop_frame(self, frame: Frame) -> None:
+        """Free what an execution that ends still holds."""
+        self.suspensions.drop_frame(frame)
+        self.cohorts.drop_frame(frame)
+        self.suspensions.reclaim(frame)
+
+    def carry_out(self, cell_at: int, frame: Frame, op: Op, actions: Sequence[Action]) -> None:
+        """Carry out what a component's method asked for."""
+        self.messenger.carry_out(cell_at, frame, op, actions)
 
     # -- snapshots ---------------------------------------------------------------------------
 

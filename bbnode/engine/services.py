@@ -66,5 +66,7 @@ class Services:
     rng: SplitMix64
     wire_ids: SplitMix64
     secrets: HostSecrets | None  # None: a replay, whose results come from the record
-    # Carries out what a component's method asked for: (component number, frame, op, actions).
-    carry_out: Callable[[int, Frame, Op, Sequence[Action]], None]
+
+    def carry_out(self, cell_at: int, frame: Frame, op: Op, actions: Sequence[Action]) -> None:
+        """Carry out what a component's method asked for."""
+        raise NotImplementedError

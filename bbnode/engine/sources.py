@@ -26,6 +26,15 @@ _BOOTING = optional(many(FRAME, list))
 class Sources:
     """The sources of one node."""
 
+    __slots__ = (
+        "booting",
+        "clock",
+        "executor",
+        "reports",
+        "scheduler",
+        "sources",
+    )
+
     sources: Sequence[EventSourcePlan]
     clock: NodeClock
     reports: Reports

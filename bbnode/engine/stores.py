@@ -99,8 +99,8 @@ class Stores:
 
     def __init__(self, budget: ByteBudget, plan: StorePlan) -> None:
         self._budget = budget
-        self.semaphores = [Semaphore(s.name, s.units, s.units) for s in plan.semaphores]
-        self.queues = [ValueQueue(name) for name in plan.queues]
+        self.semaphores = tuple(Semaphore(s.name, s.units, s.units) for s in plan.semaphores)
+        self.queues = tuple(ValueQueue(name) for name in plan.queues)
         self.holds: list[StoredValue | None] = [None] * len(plan.holds)
 
     def keep(self, value: Value, what: str) -> StoredValue:

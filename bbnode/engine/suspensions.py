@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from bbnode.engine.cells import ComponentCell
@@ -141,7 +141,7 @@ _ROW: RowForm[Parked] = RowForm(
 )
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, slots=True)
 class Suspensions:
     """Parks and resumes the ops of one node. Tokens are never used twice.
 
@@ -156,10 +156,8 @@ class Suspensions:
     limits: Limits
     semaphores: Sequence[Semaphore] = ()
     keeps_states: bool = True
-
-    def __post_init__(self) -> None:
-        self._parked: dict[int, Parked] = {}
-        self._next_token = 1
+    _parked: dict[int, Parked] = field(init=False, default_factory=dict)
+    _next_token: int = field(init=False, default=1)
 
     def __len__(self) -> int:
         return len(self._parked)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 from bbnode.engine.clock import NodeClock
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.errors import DeadlineExceeded
 from bbnode.engine.frame import EntryPlan, Frame
 from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
@@ -82,12 +83,19 @@ class Starter(Protocol):
 class Turns:
     """The executions that run in turn and those that wait for theirs, by entry."""
 
+    __slots__ = (
+        "_lines",
+        "clock",
+        "running",
+        "starter",
+    )
+
     starter: Starter
     clock: NodeClock
 
     def __post_init__(self) -> None:
         self.running: dict[_Key, Frame] = {}
-        self._lines: dict[_Key, deque[Frame]] = {}
+        self._lines: dict[_Key, deque[Frame]] = EMPTY
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -98,6 +106,8 @@ class Turns:
         if key not in self.running:
             self.running[key] = frame
             return True
+        if self._lines is EMPTY:
+            self._lines = {}
         self._lines.setdefault(key, deque()).append(frame)
         return False
 
@@ -164,4 +174,6 @@ class Turns:
             frame = reader.frame(running)
             self.running[_key(frame)] = frame
             if line:
+                if self._lines is EMPTY:
+                    self._lines = {}
                 self._lines[_key(frame)] = deque(reader.frame(number) for number in line)

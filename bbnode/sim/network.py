@@ -26,7 +26,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.sim.agenda import ARRIVAL, POLL, Agenda, Flight
 from bbnode.sim.errors import NameTaken, NotReached, TimeStandsStill, UnknownSimNode
 from bbnode.sim.models import Clock, LinkModel, S
-from bbnode.sim.node import KEPT_STEPS, Install, SimNode, Wire
+from bbnode.sim.node import KEPT_STEPS, SimNode, Wire
 from bbnode.sim.secrets import SimSecrets, key_of
 from bbnode.sim.trace import Trace, checksum, describe
 
@@ -35,6 +35,7 @@ DEFAULT_LIMIT_NS = 3600 * S
 # Events at one and the same time. 10,000 nodes that talk with a hundred others need less.
 MAX_EVENTS_AT_ONCE = 10_000_000
 _WORD = (1 << 64) - 1
+_EXACT = Clock()
 
 Observer = Callable[[int, SimNode, steps.Step], None]
 
@@ -124,21 +125,23 @@ class Network:
         """
         self._check_name(name)
         program = model if isinstance(model, ProgramPlan) else self._plan(model, tuple(targets))
+        return self._add(
+            *(name, program, clock, task_ns), is_here=True, config=config, limits=limits
+        )
 
-        def install_life(node: SimNode, incarnation: int) -> Node:
-            return install(
-                program,
-                peer_id=node.peer_id,
-                addresses=(node.address,),
-                config=config,
-                limits=limits,
-                seed=mix64((self.seed & _WORD) ^ fnv1a_64(node.name.encode())),
-                incarnation=incarnation,
-                own_artifact=True,  # the caller's own program
-                secrets=SimSecrets(node.name, self.seed, incarnation, signs=self._keys),
-            )
-
-        return self._add(name, program, install_life, clock or Clock(), task_ns)
+    def install(self, node: SimNode, incarnation: int) -> Node:
+        """Make the engine's node of one life of a node."""
+        return install(
+            node.program,
+            peer_id=node.peer_id,
+            addresses=(node.address,),
+            config=node.config,
+            limits=node.limits,
+            seed=mix64((self.seed & _WORD) ^ fnv1a_64(node.name.encode())),
+            incarnation=incarnation,
+            own_artifact=True,  # the caller's own program
+            secrets=SimSecrets(node.name, self.seed, incarnation, signs=self._keys),
+        )
 
     def _check_name(self, name: str) -> None:
         if name in self._nodes:
@@ -151,9 +154,12 @@ class Network:
         self,
         name: str,
         program: ProgramPlan,
-        install_life: Install | None,
-        clock: Clock,
+        clock: Clock | None,
         task_ns: int,
+        *,
+        is_here: bool,
+        config: Mapping[str, Mapping[str, Any]] | None = None,
+        limits: Limits | None = None,
     ) -> SimNode:
         peer_id = key_of(name).peer_id if self._keys else self.peer_id(name)
         made = self.node_class(
@@ -162,11 +168,13 @@ class Network:
             address=Multiaddr(f"/memory/{len(self._nodes) + 1}/p2p/{peer_id}"),
             peer_id=peer_id,
             program=program,
-            clock=clock,
+            config=config,
+            limits=limits,
+            clock=clock or _EXACT,
             task_ns=task_ns,
             kept_steps=self._kept_steps,
             network=self,
-            install=install_life,
+            is_here=is_here,
         )
         others = list(self._nodes.values()) if self._mesh else ()
         self._nodes[name] = self._by_peer[peer_id] = made

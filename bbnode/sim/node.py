@@ -5,15 +5,16 @@ Rule: only its network drives the node; the methods here use its entry points, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, TypeVar
 
 from multiaddr import Multiaddr
 
-from bbnode.engine import Node, ProgramPlan, steps
+from bbnode.engine import Limits, Node, ProgramPlan, steps
 from bbnode.engine.node import ExecutionInfo
 from bbnode.engine.rng import SplitMix64, mix64
 from bbnode.engine.suspensions import Waiting
+from bbnode.ir.crossing import Crossing
 from bbnode.ir.ids import fnv1a_64
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
@@ -36,9 +37,8 @@ class Time(Protocol):
     def wake(self, node: SimNode) -> None:
         """Have a node polled now."""
 
-
-# Makes the engine's node of one of its lives.
-Install: TypeAlias = "Callable[[SimNode, int], Node]"
+    def install(self, node: SimNode, incarnation: int) -> Node:
+        """Make the engine's node of one life of a node."""
 
 
 class SimNode:
@@ -49,31 +49,31 @@ class SimNode:
         index: its number in its network.
         peer_id: of the node.
         address: the address that it claims.
+        program, config, limits: what it is installed from, as `Network.add` takes them.
         clock: the node's clock.
         task_ns: how long offloaded work takes on it, in its network's time.
         is_up: True while it runs.
-        classes: the classes that it plays.
-        crossings: what its program sends and takes, as a peer tells it.
     """
 
     __slots__ = (
         "_incarnation",
-        "_install",
+        "_is_here",
         "_kept_steps",
         "_network",
         "_node",
         "_saved",
         "_steps",
         "address",
-        "classes",
         "clock",
-        "crossings",
+        "config",
         "index",
         "is_up",
         "life",
+        "limits",
         "name",
         "peer_id",
         "planned_ns",
+        "program",
         "task_ns",
         "wake_ns",
         "wires",
@@ -87,21 +87,24 @@ class SimNode:
         address: Multiaddr,
         peer_id: PeerId,
         program: ProgramPlan,
+        config: Mapping[str, Mapping[str, Any]] | None,
+        limits: Limits | None,
         clock: Clock,
         task_ns: int,
         kept_steps: int,
         network: Time,
-        install: Install | None,
+        is_here: bool,
     ) -> None:
-        """Make a node that runs; without `install`, one that another process runs."""
+        """Make a node that runs, here or in another process."""
         self.name = name
         self.index = index
         self.peer_id = peer_id
         self.address = address
         self.clock = clock
         self.task_ns = task_ns
-        self.classes = tuple(dict.fromkeys(target.peer_class for target in program.targets))
-        self.crossings = program.crossings
+        self.program = program
+        self.config = config
+        self.limits = limits
         # Kept by the network: the connections, when it is polled next, and the time
         # for which the agenda has a poll of it already.
         self.wires: dict[PeerId, Wire] = {}
@@ -110,20 +113,30 @@ class SimNode:
         self.life = 0
         self.is_up = True
         self._network = network
-        self._install = install
+        self._is_here = is_here
         self._saved: bytes | None = None
         self._kept_steps = kept_steps
         self._steps: list[tuple[int, steps.Step]] = []
         self._incarnation = 1
         self._node: Node | None = None
-        if install is not None:
-            self._node = install(self, 1)
+        if is_here:
+            self._node = network.install(self, 1)
             self._node.set_wake(self.wake)
 
     def __repr__(self) -> str:
         return f"SimNode({self.name!r}, {', '.join(self.classes)})"
 
     # -- the node ----------------------------------------------------------------------------
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that it plays."""
+        return self.program.classes
+
+    @property
+    def crossings(self) -> tuple[Crossing, ...]:
+        """All that its program sends and takes, as a peer tells it."""
+        return self.program.crossings
 
     @property
     def node(self) -> Node:
@@ -235,8 +248,8 @@ class SimNode:
         """Install anew, as the next incarnation, from the last checkpoint."""
         incarnation = self._incarnation + 1
         self.life += 1
-        if self._install is not None:
-            node = self._install(self, incarnation)
+        if self._is_here:
+            node = self._network.install(self, incarnation)
             if self._saved is not None:
                 node.restore(self._saved)
             node.set_wake(self.wake)
@@ -260,6 +273,7 @@ class Wire:
     __slots__ = (
         "_last_ns",
         "_rng",
+        "_seed",
         "count",
         "cut",
         "link",
@@ -280,8 +294,8 @@ class Wire:
         self.wanted = False
         self.cut = False
         self._last_ns = 0
-        stream = fnv1a_64(f"{source.name}\0{target.name}".encode())
-        self._rng = SplitMix64(mix64(mix64(seed % _TWO_64) ^ stream))
+        self._seed = seed
+        self._rng: SplitMix64 | None = None  # until the first draw: most links have no faults
 
     def arrivals(self, now_ns: int) -> list[int]:
         """Return when an envelope that is sent now arrives: never, once, or twice."""
@@ -310,7 +324,13 @@ class Wire:
         return self._last_ns
 
     def _happens(self, probability: float) -> bool:
-        return self._rng.next_u64() < int(probability * _TWO_64)
+        return self._draw() < int(probability * _TWO_64)
 
     def _up_to(self, most: int) -> int:
-        return self._rng.next_u64() * (most + 1) >> 64
+        return self._draw() * (most + 1) >> 64
+
+    def _draw(self) -> int:
+        if self._rng is None:
+            stream = fnv1a_64(f"{self.source.name}\0{self.target.name}".encode())
+            self._rng = SplitMix64(mix64(mix64(self._seed % _TWO_64) ^ stream))
+        return self._rng.next_u64()

@@ -32,6 +32,9 @@ from bbnode.sim.trace import Trace
 _SIZE: Final = struct.Struct("<Q")
 _FLIGHT: Final = struct.Struct("<qqIQIQ8sI")
 
+# Between the lines of one event and those of the next.
+BETWEEN: Final = "\0"
+
 # What the author does to nodes and links, by the name of the method.
 OPS: Final = frozenset(
     {
@@ -77,8 +80,8 @@ class PartTrace(Trace):
     def __init__(self, agenda: Agenda) -> None:
         super().__init__(kept=1)
         self._agenda = agenda
-        self._lines_now: list[str] = []
-        self._marks = array("q")  # of each event with lines: time, key, how many
+        self._texts: list[str] = []  # of each event with lines: these
+        self._marks = array("q")  # and its time and key
         self._last = (0, NO_KEY)
 
     def note(self, at_ns: int, who: str, what: str) -> None:
@@ -86,18 +89,19 @@ class PartTrace(Trace):
         key = self._agenda.key
         if key == NO_KEY:
             return
-        self._lines_now.append(f"{at_ns} {who} {what}")
+        line = f"{at_ns} {who} {what}"
         if self._last == (at_ns, key):
-            self._marks[-1] += 1
+            self._texts[-1] = f"{self._texts[-1]}\n{line}"
         else:
             self._last = at_ns, key
-            self._marks.extend((at_ns, key, 1))
+            self._texts.append(line)
+            self._marks.extend(self._last)
 
     def handed_over(self) -> tuple[bytes, bytes]:
-        """Return the marks and lines since the last time."""
-        marks, lines = self._marks.tobytes(), "\n".join(self._lines_now).encode()
-        self._marks, self._lines_now, self._last = array("q"), [], (0, NO_KEY)
-        return marks, lines
+        """Return the marks of the events since the last time, and their lines."""
+        marks, texts = self._marks.tobytes(), BETWEEN.join(self._texts).encode()
+        self._marks, self._texts, self._last = array("q"), [], (0, NO_KEY)
+        return marks, texts
 
 
 class NetworkPart(Network):
@@ -141,7 +145,7 @@ class NetworkPart(Network):
         chosen = self._models[model]
         if owner != self._number:
             program: ProgramPlan = self._plan(chosen, tuple(targets))
-            self._add(name, program, None, clock, task_ns)
+            self._add(name, program, clock, task_ns, is_here=False)
             return
         try:
             self.add(

@@ -7,7 +7,6 @@ stream: no life of it repeats the keys of an earlier one.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from functools import cache
 
 from bbnode.access.keys import SigningKey
@@ -30,11 +29,12 @@ class SimSecrets:
         self._seed = seed
         self._incarnation = incarnation
         self._signs = signs
-        self._calls = itertools.count()
+        self._calls = 0
 
     def random_bytes(self, count: int) -> bytes:
         """Return the next bytes of this life."""
-        stream = f"{next(self._calls)}/{self._seed}/{self._incarnation}/{self._name}"
+        stream = f"{self._calls}/{self._seed}/{self._incarnation}/{self._name}"
+        self._calls += 1
         return hashlib.shake_256(stream.encode()).digest(count)
 
     def sign(self, component: str, body: bytes) -> bytes:

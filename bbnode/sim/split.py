@@ -33,7 +33,7 @@ from bbnode.sim.errors import NotReached, NotSplit, ProcessFailed
 from bbnode.sim.models import Clock, LinkModel
 from bbnode.sim.network import DEFAULT_LIMIT_NS, Network
 from bbnode.sim.node import KEPT_STEPS, SimNode
-from bbnode.sim.part import receive, send
+from bbnode.sim.part import BETWEEN, receive, send
 from bbnode.sim.trace import Trace
 
 _WHEN_AND_KEY: Final = itemgetter(0, 1)
@@ -287,7 +287,7 @@ class SplitNetwork(Network):
         ]
         self._tell_first(owner, op)
         self._owners.append(owner)
-        return self._add(name, program, None, clock, task_ns)
+        return self._add(name, program, clock, task_ns, is_here=False)
 
     def _added(self, node: SimNode) -> None:
         owner = self._owners[node.index]
@@ -454,17 +454,17 @@ class SplitNetwork(Network):
 
     def _tell_trace(self, answers: Iterable[Any]) -> None:
         """Enter the lines of several processes in the order of one."""
-        events: list[tuple[int, int, list[str]]] = []
+        # Nothing is done line by line: it would take longer than the processes take for them.
+        events: list[tuple[int, int, str]] = []
         for _, _, raw, text, _ in answers:
-            marks = array("q")
-            marks.frombytes(raw)
-            lines = text.decode().split("\n")
-            at = 0
-            for when_ns, key, count in zip(marks[::3], marks[1::3], marks[2::3], strict=True):
-                events.append((when_ns, key, lines[at : at + count]))
-                at += count
-        events.sort(key=_WHEN_AND_KEY)
-        self.trace.add(line for _, _, lines in events for line in lines)
+            if raw:
+                marks = array("q")
+                marks.frombytes(raw)
+                texts = text.decode().split(BETWEEN)
+                events += zip(marks[::2], marks[1::2], texts, strict=True)
+        if events:
+            events.sort(key=_WHEN_AND_KEY)
+            self.trace.add("\n".join(text for _, _, text in events).split("\n"))
 
 
 def _modules_of(program: ProgramPlan) -> list[str]:

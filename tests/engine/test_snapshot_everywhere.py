@@ -275,4 +275,4 @@ def test_random_programs_go_on_on_every_peer(numbers, phase) -> None:
     assert tapes
     for tape, sim in tapes:
         # Each fifth snapshot; which ones is drawn.
-        check(tape, lambda sim=sim: sim._install(sim, 1), every=5, first=phase)
+        check(tape, lambda sim=sim: sim._network.install(sim, 1), every=5, first=phase)

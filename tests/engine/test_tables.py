@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from multiaddr import Multiaddr
 
 from bbnode.engine import cohorts, errors
 from bbnode.engine.cohorts import Cohort, CohortEvent, CohortState, CohortTable, ResponseStatus
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.peers import backoff_table
 from bbnode.engine.peers import governor as peer_governor
 from bbnode.engine.peers.address_book import AddressBook
@@ -310,3 +313,29 @@ def test_what_the_book_keeps_of_an_entry_follows_its_changes() -> None:
     assert book.lookup(peer(1)) == (address(1), seen)
     book.drop_peer(peer(1))
     assert book.routed(peer(1), encode) == ((), b"0")
+
+
+# -- the empty table -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "adds",
+    [
+        lambda: EMPTY.__setitem__(1, 2),
+        lambda: EMPTY.setdefault(1, 2),
+        lambda: EMPTY.update({1: 2}),
+        lambda: EMPTY.update(a=1),
+        lambda: operator.ior(EMPTY, {1: 2}),
+    ],
+)
+def test_nothing_is_added_to_the_table_that_all_nodes_share(adds) -> None:
+    with pytest.raises(TypeError, match="is shared"):
+        adds()
+    assert not EMPTY
+    assert (EMPTY.get(1), EMPTY.pop(1, None), list(EMPTY)) == (None, None, [])
+
+
+def test_what_one_table_keeps_is_not_in_another_that_was_empty() -> None:
+    one, other = BackoffTable(), BackoffTable()
+    one.record_failure(peer(1), 0)
+    assert (len(one), len(other)) == (1, 0)

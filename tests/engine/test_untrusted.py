@@ -324,7 +324,7 @@ def test_whatever_one_envelope_does_the_poll_goes_on(
         raise fault("it does this")
 
     with monkeypatch.context() as patched:
-        patched.setattr(owner, name, fails)
+        patched.setattr(type(owner), name, fails)
         claimed = (Multiaddr("/ip4/10.0.0.1/tcp/1").to_bytes(),)
         sent(watch, 1, site, RIGHT, number, kind=CorrelationKind.RESPONSE, claimed=claimed)
         watch.node.fire_lifecycle(1)

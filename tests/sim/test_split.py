@@ -316,8 +316,10 @@ def test_lines_belong_to_events() -> None:
     net._agenda.key = 8
     trace.note(1, "a", "one")
     trace.note(1, "a", "two")
+    net._agenda.key = 12
+    trace.note(1, "b", "three")
     assert trace.handed_over() == (
-        np.array([1, 8, 2], np.int64).tobytes(),
-        b"1 a one\n1 a two",
+        np.array([1, 8, 1, 12], np.int64).tobytes(),
+        b"1 a one\n1 a two\x001 b three",
     )
     assert trace.handed_over() == (b"", b"")

@@ -144,6 +144,22 @@ class Turn:
 class Bootstraps:
     """All bootstraps of one node."""
 
+    __slots__ = (
+        "_all",
+        "_numbers",
+        "_queue",
+        "_running",
+        "cells",
+        "clock",
+        "executor",
+        "ingress",
+        "limits",
+        "readiness",
+        "reports",
+        "scheduler",
+        "suspensions",
+    )
+
     plans: InitVar[Sequence[BootstrapPlan]]
     cells: Sequence[ComponentCell]
     clock: NodeClock

@@ -81,6 +81,26 @@ class _Hooks:
 class ComponentMessenger:
     """Delivers messages, answers and timers to the components of one node, and sends theirs."""
 
+    __slots__ = (
+        "_hooks",
+        "_refs",
+        "_routes",
+        "_sites",
+        "calls",
+        "cells",
+        "clock",
+        "decoder",
+        "dedup",
+        "executor",
+        "neighbours",
+        "outbound",
+        "plans",
+        "refusals",
+        "reports",
+        "round_trips",
+        "timers",
+    )
+
     cells: Sequence[ComponentCell]
     calls: PendingCalls
     timers: ComponentTimers

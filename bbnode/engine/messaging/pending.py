@@ -9,11 +9,12 @@ replaces it. Both are armed with the node's scheduler.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from bbnode.engine.cohorts import ResponseStatus
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
 from bbnode.engine.snapshot.codec import (
     ARMED,
@@ -73,10 +74,10 @@ class PendingCalls:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._open: dict[int, PendingCall] = {}
+        self._open: dict[int, PendingCall] = EMPTY
         self._of_cell: Counter[int] = Counter()
-        self._ended: dict[int, None] = {}
-        self._of_envelope: dict[int, PendingCall] = {}
+        self._ended: dict[int, None] = EMPTY
+        self._of_envelope: dict[int, PendingCall] = EMPTY
 
     def __len__(self) -> int:
         return len(self._open)
@@ -154,6 +155,8 @@ class PendingCalls:
         return call
 
     def _add(self, call: PendingCall) -> None:
+        if self._open is EMPTY:
+            self._open, self._of_envelope = {}, {}
         self._open[call.wire_req_id] = call
         self._of_cell[call.cell_at] += 1
         if call.envelope is not None:
@@ -165,6 +168,8 @@ class PendingCalls:
         self._of_cell[call.cell_at] -= 1
         if call.envelope is not None:
             del self._of_envelope[call.envelope]
+        if self._ended is EMPTY:
+            self._ended = {}
         self._ended[call.wire_req_id] = None
         if len(self._ended) > MAX_ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]
@@ -206,8 +211,8 @@ class ComponentTimers:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._armed: dict[int, _ArmedTimer] = {}
-        self._numbers: defaultdict[int, dict[str, int]] = defaultdict(dict)  # component -> key ->
+        self._armed: dict[int, _ArmedTimer] = EMPTY
+        self._numbers: dict[int, dict[str, int]] = EMPTY  # component -> key ->
         self._next = 0
 
     def __len__(self) -> int:
@@ -215,11 +220,11 @@ class ComponentTimers:
 
     def count(self, cell_at: int) -> int:
         """Return how many timers a component has armed."""
-        return len(self._numbers[cell_at])
+        return len(self._numbers.get(cell_at, EMPTY))
 
     def has(self, cell_at: int, key: str) -> bool:
         """Return True if a component has armed a timer."""
-        return key in self._numbers[cell_at]
+        return key in self._numbers.get(cell_at, EMPTY)
 
     def set(self, cell_at: int, key: str, when_ns: int) -> None:
         """Arm a timer, or arm it anew."""
@@ -230,7 +235,7 @@ class ComponentTimers:
 
     def cancel(self, cell_at: int, key: str) -> None:
         """Disarm a timer, if it is armed."""
-        number = self._numbers[cell_at].pop(key, None)
+        number = self._numbers.get(cell_at, EMPTY).pop(key, None)
         if number is not None:
             self._scheduler.cancel(self._armed.pop(number).timer)
 
@@ -241,8 +246,10 @@ class ComponentTimers:
         return armed.cell_at, armed.key
 
     def _add(self, armed: _ArmedTimer) -> None:
+        if self._armed is EMPTY:
+            self._armed, self._numbers = {}, {}
         self._armed[armed.number] = armed
-        self._numbers[armed.cell_at][armed.key] = armed.number
+        self._numbers.setdefault(armed.cell_at, {})[armed.key] = armed.number
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: all timers, and the count."""

@@ -9,7 +9,7 @@ host added stays until they drop it. A node's own addresses are the entry under 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from multiaddr import Multiaddr
@@ -34,7 +34,7 @@ from bbnode.ir.peer import PeerId
 
 @dataclass(slots=True)
 class _BookEntry:
-    addresses: list[Multiaddr] = field(default_factory=list)
+    addresses: tuple[Multiaddr, ...] = ()
     references: int = 0
     claimed: tuple[bytes, ...] = ()  # the last claim, so that an unchanged one costs nothing
     observed: Multiaddr | None = None  # the last one that was observed, likewise
@@ -46,7 +46,7 @@ _ENTRIES = mapping(
     RowForm(
         _BookEntry,
         references=PLAIN,
-        addresses=many(ADDRESS, list),
+        addresses=many(ADDRESS),
         claimed=many(PLAIN),
         observed=optional(ADDRESS),
     ),
@@ -55,6 +55,11 @@ _ENTRIES = mapping(
 
 class AddressBook:
     """The addresses of all peers that this node knows."""
+
+    __slots__ = (
+        "_entries",
+        "_max_peers",
+    )
 
     def __init__(self, max_peers: int = MAX_BOOK_PEERS) -> None:
         self._entries: dict[PeerId, _BookEntry] = {}
@@ -97,7 +102,7 @@ class AddressBook:
 
     def peers(self) -> Iterator[tuple[PeerId, tuple[Multiaddr, ...]]]:
         """Yield all peers with their addresses, in the order in which they give way."""
-        return ((peer, tuple(entry.addresses)) for peer, entry in self._entries.items())
+        return ((peer, entry.addresses) for peer, entry in self._entries.items())
 
     def drop_peer(self, peer: PeerId) -> None:
         """Remove a reference; the entry goes with the last one."""
@@ -116,13 +121,13 @@ class AddressBook:
         """Remove an address and keep the entry."""
         entry = self._entries.get(peer)
         if entry is not None and address in entry.addresses:
-            entry.addresses.remove(address)
+            entry.addresses = tuple(known for known in entry.addresses if known != address)
             entry.routed = entry.observed = None
 
     def lookup(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """Return all addresses of a peer, in order; empty when it can't be routed."""
         entry = self._entries.get(peer)
-        return () if entry is None else tuple(entry.addresses)
+        return () if entry is None else entry.addresses
 
     def has_address(self, peer: PeerId) -> bool:
         """Return True if an address of the peer is known."""
@@ -137,13 +142,12 @@ class AddressBook:
         if entry is None:
             return (), encode(())
         if entry.routed is None:
-            addresses = tuple(entry.addresses)
-            entry.routed = (addresses, encode(addresses))
+            entry.routed = (entry.addresses, encode(entry.addresses))
         return entry.routed
 
     def set_own(self, peer: PeerId, addresses: Iterable[Multiaddr]) -> None:
         """Replace the node's own entry."""
-        unique = list(dict.fromkeys(addresses))[:MAX_ADDRESSES_PER_PEER]
+        unique = tuple(dict.fromkeys(addresses))[:MAX_ADDRESSES_PER_PEER]
         self._entries[peer] = _BookEntry(unique, references=1)
 
     def has_claimed(self, peer: PeerId, claimed: tuple[bytes, ...]) -> bool:
@@ -230,5 +234,5 @@ def _append(peer: PeerId, entry: _BookEntry, address: Multiaddr) -> None:
         return
     if len(entry.addresses) >= MAX_ADDRESSES_PER_PEER:
         raise _too_many(peer)
-    entry.addresses.append(address)
+    entry.addresses = (*entry.addresses, address)
     entry.routed = None

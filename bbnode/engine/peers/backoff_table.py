@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.snapshot.codec import (
     PEER,
     PLAIN,
@@ -48,7 +49,7 @@ class BackoffTable:
     __slots__ = ("_peers",)
 
     def __init__(self) -> None:
-        self._peers: OrderedDict[PeerId, Backoff] = OrderedDict()
+        self._peers: OrderedDict[PeerId, Backoff] = EMPTY
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -62,6 +63,8 @@ class BackoffTable:
         known = self._peers.pop(peer, None)
         attempts = 1 if known is None else known.attempts + 1
         state = Backoff(attempts=attempts, next_retry_ns=now_ns + delay_for(attempts))
+        if self._peers is EMPTY:
+            self._peers = OrderedDict()
         self._peers[peer] = state
         if len(self._peers) > MAX_TRACKED_PEERS:
             self._peers.popitem(last=False)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.peers.backoff_table import BackoffTable
 from bbnode.engine.snapshot.codec import (
     PEER,
@@ -99,7 +100,7 @@ class PeerGovernor:
 
     def __init__(self, threshold: int = DEFAULT_FAILURE_THRESHOLD) -> None:
         self._threshold = threshold
-        self._records: OrderedDict[PeerId, _PeerHealth] = OrderedDict()
+        self._records: OrderedDict[PeerId, _PeerHealth] = EMPTY
         self._blocked: frozenset[PeerId] = _NOBODY
         self._allowed: frozenset[PeerId] | None = None
         self._down = 0  # the number of peers in DOWN, for a quick `any_down`
@@ -160,6 +161,8 @@ class PeerGovernor:
         outcome = Outcome.LAST_FAILURE if last else Outcome.FAILURE
         record.health, change = TRANSITIONS[record.health, outcome]
         self._down += change is Change.WENT_DOWN
+        if self._records is EMPTY:
+            self._records = OrderedDict()
         self._records[peer] = record
         if len(self._records) > MAX_TRACKED_PEERS:
             _, forgotten = self._records.popitem(last=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
 from bbnode.engine.snapshot.codec import (
     ARMED,
@@ -51,8 +52,8 @@ class LostPeers:
     def __init__(self, scheduler: Scheduler, grace_ms: int | None) -> None:
         self._scheduler = scheduler
         self._grace_ns = None if grace_ms is None else grace_ms * 1_000_000
-        self._lost: dict[int, LostPeer] = {}
-        self._numbers: dict[PeerId, int] = {}
+        self._lost: dict[int, LostPeer] = EMPTY
+        self._numbers: dict[PeerId, int] = EMPTY
         self._next = 0
 
     def __len__(self) -> int:
@@ -84,6 +85,8 @@ class LostPeers:
         return lost
 
     def _add(self, number: int, lost: LostPeer) -> None:
+        if self._lost is EMPTY:
+            self._lost, self._numbers = {}, {}
         self._lost[number] = lost
         self._numbers[lost.peer] = number
 

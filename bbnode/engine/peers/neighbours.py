@@ -15,6 +15,7 @@ from typing import Any
 from multiaddr import Multiaddr
 
 from bbnode.engine import steps
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.errors import AddressBookFull, InvalidOperand
 from bbnode.engine.peers.address_book import AddressBook
 from bbnode.engine.peers.backoff_table import BackoffTable
@@ -84,9 +85,9 @@ class ConnectedPeers:
     def __init__(self) -> None:
         self.classes: dict[PeerId, tuple[str, ...]] = {}
         # Suffixes of sites that this node sends to and a peer's program has not; empty for most.
-        self.not_taken: dict[PeerId, frozenset[bytes]] = {}
+        self.not_taken: dict[PeerId, frozenset[bytes]] = EMPTY
         # What peers say of themselves: classes for which they do not work now, and why.
-        self.not_ready: dict[PeerId, tuple[tuple[str, ...], str]] = {}
+        self.not_ready: dict[PeerId, tuple[tuple[str, ...], str]] = EMPTY
         self._snapshot: PeersSnapshot | None = None
 
     def __contains__(self, peer: object) -> bool:
@@ -97,7 +98,9 @@ class ConnectedPeers:
 
     def connect(self, peer: PeerId, classes: Iterable[str]) -> bool:
         """Add a peer; True when it was not there, or plays other classes now."""
-        fresh = tuple(dict.fromkeys(classes))
+        fresh = tuple(classes)
+        if len(fresh) > 1:  # one is shared with all that play it
+            fresh = tuple(dict.fromkeys(fresh))
         changed = self.classes.get(peer) != fresh
         self.classes[peer] = fresh
         if changed:
@@ -111,10 +114,18 @@ class ConnectedPeers:
         self.not_ready.pop(peer, None)
         return self.classes.pop(peer, None) is not None
 
+    def now_lacks(self, peer: PeerId, sites: frozenset[bytes]) -> None:
+        """Record that the program of a peer has not these sites."""
+        if self.not_taken is EMPTY:
+            self.not_taken = {}
+        self.not_taken[peer] = sites
+
     def now_not_ready(self, peer: PeerId, classes: tuple[str, ...], reason: str) -> bool:
         """Choose a peer for none of these classes; False if that was so, or it is not connected."""
         if peer not in self.classes or self.not_ready.get(peer) == (classes, reason):
             return False
+        if self.not_ready is EMPTY:
+            self.not_ready = {}
         self.not_ready[peer] = classes, reason
         self._snapshot = None
         return True
@@ -190,6 +201,17 @@ class PeerStanding:
 class Neighbours:
     """Address book, backoff, governor and connections of one node, which plays `own_classes`."""
 
+    __slots__ = (
+        "backoff",
+        "book",
+        "governor",
+        "own_addresses",
+        "own_classes",
+        "peers",
+        "ready_classes",
+        "self_peer",
+    )
+
     def __init__(
         self,
         self_peer: PeerId,
@@ -231,7 +253,7 @@ class Neighbours:
         self.peers.not_taken.pop(peer, None)
         self.peers.not_ready.pop(peer, None)
         if not_taken:
-            self.peers.not_taken[peer] = frozenset(not_taken)
+            self.peers.now_lacks(peer, frozenset(not_taken))
         self.peers.invalidate()
         return [steps.PeerUp(peer=peer, classes=tuple(classes))] if changed else []
 

@@ -49,6 +49,11 @@ _EDGES = many(RowForm(RoundTrip, site=PLAIN, srtt_ns=PLAIN, rttvar_ns=PLAIN, sam
 class RoundTrips:
     """The edges of one node, the one that changed last at the end."""
 
+    __slots__ = (
+        "_edges",
+        "_reports",
+    )
+
     def __init__(self) -> None:
         self._edges: dict[int, RoundTrip] = {}
         self._reports: tuple[EdgeRttReport, ...] | None = None  # until an edge changes

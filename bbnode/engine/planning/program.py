@@ -120,9 +120,11 @@ class ProgramPlan:
     name: str = ""  # of the program: its root Module's
     crossings: tuple[Crossing, ...] = ()
     by_name: dict[str, TargetPlan] = field(init=False)
+    classes: tuple[str, ...] = field(init=False)  # which its nodes play, in order of the targets
 
     def __post_init__(self) -> None:
         self.by_name = {target.name: target for target in self.targets}
+        self.classes = tuple(dict.fromkeys(target.peer_class for target in self.targets))
         for target in self.targets:
             self.by_name.setdefault(target.peer_class, target)
 

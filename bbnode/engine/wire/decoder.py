@@ -64,6 +64,15 @@ class Landing(Protocol):
 class Decoder:
     """The payloads of one node that are decoded in worker threads."""
 
+    __slots__ = (
+        "clock",
+        "executor",
+        "landing",
+        "left_us",
+        "reports",
+        "suspensions",
+    )
+
     clock: NodeClock
     reports: Reports
     executor: Executor

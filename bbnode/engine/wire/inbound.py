@@ -147,6 +147,26 @@ class _RefusedFill(Exception):
 class Inbound:
     """Receives the envelopes of one node."""
 
+    __slots__ = (
+        "_layouts",
+        "_told",
+        "cells",
+        "clock",
+        "cohorts",
+        "components",
+        "decoder",
+        "dedup",
+        "executor",
+        "limits",
+        "neighbours",
+        "outbound",
+        "readiness",
+        "refusals",
+        "reports",
+        "round_trips",
+        "sites",
+    )
+
     sites: Mapping[bytes, RecvSite | ResponseSite]
     cells: Sequence[ComponentCell]
     limits: Limits

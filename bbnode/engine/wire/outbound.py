@@ -12,15 +12,16 @@ otherwise a message that goes around a ring of peers twice would be dropped as a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from multiaddr import Multiaddr
 
 from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
 from bbnode.engine.clock import NodeClock
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.errors import OutboundFull, PayloadTooLarge
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ingress import Ingress, SendFailed
@@ -72,12 +73,40 @@ class _Pack:
         self.remaining_ns = remaining_ns
 
 
+class Requests(Protocol):
+    """The part of a node that waits for the answers to requests."""
+
+    def request_is_out(self, wire_req_id: int, peer: PeerId, tag: int) -> None:
+        """Handle that a request to a peer goes out in the envelope `tag`."""
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class EnvelopeOutbox:
     """The fills that wait for the end of the poll.
 
-    `on_request(wire_req_id, peer, tag)` is called when a request goes out in the envelope `tag`.
+    `requests` is told of each request that goes out, once it is set.
     """
+
+    __slots__ = (
+        "_answers",
+        "_causes",
+        "_limit",
+        "_max_fills",
+        "_pending",
+        "_source",
+        "_source_of",
+        "_tag",
+        "clock",
+        "ingress",
+        "max_payload",
+        "neighbours",
+        "packs",
+        "reports",
+        "requests",
+        "round_trips",
+        "tracer",
+        "wire_ids",
+    )
 
     neighbours: Neighbours
     round_trips: RoundTrips
@@ -90,13 +119,13 @@ class EnvelopeOutbox:
 
     def __post_init__(self, limits: Limits) -> None:
         self._limit = limits.outbound
-        self.on_request: Callable[[int, PeerId, int], object] = lambda *_: None
+        self.requests: Requests | None = None
         self.packs: dict[_Key, list[_Pack]] = {}  # what `flush` sends
         # Envelope -> the request that it answers; of the newest, while their transport has them.
-        self._answers: OrderedDict[int, int] = OrderedDict()
+        self._answers: OrderedDict[int, int] = EMPTY
         # One-way message -> the one that brought it about, and who sent that; None: this node did.
         # In order, to forget the oldest: the first key of a dict lies behind all holes.
-        self._causes: OrderedDict[int, tuple[PeerId | None, int]] = OrderedDict()
+        self._causes: OrderedDict[int, tuple[PeerId | None, int]] = EMPTY
         self._pending = 0
         self._tag = 0
         self._source_of: Sequence[Multiaddr] | None = None
@@ -127,6 +156,8 @@ class EnvelopeOutbox:
 
     def _caused(self, message: int, peer: PeerId | None, by: int) -> None:
         causes = self._causes
+        if causes is EMPTY:
+            causes = self._causes = OrderedDict()
         causes[message] = peer, by
         if len(causes) > MAX_CAUSES_REMEMBERED:
             causes.popitem(last=False)
@@ -294,9 +325,11 @@ class EnvelopeOutbox:
                         self._give_up(peer, wire_req_id, refused)
                     continue
                 self._tag += 1
-                if is_request:
-                    self.on_request(wire_req_id, peer, self._tag)
+                if is_request and self.requests is not None:
+                    self.requests.request_is_out(wire_req_id, peer, self._tag)
                 elif is_answer:
+                    if self._answers is EMPTY:
+                        self._answers = OrderedDict()
                     self._answers[self._tag] = wire_req_id
                     if len(self._answers) > MAX_ANSWERS_REMEMBERED:
                         self._answers.popitem(last=False)
@@ -319,7 +352,8 @@ class EnvelopeOutbox:
     def _give_up(self, peer: PeerId, wire_req_id: int, reason: str) -> None:
         """Fail a request to this node itself, through the ingress like any failed send."""
         self._tag += 1
-        self.on_request(wire_req_id, peer, self._tag)
+        if self.requests is not None:
+            self.requests.request_is_out(wire_req_id, peer, self._tag)
         event = SendFailed(peer=peer, reason=reason, blames_peer=False, tag=self._tag)
         self.ingress.push(event, must=True)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bbnode.engine.clock import NodeClock
+from bbnode.engine.empty import EMPTY
 from bbnode.engine.frame import Frame
 from bbnode.engine.reports import Reports
 from bbnode.engine.snapshot.codec import (
@@ -60,12 +61,12 @@ class PerSecond:
     def __init__(self, most: int) -> None:
         self._most = most
         self._second = 0
-        self._counts: dict[PeerId, int] = {}
+        self._counts: dict[PeerId, int] = EMPTY
 
     def take(self, peer: PeerId, now_ns: int) -> bool:
         """Count one; return False if the peer has had its share of this second."""
         second = now_ns // _S
-        if second != self._second:
+        if second != self._second or self._counts is EMPTY:
             self._second = second
             self._counts = {}
         count = self._counts.get(peer, 0)
@@ -87,6 +88,14 @@ class PerSecond:
 @dataclass(eq=False, repr=False)
 class Refusals:
     """Tells peers what this node refuses them."""
+
+    __slots__ = (
+        "_rate",
+        "clock",
+        "leaving",
+        "outbound",
+        "reports",
+    )
 
     clock: NodeClock
     reports: Reports
