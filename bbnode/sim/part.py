@@ -32,9 +32,6 @@ from bbnode.sim.trace import Trace
 _SIZE: Final = struct.Struct("<Q")
 _FLIGHT: Final = struct.Struct("<qqIQIQ8sI")
 
-# Between the lines of one event and those of the next.
-BETWEEN: Final = "\0"
-
 # What the author does to nodes and links, by the name of the method.
 OPS: Final = frozenset(
     {
@@ -98,10 +95,10 @@ class PartTrace(Trace):
             self._marks.extend(self._last)
 
     def handed_over(self) -> tuple[bytes, bytes]:
-        """Return the marks of the events since the last time, and their lines."""
-        marks, texts = self._marks.tobytes(), BETWEEN.join(self._texts).encode()
+        """Return time, key and length of each event since the last time, and all their lines."""
+        marks, texts = self._marks, self._texts
         self._marks, self._texts, self._last = array("q"), [], (0, NO_KEY)
-        return marks, texts
+        return (marks + array("q", map(len, texts))).tobytes(), "".join(texts).encode()
 
 
 class NetworkPart(Network):

@@ -16,6 +16,7 @@ import sys
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -33,7 +34,7 @@ from bbnode.sim.errors import NotReached, NotSplit, ProcessFailed
 from bbnode.sim.models import Clock, LinkModel
 from bbnode.sim.network import DEFAULT_LIMIT_NS, Network
 from bbnode.sim.node import KEPT_STEPS, SimNode
-from bbnode.sim.part import BETWEEN, receive, send
+from bbnode.sim.part import receive, send
 from bbnode.sim.trace import Trace
 
 _WHEN_AND_KEY: Final = itemgetter(0, 1)
@@ -457,11 +458,12 @@ class SplitNetwork(Network):
         # Nothing is done line by line: it would take longer than the processes take for them.
         events: list[tuple[int, int, str]] = []
         for _, _, raw, text, _ in answers:
-            if raw:
-                marks = array("q")
-                marks.frombytes(raw)
-                texts = text.decode().split(BETWEEN)
-                events += zip(marks[::2], marks[1::2], texts, strict=True)
+            marks = array("q")
+            marks.frombytes(raw)
+            known, lines = len(marks) // 3 * 2, text.decode()
+            ends = list(accumulate(marks[known:], initial=0))
+            texts = (lines[at:end] for at, end in pairwise(ends))
+            events += zip(marks[:known:2], marks[1:known:2], texts, strict=True)
         if events:
             events.sort(key=_WHEN_AND_KEY)
             self.trace.add("\n".join(text for _, _, text in events).split("\n"))

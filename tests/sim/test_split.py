@@ -80,7 +80,7 @@ def questions(net: Network, seed: int) -> None:
 def rounds(net: Network, seed: int) -> None:
     """Everything at once: no link takes any time, and work none either."""
     net.set_links(LinkModel(latency_ns=0))
-    server = net.add("server", programs.rounds(), ["server"])
+    server = net.add("sërver\0", programs.rounds(), ["server"])
     for i in range(3):
         net.add(f"client-{i}", programs.rounds(), ["client"], clock=Clock(drift_ppm=seed % 100))
     for i in range(5):
@@ -319,7 +319,7 @@ def test_lines_belong_to_events() -> None:
     net._agenda.key = 12
     trace.note(1, "b", "three")
     assert trace.handed_over() == (
-        np.array([1, 8, 1, 12], np.int64).tobytes(),
-        b"1 a one\n1 a two\x001 b three",
+        np.array([1, 8, 1, 12, 15, 9], np.int64).tobytes(),
+        b"1 a one\n1 a two1 b three",
     )
     assert trace.handed_over() == (b"", b"")
