@@ -192,7 +192,7 @@ class _Rewrite:
                 _rename_control(node, renamed)
                 places[index] = len(nodes)
                 nodes.append(node)
-        if not stands_in_order(nodes):
+        if not stands_in_order(nodes, self._function.inputs):
             order = program_order(nodes, self._needs_between(places, len(nodes)))
             nodes = [nodes[index] for index in order]
         self._function.nodes = nodes

@@ -53,7 +53,7 @@ def _partition(unit: CompilationUnit) -> None:
     join_equal(unit, typed_only=False)
     name_by_content(unit)
     root = unit.root
-    nodes = in_program_order(root.nodes)
+    nodes = in_program_order(root)
     default = root.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
     groups: dict[str, list[OpNode]] = {}
     for node in nodes:

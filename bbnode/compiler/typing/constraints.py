@@ -541,7 +541,9 @@ _SomePort = TypeVar("_SomePort", Port, onnx_types.PortRule)
 
 def _at_ports(names: Sequence[str], ports: Sequence[_SomePort]) -> list[tuple[str, _SomePort]]:
     """Return names with their ports; the last port may take all names that follow."""
-    found = [pair for pair in zip(names, ports, strict=False) if pair[0]]
+    found = list(zip(names, ports, strict=False))
+    if "" in names:
+        found = [pair for pair in found if pair[0]]
     if len(names) > len(ports) > 0 and ports[-1].variadic:
         found += [(name, ports[-1]) for name in names[len(ports) :] if name]
     return found
