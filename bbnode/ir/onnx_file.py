@@ -288,10 +288,18 @@ def _node(node: NodeProto, shared: _Shared) -> OpNode:
         if count > MAX_NODE_PARTS or placed:
             raise _Unusual
     return make_node(
-        *(texts[node.op_type], texts[node.domain], texts[node.name], inputs, outputs, attributes),
+        texts[node.op_type],
+        texts[node.domain],
+        texts[node.name],
+        inputs,
+        outputs,
+        attributes,
         tuple([texts[name] for name in after.split(",") if name]) if after else (),
-        *(metadata, metadata.pop(keys.SOURCE_LINE_KEY, ""), metadata.pop(keys.MADE_BY_KEY, "")),
-        *(texts[node.overload], texts[node.doc_string]),
+        metadata,
+        metadata.pop(keys.SOURCE_LINE_KEY, ""),
+        metadata.pop(keys.MADE_BY_KEY, ""),
+        texts[node.overload],
+        texts[node.doc_string],
         _node_extras(node, inputs, outputs) if placed else b"",
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from bbnode.compiler.analysis.order import split_names, topological
 from bbnode.compiler.errors import CyclicGraph, PassInvariantBroken, Where
@@ -18,6 +19,7 @@ from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
 CALL_DOMAINS = frozenset({keys.MODULE_DOMAIN, keys.BACKEND_SUBGRAPH_DOMAIN})
 
 _U64_DIGITS = 20
+_KEPT_NUMBERS = 1024  # the same ones stand at many ops
 
 # Metadata that later passes and the engine parse as a natural number.
 NUMBER_KEYS = (
@@ -78,10 +80,11 @@ def _is_sound(function: Function, table: frozenset[FunctionKey]) -> bool:
         if control and not names.issuperset(split_names(control)):
             return False
         names.add(node.name)
-        for name in node.outputs:
-            if name:
-                made.add(name)
-                count += 1
+        made.update(node.outputs)
+        count += len(node.outputs)
+    if "" in made:  # an output that nobody named
+        made.discard("")
+        count -= sum(node.outputs.count("") for node in function.nodes)
     held = [node.metadata for node in function.nodes]
     numbers = {metadata[key] for key in NUMBER_KEYS for metadata in held if key in metadata}
     are_unique = len(names) == len(function.nodes) and len(made) == count
@@ -129,6 +132,7 @@ def _faults(function: Function, table: frozenset[FunctionKey]) -> Iterator[Fault
         yield None, f"the ops {', '.join(error.involves)} wait for each other"
 
 
+@lru_cache(maxsize=_KEPT_NUMBERS)
 def is_natural(text: str) -> bool:
     """Return True if a metadata value is the decimal of a u64."""
     if not (text.isascii() and text.isdigit() and len(text) <= _U64_DIGITS):
