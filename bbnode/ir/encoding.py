@@ -80,21 +80,16 @@ _SHORT = [_length(number) for number in range(1 << 14)]
 _TAGS = [_length(number << 3 | 2) for number in range(32)]
 
 
-def _sized(data: bytes) -> bytes:
-    size = len(data)
-    return (_SHORT[size] if size < len(_SHORT) else _length(size)) + data
-
-
 def _text(number: int, text: str) -> bytes:
-    return _TAGS[number] + _sized(text.encode())
+    return _field(number, text.encode())
 
 
 def _entry(number: int, key: str, text: str) -> bytes:
     """Return a field that holds one entry of metadata."""
-    return _TAGS[number] + _sized(_text(1, key) + _text(2, text))
+    return _field(number, _text(1, key) + _text(2, text))
 
 
-class _Texts(dict[str, bytes]):
+class _TextFields(dict[str, bytes]):
     """Texts as one field holds them; the same ones stand at many nodes."""
 
     def __init__(self, number: int) -> None:
@@ -108,11 +103,11 @@ class _Texts(dict[str, bytes]):
         return made
 
 
-class _Entries(dict[tuple[str, str], bytes]):
+class _EntryFields(dict[tuple[str, str], bytes]):
     """Entries of metadata as a node holds them; most stand at many nodes."""
 
     def __init__(self) -> None:
-        self._keys = _Texts(1)
+        self._keys = _TextFields(1)
 
     def __missing__(self, entry: tuple[str, str]) -> bytes:
         key, value = self._keys[entry[0]], entry[1].encode()
@@ -129,9 +124,9 @@ class GraphEncoder:
 
     def __init__(self) -> None:
         # By the field of a node that holds them.
-        self._inputs, self._outputs, self._names = _Texts(1), _Texts(2), _Texts(3)
-        self._op_types, self._domains = _Texts(4), _Texts(7)
-        self._entries = _Entries()
+        self._inputs, self._outputs, self._names = _TextFields(1), _TextFields(2), _TextFields(3)
+        self._op_types, self._domains = _TextFields(4), _TextFields(7)
+        self._entries = _EntryFields()
         self._types: dict[ValueType | None, bytes] = {}
         self._attributes: dict[tuple[str, int], bytes] = {}
 

@@ -281,8 +281,8 @@ def _node(node: NodeProto, shared: _Shared) -> OpNode:
     attributes = _attributes(given, shared) if given else {}
     metadata = _metadata(entries, texts)
     after = metadata.pop(keys.AFTER_KEY, "")
-    inputs = tuple([texts[name] for name in node.input])
-    outputs = tuple([texts[name] for name in node.output])
+    inputs = tuple(map(texts.__getitem__, node.input))
+    outputs = tuple(map(texts.__getitem__, node.output))
     if not shared.checked:
         count = max(len(inputs), len(outputs), len(entries), len(given) if attributes else 0)
         if count > MAX_NODE_PARTS or placed:

@@ -200,7 +200,7 @@ class Placement:
 
     def _home_outputs(self, index: int, home: str) -> list[str]:
         node = self.nodes[index]
-        made = [name for name in node.outputs if name]
+        made = list(filter(None, node.outputs))
         for name in made:
             self._value_homes[name] = home
         if node.domain == keys.WIRE_DOMAIN and node.op_type in keys.SEND_OPS:
