@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from bbnode.compiler.analysis.order import split_names, topological
 from bbnode.compiler.errors import CyclicGraph, PassInvariantBroken, Where
@@ -19,7 +18,6 @@ from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
 CALL_DOMAINS = frozenset({keys.MODULE_DOMAIN, keys.BACKEND_SUBGRAPH_DOMAIN})
 
 _U64_DIGITS = 20
-_KEPT_NUMBERS = 1024  # the same ones stand at many ops
 
 # Metadata that later passes and the engine parse as a natural number.
 NUMBER_KEYS = (
@@ -132,7 +130,6 @@ def _faults(function: Function, table: frozenset[FunctionKey]) -> Iterator[Fault
         yield None, f"the ops {', '.join(error.involves)} wait for each other"
 
 
-@lru_cache(maxsize=_KEPT_NUMBERS)
 def is_natural(text: str) -> bool:
     """Return True if a metadata value is the decimal of a u64."""
     if not (text.isascii() and text.isdigit() and len(text) <= _U64_DIGITS):
