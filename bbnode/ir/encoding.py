@@ -80,40 +80,42 @@ _SHORT = [_length(number) for number in range(1 << 14)]
 _TAGS = [_length(number << 3 | 2) for number in range(32)]
 
 
-class _SizedTexts(dict[str, bytes]):
-    """Texts as they stand in a file, each with its length before it."""
+def _text(number: int, text: str) -> bytes:
+    return _field(number, text.encode())
+
+
+def _entry(number: int, key: str, text: str) -> bytes:
+    """Return a field that holds one entry of metadata."""
+    return _field(number, _text(1, key) + _text(2, text))
+
+
+class _TextFields(dict[str, bytes]):
+    """Texts as one field holds them; the same ones stand at many nodes."""
+
+    def __init__(self, number: int) -> None:
+        self._tag = _TAGS[number]
 
     def __missing__(self, text: str) -> bytes:
         data = text.encode()
         size = len(data)
-        made = self[text] = (_SHORT[size] if size < len(_SHORT) else _length(size)) + data
+        head = _SHORT[size] if size < len(_SHORT) else _length(size)
+        made = self[text] = self._tag + head + data
         return made
 
 
-class _Entries(dict[str, bytes]):
-    """Entries of metadata under one key, by their text; the same ones stand at many nodes."""
+class _EntryFields(dict[tuple[str, str], bytes]):
+    """Entries of metadata as a node holds them; most stand at many nodes."""
 
-    def __init__(self, key: bytes) -> None:
-        self._key = b"\x0a" + key + b"\x12"
+    def __init__(self) -> None:
+        self._keys = _TextFields(1)
 
-    def __missing__(self, text: str) -> bytes:
-        value, key = text.encode(), self._key
+    def __missing__(self, entry: tuple[str, str]) -> bytes:
+        key, value = self._keys[entry[0]], entry[1].encode()
         size = len(value)
         head = _SHORT[size] if size < len(_SHORT) else _length(size)
-        size += len(key) + len(head)
+        size += len(key) + len(head) + 1
         whole = _SHORT[size] if size < len(_SHORT) else _length(size)
-        made = self[text] = b"".join((whole, key, head, value))
-        return made
-
-
-class _Metadata(dict[str, _Entries]):
-    """Entries of metadata by their keys."""
-
-    def __init__(self, texts: _SizedTexts) -> None:
-        self._texts = texts
-
-    def __missing__(self, key: str) -> _Entries:
-        made = self[key] = _Entries(self._texts[key])
+        made = self[entry] = b"".join((b"\x4a", whole, key, b"\x12", head, value))
         return made
 
 
@@ -121,8 +123,10 @@ class GraphEncoder:
     """Encodes graphs; what it made for one op serves all others with the same attribute."""
 
     def __init__(self) -> None:
-        self._texts = _SizedTexts()
-        self._metadata = _Metadata(self._texts)
+        # By the field of a node that holds them.
+        self._inputs, self._outputs, self._names = _TextFields(1), _TextFields(2), _TextFields(3)
+        self._op_types, self._domains = _TextFields(4), _TextFields(7)
+        self._entries = _EntryFields()
         self._types: dict[ValueType | None, bytes] = {}
         self._attributes: dict[tuple[str, int], bytes] = {}
 
@@ -130,11 +134,10 @@ class GraphEncoder:
 
     def function(self, function: Function) -> Iterator[bytes]:
         """Yield a function in pieces, each of whole fields; those with weights are large."""
-        texts = self._texts
-        parts = [b"\x0a" + texts[function.name]]
-        parts += [b"\x22" + texts[name] for name in function.inputs]
-        parts += [b"\x2a" + texts[name] for name in function.outputs]
-        parts += [b"\x32" + texts[name] for name in function.attributes]
+        parts = [_text(1, function.name)]
+        parts += [_text(4, name) for name in function.inputs]
+        parts += [_text(5, name) for name in function.outputs]
+        parts += [_text(6, name) for name in function.attributes]
         for node in function.nodes:
             content = self.node(node)
             size = len(content)
@@ -145,21 +148,20 @@ class GraphEncoder:
             else:
                 parts += (b"\x3a", _SHORT[size] if size < len(_SHORT) else _length(size), content)
         if function.doc_string:
-            parts.append(b"\x42" + texts[function.doc_string])
+            parts.append(_text(8, function.doc_string))
         parts += [_field(9, _opset(entry)) for entry in function.opset_imports]
-        parts.append(b"\x52" + texts[function.domain])
+        parts.append(_text(10, function.domain))
         parts += self._listed_attributes(11, function.defaults)
         parts += self._infos(12, function, dict.fromkeys((*function.types, *function.notes)))
         if function.overload:
-            parts.append(b"\x6a" + texts[function.overload])
-        parts += self._listed_entries(14, function.metadata)
+            parts.append(_text(13, function.overload))
+        parts += [_entry(14, key, text) for key, text in function.metadata.items()]
         yield b"".join(parts)
 
     def graph(self, graph: Subgraph) -> bytes:
         """Return a graph."""
-        texts = self._texts
         parts = [_field(1, self.node(node)) for node in graph.nodes]
-        parts.append(b"\x12" + texts[graph.name])
+        parts.append(_text(2, graph.name))
         sparse = []
         for tensor in graph.initializers.values():
             content = tensor.proto.SerializeToString(deterministic=True)
@@ -168,7 +170,7 @@ class GraphEncoder:
             else:
                 parts += (head_of_field(5, len(content)), content)  # not joined: it is large
         if graph.doc_string:
-            parts.append(b"\x52" + texts[graph.doc_string])
+            parts.append(_text(10, graph.doc_string))
         parts += self._infos(11, graph, graph.inputs)
         parts += self._infos(12, graph, graph.outputs)
         ports = {*graph.inputs, *graph.outputs}
@@ -176,11 +178,11 @@ class GraphEncoder:
         parts += self._infos(13, graph, [name for name in inside if name not in ports])
         parts.append(graph.extras)  # field 14
         parts += sparse
-        parts += self._listed_entries(16, graph.metadata)
+        parts += [_entry(16, key, text) for key, text in graph.metadata.items()]
         return b"".join(parts)
 
     def _infos(self, number: int, body: Body, names: Iterable[str]) -> list[bytes]:
-        texts, types, notes, known = self._texts, body.types, body.notes, self._types
+        names_of, types, notes, known = self._inputs, body.types, body.notes, self._types
         tag = _TAGS[number]
         made: list[bytes] = []
         for name in names:
@@ -188,45 +190,41 @@ class GraphEncoder:
             content = known.get(kind)
             if content is None:
                 content = known[kind] = b"" if kind is None else _field(2, kind.content)
-            content = b"\x0a" + texts[name] + content
+            content = names_of[name] + content  # it stands in field 1 here as well
             note = notes.get(name) if notes else None
             if note is not None:
                 if note.doc_string:
-                    content += b"\x1a" + texts[note.doc_string]
-                content += b"".join(self._listed_entries(4, note.metadata))
+                    content += _text(3, note.doc_string)
+                content += b"".join(_entry(4, key, text) for key, text in note.metadata.items())
             size = len(content)
             made += (tag, _SHORT[size] if size < len(_SHORT) else _length(size), content)
         return made
-
-    def _listed_entries(self, number: int, metadata: Mapping[str, str]) -> list[bytes]:
-        tag, entries = _TAGS[number], self._metadata
-        return [tag + entries[key][text] for key, text in metadata.items()]
 
     # --- nodes and attributes -------------------------------------------------------------
 
     def node(self, node: OpNode) -> bytes:
         """Return a node."""
-        texts, entries = self._texts, self._metadata
-        parts = [b"\x0a" + texts[name] for name in node.inputs]
-        parts += [b"\x12" + texts[name] for name in node.outputs]
+        entries = self._entries
+        parts = [*map(self._inputs.__getitem__, node.inputs)]
+        parts += map(self._outputs.__getitem__, node.outputs)
         if node.name:
-            parts.append(b"\x1a" + texts[node.name])
-        parts.append(b"\x22" + texts[node.op_type])
+            parts.append(self._names[node.name])
+        parts.append(self._op_types[node.op_type])
         if node.attributes:
             parts += self._listed_attributes(5, node.attributes)
         if node.doc_string:
-            parts.append(b"\x32" + texts[node.doc_string])
+            parts.append(_text(6, node.doc_string))
         if node.domain:
-            parts.append(b"\x3a" + texts[node.domain])
+            parts.append(self._domains[node.domain])
         if node.overload:
-            parts.append(b"\x42" + texts[node.overload])
-        parts += [b"J" + entries[key][text] for key, text in node.metadata.items()]
+            parts.append(_text(8, node.overload))
+        parts += map(entries.__getitem__, node.metadata.items())
         if node.after:
-            parts.append(b"\x4a" + entries[keys.AFTER_KEY][",".join(node.after)])
+            parts.append(entries[keys.AFTER_KEY, ",".join(node.after)])
         if node.source_line:
-            parts.append(b"\x4a" + entries[keys.SOURCE_LINE_KEY][node.source_line])
+            parts.append(entries[keys.SOURCE_LINE_KEY, node.source_line])
         if node.made_by:
-            parts.append(b"\x4a" + entries[keys.MADE_BY_KEY][node.made_by])
+            parts.append(entries[keys.MADE_BY_KEY, node.made_by])
         if node.extras:
             parts.append(_with_names(node))
         return b"".join(parts)
@@ -239,7 +237,7 @@ class GraphEncoder:
             if content is None and _is_plain_tensor(attribute):
                 data = attribute.value.proto.SerializeToString(deterministic=True)
                 around = (
-                    b"\x0a" + self._texts[name] + head_of_field(5, len(data)),
+                    _text(1, name) + head_of_field(5, len(data)),
                     data,
                     _IS_TENSOR,
                 )

@@ -32,11 +32,8 @@ OP_DEPOSIT = "Deposit"
 OP_JOINED = "Joined"
 
 
-_FIRST_OF = {
-    (keys.SYSCALL_DOMAIN, "Any"),
-    (keys.SYSCALL_DOMAIN, "Threshold"),
-    (keys.SYSCALL_DOMAIN, "DeadlineMatch"),
-}
+# Of the syscalls.
+_FIRST_OF = frozenset({"Any", keys.OP_THRESHOLD, "DeadlineMatch"})
 
 
 class MalformedFlow(AuthorError):
@@ -162,7 +159,7 @@ class _Flattener:
                 if output and output not in names:
                     names[output] = scope.prefix + output
             made = self._node(node, scope)
-            by_node.setdefault(node.name, []).extend(made)
+            by_node[node.name] = by_node[node.name] + made if node.name in by_node else made
             control = node.metadata.get(keys.CONTROL_AFTER_KEY)
             if control:
                 # The first op of a call is its Enter: holding that back holds the body back.
@@ -186,22 +183,25 @@ class _Flattener:
 
     def _node(self, node: OpNode, scope: _Scope) -> list[int]:
         name, names = scope.prefix + node.name, scope.names
-        for read in (*node.inputs, *node.after):
-            if read and read not in names:
-                raise self._wrong(name, f"reads {read!r}, which nothing before it makes")
-        inputs = tuple([names[read] if read else "" for read in node.inputs])
+        try:
+            inputs = tuple([names[read] if read else "" for read in node.inputs])
+            after = tuple([names[read] for read in node.after])
+        except KeyError as error:
+            what = f"reads {error.args[0]!r}, which nothing before it makes"
+            raise self._wrong(name, what) from None
         outputs = tuple([names[made] if made else "" for made in node.outputs])
-        # What nested graphs read from outside has to be there as well.
-        captured = [names[read] for read in node.captured if read in names]
-        after = (*captured, *[names[read] for read in node.after])
+        if node.graphs:  # what they read from outside has to be there as well
+            after = (*[names[read] for read in node.captured if read in names], *after)
         if not after and not any(inputs):
             after = scope.start_after
-        callee = self._library.get(call_key(node))
+        callee = self._library.get(call_key(node)) if self._library else None
         if callee is not None:
             return self._call(node, callee, scope, inputs, outputs, after)
+        if node.domain != keys.SYSCALL_DOMAIN:
+            return [self._add(name, "", node, inputs, outputs, after)]
         if is_join(node):
             return self._join(name, node, inputs, outputs, after)
-        if (node.domain, node.op_type) in _FIRST_OF:
+        if node.op_type in _FIRST_OF:
             first = len(self._flat.ops)
             present = [read for read in inputs if read]
             for index, read in enumerate(present):

@@ -488,10 +488,10 @@ class OpNode:
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Rename the values that the op reads, waits for and makes; others keep their names."""
-        self.inputs = tuple([names.get(name, name) for name in self.inputs])
-        self.outputs = tuple([names.get(name, name) for name in self.outputs])
-        if self.after:
-            self.after = tuple([names.get(name, name) for name in self.after])
+        for port in ("inputs", "outputs", "after"):
+            before = getattr(self, port)
+            if not names.keys().isdisjoint(before):
+                setattr(self, port, [names.get(name, name) for name in before])
         annotation = self.metadata.get(keys.QUANTIZATION_KEY)
         if annotation is not None:
             self.metadata[keys.QUANTIZATION_KEY] = renamed_annotation(annotation, names)
@@ -592,7 +592,7 @@ def _set_port(node: OpNode, name: str, value: Any) -> None:
     if name != "outputs":
         if name == "attributes":
             object.__setattr__(node, "graphs", _graphs_in(node.attributes))
-        names = tuple(filter(None, node.inputs))
+        names = tuple(filter(None, node.inputs)) if "" in node.inputs else node.inputs
         if node.graphs:
             names += captured_by(node.attributes)
         object.__setattr__(node, "computes_with", names)

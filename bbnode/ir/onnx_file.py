@@ -281,17 +281,25 @@ def _node(node: NodeProto, shared: _Shared) -> OpNode:
     attributes = _attributes(given, shared) if given else {}
     metadata = _metadata(entries, texts)
     after = metadata.pop(keys.AFTER_KEY, "")
-    inputs = tuple([texts[name] for name in node.input])
-    outputs = tuple([texts[name] for name in node.output])
+    inputs = tuple(map(texts.__getitem__, node.input))
+    outputs = tuple(map(texts.__getitem__, node.output))
     if not shared.checked:
         count = max(len(inputs), len(outputs), len(entries), len(given) if attributes else 0)
         if count > MAX_NODE_PARTS or placed:
             raise _Unusual
     return make_node(
-        *(texts[node.op_type], texts[node.domain], texts[node.name], inputs, outputs, attributes),
+        texts[node.op_type],
+        texts[node.domain],
+        texts[node.name],
+        inputs,
+        outputs,
+        attributes,
         tuple([texts[name] for name in after.split(",") if name]) if after else (),
-        *(metadata, metadata.pop(keys.SOURCE_LINE_KEY, ""), metadata.pop(keys.MADE_BY_KEY, "")),
-        *(texts[node.overload], texts[node.doc_string]),
+        metadata,
+        metadata.pop(keys.SOURCE_LINE_KEY, ""),
+        metadata.pop(keys.MADE_BY_KEY, ""),
+        texts[node.overload],
+        texts[node.doc_string],
         _node_extras(node, inputs, outputs) if placed else b"",
     )
 

@@ -89,11 +89,11 @@ class Recording:
                     continue
                 seen = known.get(node)
                 if seen is None:
-                    seen = _Recorded(
-                        *(function, at, node.inputs, node.outputs, node.after),
-                        *(node.attributes, node.metadata.copy()),
-                    )
-                seen.at, seen.function = at, function
+                    ports = node.inputs, node.outputs, node.after
+                    metadata = node.metadata.copy()
+                    seen = _Recorded(function, at, *ports, node.attributes, metadata)
+                else:
+                    seen.at, seen.function = at, function
                 self._nodes[node] = seen
         self._names = {function: function.name for function in program.functions}
         root = program.functions[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import onnx
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto
 
 from bbnode.compiler import CANONICAL_PASS_NAMES, Compiler, errors
-from bbnode.compiler.driver import pipeline
+from bbnode.compiler.driver import pipeline, telemetry
 from bbnode.compiler.errors import (
     AlreadyCompiled,
     BindingMismatch,
@@ -84,6 +85,43 @@ def test_the_report_times_and_counts_every_pass(federated: ModelProto) -> None:
     assert all(one.ms >= 0 for one in report.passes)
     assert report.counters()["compiler.wire_recvs_synthesized"] == 2
     assert report.history == {}
+
+
+class _Spans:
+    """What the compiler knows of OpenTelemetry: a provider, and its tracers."""
+
+    class ProxyTracerProvider:
+        """What stands there until somebody configures another one."""
+
+    def __init__(self) -> None:
+        self.provider: object = self.ProxyTracerProvider()
+        self.names: list[str] = []
+
+    def get_tracer_provider(self) -> object:
+        return self.provider
+
+    def get_tracer(self, _: str) -> _Spans:
+        return self
+
+    @contextmanager
+    def start_as_current_span(self, name: str) -> Iterator[_Spans]:
+        self.names.append(name)
+        yield self
+
+    def set_attribute(self, key: str, value: int) -> None:
+        pass
+
+
+def test_passes_are_spans_once_somebody_takes_them(
+    federated: ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = _Spans()
+    monkeypatch.setattr(telemetry, "_api", lambda: spans)
+    compiler().compile(federated)
+    assert not spans.names
+    spans.provider = object()
+    compiler().compile(federated)
+    assert spans.names == [f"compiler.{name}" for name in pipeline.all_pass_names()]
 
 
 def test_explaining_says_which_pass_made_and_changed_a_node(federated: ModelProto) -> None:

@@ -75,7 +75,8 @@ def _said_by(node: OpNode, prints: AttributePrints) -> tuple[object, ...]:
     return (
         *(node.op_type, node.domain, node.overload, node.name, node.doc_string),
         *(node.inputs, node.outputs, node.after, sorted(node.metadata.items())),
-        *(prints.content(node.attributes), _text(node.extras)),
+        prints.content(node.attributes) if node.attributes else (),
+        _text(node.extras) if node.extras else "",
     )
 
 

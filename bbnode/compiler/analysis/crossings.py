@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from bbnode.compiler.analysis.functions import by_key
 from bbnode.compiler.analysis.order import split_names
@@ -18,6 +19,7 @@ from bbnode.ir import ids, keys, types
 from bbnode.ir.caps import MAX_COMPOSITE_DEPTH
 from bbnode.ir.graph import Function, OpNode, call_key, is_wire
 
+_KEPT_NAMES = 256  # of types: ours are some dozens, packages may bring more
 # Ops behind which a value is still the same one.
 _TRANSPARENT = keys.GATE_OPS | {keys.OP_DEADLINE_CHECK, "PassThrough"}
 
@@ -63,6 +65,7 @@ class Crossings:
         return site
 
 
+@lru_cache(maxsize=_KEPT_NAMES)
 def _name(kind: types.TypeNode | None) -> str:
     """Return a type's name, with its wire hash where that is not the one of a first version."""
     kind = kind or types.ANY

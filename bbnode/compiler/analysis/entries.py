@@ -91,7 +91,8 @@ def _beside(
                 mask |= by_value.get(name, 0)
             beside[index] = mask
         if node.op_type != "Constant":
-            by_value.update((name, mask) for name in node.outputs if name)
+            for name in node.outputs:
+                by_value[name] = mask
     return beside
 
 

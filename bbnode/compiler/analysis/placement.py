@@ -200,16 +200,15 @@ class Placement:
 
     def _home_outputs(self, index: int, home: str) -> list[str]:
         node = self.nodes[index]
-        first_remote = len(node.outputs)
-        remote = home
-        if is_wire(node) and node.op_type in keys.SEND_OPS:
+        made = list(filter(None, node.outputs))
+        for name in made:
+            self._value_homes[name] = home
+        if node.domain == keys.WIRE_DOMAIN and node.op_type in keys.SEND_OPS:
             remote = self._destination(index)
-            if not _is_synthesized(node):
-                first_remote = _REMOTE_OUTPUTS.get(node.op_type, first_remote)
-        for position, name in enumerate(node.outputs):
-            if name:
-                self._value_homes[name] = remote if position >= first_remote else home
-        return [name for name in node.outputs if name]
+            if not _is_synthesized(node) and node.op_type in _REMOTE_OUTPUTS:
+                for name in filter(None, node.outputs[_REMOTE_OUTPUTS[node.op_type] :]):
+                    self._value_homes[name] = remote
+        return made
 
     def _destination(self, index: int) -> str:
         node = self.nodes[index]

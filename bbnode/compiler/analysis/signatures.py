@@ -160,7 +160,7 @@ def import_used(function: Function, known: Mapping[str, int]) -> dict[str, int]:
 def write_canonical_domains(nodes: Iterable[OpNode]) -> None:
     """Write "" for `ai.onnx` on all ops, nested graphs included."""
     for node in nodes:
-        if _has_long_domain(node):
+        if node.domain == keys.ONNX_DOMAIN:
             _shorten_domain(node)
         if node.graphs:
             node.change_graphs(_has_long_domain, _shorten_domain)

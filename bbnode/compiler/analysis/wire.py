@@ -35,7 +35,6 @@ def check_pairs(function: Function) -> None:
     wires = [node for node in function.nodes if is_wire(node)]
     if not wires:
         return
-    known = function.kinds()
     answers: dict[str, str] = {}
     ports = {
         node.outputs[0]
@@ -54,7 +53,7 @@ def check_pairs(function: Function) -> None:
         elif node.op_type == keys.OP_SEND_RESP:
             _take_answer(function, node, answers)
         elif node.op_type in keys.SEND_OPS:
-            _check_peers(node, known.get(node.inputs[1], types.ANY))
+            _check_peers(node, function.kind_of(node.inputs[1]) or types.ANY)
     for node in wires:
         is_recorded = node.op_type == keys.OP_SEND_REQ_BATCHED and len(node.outputs) > 1
         if is_recorded and node.name not in answers:

@@ -392,9 +392,15 @@ class _Run:
 
         What `validate` did not vouch for is not checked: no pass could be blamed for it.
         """
-        with self._watch.measure(name) as counters, _boundary(name):
-            made = pipeline.load_pass(name)
-            counters.update(made.run(self.unit, self._compiler.options) or {})
+        with self._watch.measure(name) as counters:
+            try:
+                made = pipeline.load_pass(name)
+                counters.update(made.run(self.unit, self._compiler.options) or {})
+            except BbnodeError:
+                raise
+            except Exception as error:  # the boundary: a program must not get a KeyError out of us
+                detail = f"pass {name!r} raised {type(error).__name__}: {error}"
+                raise Internal(detail=detail) from error
         self.well_formed = self.well_formed or name == pipeline.FIRST_SEAM
         if self.well_formed and (self._careful or name in pipeline.CHECKPOINTS):
             seams.check(self.unit, name)
@@ -497,15 +503,3 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-@contextmanager
-def _boundary(name: str) -> Iterator[None]:
-    """Whatever a pass trips over leaves the compiler as one typed error that names the pass."""
-    try:
-        yield
-    except BbnodeError:
-        raise
-    except Exception as error:  # the boundary: a program must not get a KeyError out of us
-        detail = f"pass {name!r} raised {type(error).__name__}: {error}"
-        raise Internal(detail=detail) from error

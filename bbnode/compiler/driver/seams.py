@@ -30,7 +30,6 @@ NUMBER_KEYS = (
     keys.TYPE_HASH_KEY,
     keys.RECV_SLOT_ID_KEY,
 )
-_NUMBER_KEYS = frozenset(NUMBER_KEYS)
 
 
 def check(unit: CompilationUnit, pass_name: str) -> None:
@@ -70,22 +69,22 @@ def _is_sound(function: Function, table: frozenset[FunctionKey]) -> bool:
     made = set(function.inputs)
     count = len(made)
     names: set[str] = set()
-    numbers: set[str] = set()
     for node in function.nodes:
-        metadata = node.metadata
-        numbers.update(map(metadata.__getitem__, _NUMBER_KEYS.intersection(metadata)))
         if node.domain in CALL_DOMAINS and call_key(node) not in table:
             return False
         if not made.issuperset(node.reads):
             return False
-        control = metadata.get(keys.CONTROL_AFTER_KEY)
+        control = node.metadata.get(keys.CONTROL_AFTER_KEY)
         if control and not names.issuperset(split_names(control)):
             return False
         names.add(node.name)
-        for name in node.outputs:
-            if name:
-                made.add(name)
-                count += 1
+        made.update(node.outputs)
+        count += len(node.outputs)
+    if "" in made:  # an output that nobody named
+        made.discard("")
+        count -= sum(node.outputs.count("") for node in function.nodes)
+    held = [node.metadata for node in function.nodes]
+    numbers = {metadata[key] for key in NUMBER_KEYS for metadata in held if key in metadata}
     are_unique = len(names) == len(function.nodes) and len(made) == count
     return are_unique and made.issuperset(function.outputs) and all(map(is_natural, numbers))
 

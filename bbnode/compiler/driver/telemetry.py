@@ -84,10 +84,17 @@ class Stopwatch:
 
 
 @cache
-def _tracer() -> Any:
+def _api() -> Any:
     try:
-        trace = importlib.import_module("opentelemetry.trace")
+        return importlib.import_module("opentelemetry.trace")
     except ImportError:
+        return None
+
+
+def _tracer() -> Any:
+    """The tracer of who configured one; until somebody does, spans would go nowhere."""
+    trace = _api()
+    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
     return trace.get_tracer("bbnode.compiler")
 

@@ -65,9 +65,8 @@ class CollapseBackendSubgraphs(Pass):
             if not any(backend_slot(node) is not None for node in function.nodes):
                 continue
             needs = needs_of(function.nodes)
-            order = program_order(function.nodes, needs)
             if not is_sorted(needs):
-                reorder(function, order)
+                reorder(function, program_order(function.nodes, needs))
                 needs = needs_of(function.nodes)
             if _bypass_aliases(function):
                 needs = needs_of(function.nodes)
@@ -173,11 +172,11 @@ class _Rewrite:
         }  # fmt: skip
         exposed = {name for name in self._function.outputs if name in made}
         group_of = self._group_of
-        for index, before in enumerate(self._groups.needs):
+        for index, node in enumerate(self._nodes):
             group = group_of.get(index)
-            if {group_of.get(need, group) for need in before} - {group}:
-                names = self._nodes[index].reads
-                exposed.update(name for name in names if made.get(name, group) != group)
+            for name in node.reads:
+                if made.get(name, group) != group:
+                    exposed.add(name)
         return exposed
 
     def _replace(self, calls: dict[int, OpNode], renamed: dict[str, str]) -> None:
@@ -192,7 +191,7 @@ class _Rewrite:
                 _rename_control(node, renamed)
                 places[index] = len(nodes)
                 nodes.append(node)
-        if not stands_in_order(nodes):
+        if not stands_in_order(nodes, self._function.inputs):
             order = program_order(nodes, self._needs_between(places, len(nodes)))
             nodes = [nodes[index] for index in order]
         self._function.nodes = nodes
@@ -223,7 +222,7 @@ def _used_constants(nodes: Sequence[OpNode], constants: dict[str, OpNode]) -> li
 
 
 def _rename_control(node: OpNode, renamed: dict[str, str]) -> None:
-    names = control_of(node)
+    names = control_of(node) if keys.CONTROL_AFTER_KEY in node.metadata else ()
     if any(name in renamed for name in names):
         new = dict.fromkeys(renamed.get(name, name) for name in names)
         node.metadata[keys.CONTROL_AFTER_KEY] = ",".join(new)
@@ -293,31 +292,45 @@ class Collapser:
     def _function(
         self, nodes: Sequence[OpNode], names: Mapping[str, str], inputs: int, outputs: int
     ) -> Function:
-        canonical = [_in_canonical_form(node, index, names) for index, node in enumerate(nodes)]
         types = {new: self._types[name] for name, new in names.items() if name in self._types}
-        # Attributes go by their ids: those of the nodes stay as long as this does.
-        said = (
-            *(inputs, outputs, tuple(types.items())),
-            *[(n.name, n.domain, n.overload, n.doc_string, n.extras) for n in canonical],
-            *[(n.inputs, n.outputs, tuple(n.metadata.items())) for n in canonical],
-            *[
-                tuple([(name, id(a)) for name, a in n.attributes.items()]) if n.attributes else ()
-                for n in canonical
-            ],
-        )
+        if any(node.graphs or keys.QUANTIZATION_KEY in node.metadata for node in nodes):
+            return self._made(nodes, names, inputs, outputs, types)
+        said = (inputs, outputs, tuple(types.items()), *[_said(node, names) for node in nodes])
         function = self._known.get(said)
         if function is None:
-            function = Function(domain=keys.BACKEND_SUBGRAPH_DOMAIN, types=types)
-            ports = list(names.values())
-            function.inputs, function.outputs = ports[:inputs], ports[inputs : inputs + outputs]
-            function.nodes = canonical
-            write_canonical_domains(function.nodes)
-            import_used(function, self._versions)
-            digest = function_digest(function, self._prints)
-            function.name = NAME_PREFIX + digest.hex()[:HEX_DIGITS]
-            if not any(node.graphs for node in canonical):
-                self._known[said] = function
+            function = self._made(nodes, names, inputs, outputs, types)
+            self._known[said] = function
         return function
+
+    def _made(
+        self,
+        nodes: Sequence[OpNode],
+        names: Mapping[str, str],
+        inputs: int,
+        outputs: int,
+        types: dict[str, ValueType],
+    ) -> Function:
+        function = Function(domain=keys.BACKEND_SUBGRAPH_DOMAIN, types=types)
+        ports = list(names.values())
+        function.inputs, function.outputs = ports[:inputs], ports[inputs : inputs + outputs]
+        function.nodes = [_in_canonical_form(node, i, names) for i, node in enumerate(nodes)]
+        write_canonical_domains(function.nodes)
+        import_used(function, self._versions)
+        digest = function_digest(function, self._prints)
+        function.name = NAME_PREFIX + digest.hex()[:HEX_DIGITS]
+        return function
+
+
+def _said(node: OpNode, names: Mapping[str, str]) -> Hashable:
+    """Return all that the canonical form of an op says, but what graphs and annotations do."""
+    # Attributes go by their ids: those of the nodes stay as long as the group's function does.
+    attributes = node.attributes
+    return (
+        *(node.op_type, node.domain, node.overload, node.doc_string, node.extras),
+        tuple([names.get(read, read) for read in node.inputs]),
+        tuple([names.get(value, value) for value in node.outputs]),
+        tuple([(name, id(a)) for name, a in attributes.items()]) if attributes else (),
+    )
 
 
 def _in_canonical_form(node: OpNode, index: int, names: Mapping[str, str]) -> OpNode:

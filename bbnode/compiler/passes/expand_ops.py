@@ -93,17 +93,18 @@ def _fill_defaults(node: OpNode, spec: OpSpec) -> int:
         known = name in spec.attributes or name in _COMMON_ATTRIBUTES
         if not known and not name.startswith(keys.PREFIX) and not is_open:
             raise expansion_failed(node, f"it has no attribute {name!r}")
-    filled = 0
+    filled: dict[str, Attribute] = {}
     for name, default in spec.attributes.items():
         attribute = given.get(name)
         if attribute is None:
             if default is REQUIRED:
                 raise expansion_failed(node, f"it needs the attribute {name!r}")
-            node.set_attr(name, default)
-            filled += 1
+            filled[name] = Attribute.of(default)
         elif default is not REQUIRED and not attribute.reference:
             _check_kind(node, name, attribute, default)
-    return filled
+    if filled:
+        node.attributes = {**given, **filled}
+    return len(filled)
 
 
 def _check_kind(node: OpNode, name: str, attribute: Attribute, default: Any) -> None:

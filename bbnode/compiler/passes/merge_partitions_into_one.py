@@ -58,7 +58,7 @@ def _finish(program: Program, functions: Collection[Function]) -> None:
         keys.MODULE_DOMAIN: keys.BB_OPSET_VERSION,
     }
     for function in functions:
-        reorder(function, program_order(function.nodes))
+        reorder(function, program_order(function.nodes, given=function.inputs))
         write_canonical_domains(function.nodes)
         function.types = dict(sorted(function.types.items()))
         own = versions_of(function, program)

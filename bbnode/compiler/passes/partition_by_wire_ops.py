@@ -53,7 +53,7 @@ def _partition(unit: CompilationUnit) -> None:
     join_equal(unit, typed_only=False)
     name_by_content(unit)
     root = unit.root
-    nodes = in_program_order(root.nodes)
+    nodes = in_program_order(root)
     default = root.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
     groups: dict[str, list[OpNode]] = {}
     for node in nodes:
@@ -67,12 +67,13 @@ def _partition(unit: CompilationUnit) -> None:
         groups.setdefault(home, [])
     if not groups:
         groups[default] = []
-    maker = {
-        name: (home, node) for home, g in groups.items() for node in g for name in node.outputs
-    }
+    value_homes: dict[str, str] = {}
+    for home, group in groups.items():
+        for node in group:
+            value_homes.update(dict.fromkeys(node.outputs, home))
     versions = versions_of(root, unit.program)
     mains = {
-        home: _Main(root, home, groups[home], maker, versions, homes).build()
+        home: _Main(root, home, groups[home], value_homes, versions, homes).build()
         for home in sorted(groups)
     }
     unit.wire_edges = _wire_edges(nodes)
@@ -103,7 +104,7 @@ class _Main:
         root: Function,
         home: str,
         nodes: list[OpNode],
-        maker: dict[str, tuple[str, OpNode]],
+        value_homes: Mapping[str, str],
         versions: dict[str, int],
         input_homes: Mapping[str, str],
     ) -> None:
@@ -111,7 +112,7 @@ class _Main:
         self._input_homes = input_homes
         self._home = home
         self._nodes = nodes
-        self._maker = maker
+        self._value_homes = value_homes
         self._versions = versions
 
     def build(self) -> Function:
@@ -133,27 +134,27 @@ class _Main:
     def _values(self) -> tuple[set[str], set[str]]:
         read: set[str] = set()
         made: set[str] = set()
+        homes, home = self._value_homes, self._home
         for node in self._nodes:
             for name in node.reads:
-                if name not in read:
-                    read.add(name)
-                    self._check_home(node, name)
-            made.update(name for name in node.outputs if name)
+                if homes.get(name, home) != home:
+                    raise self._cross(node, name)
+            read.update(node.reads)
+            made.update(node.outputs)
+        made.discard("")
         return read, made
 
-    def _check_home(self, node: OpNode, name: str) -> None:
-        home, producer = self._maker.get(name, (self._home, None))
-        if producer is not None and home != self._home:
-            raise CrossClassDataflow(
-                node_name=node.name,
-                home_a=self._home,
-                home_b=home,
-                value_a=node.outputs[0] if node.outputs else node.name,
-                value_b=name,
-                producer_a=node.name,
-                producer_b=producer.name,
-                where=Where.of(node),
-            )
+    def _cross(self, node: OpNode, name: str) -> CrossClassDataflow:
+        return CrossClassDataflow(
+            node_name=node.name,
+            home_a=self._home,
+            home_b=self._value_homes[name],
+            value_a=node.outputs[0] if node.outputs else node.name,
+            value_b=name,
+            producer_a=node.name,
+            producer_b=next(n.name for n in self._root.nodes if name in n.outputs),
+            where=Where.of(node),
+        )
 
     def _list_slots(self, main: Function) -> None:
         used = {node.metadata.get(keys.SLOT_KEY) for node in self._nodes}

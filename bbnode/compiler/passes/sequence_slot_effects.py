@@ -56,7 +56,7 @@ class _Sequence:
         self._function = function
         self.edges = self.pins = 0
         if any(_slots_of(node, effects) for node in function.nodes):
-            reorder(function, program_order(function.nodes))
+            reorder(function, program_order(function.nodes, given=function.inputs))
         self._nodes = list(function.nodes)
         # Slot ops and the slots that they touch.
         listed = [_slots_of(node, effects) for node in self._nodes]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bbnode.compiler.analysis.functions import by_key
 from bbnode.compiler.analysis.slots import by_slot, slots_by_target, slots_of, with_dependencies
 from bbnode.compiler.rewriting.gates import chain_head
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
@@ -45,8 +44,12 @@ class StampCompilationMetadata(Pass):
                     unit.program.metadata[keys.binding_key(main.name, slot.name)] = value
                     count += 1
             receivers += _stamp_receivers(main)
-        table = by_key(unit.program.functions)
-        stamped = sum(_stamp_origins(function, table) for function in unit.bodies())
+        fused = {
+            function.key: ",".join(dict.fromkeys(map(_called, function.nodes)))[:MAX_NAME_CHARS]
+            for function in unit.program.functions
+            if function.domain == keys.BACKEND_SUBGRAPH_DOMAIN
+        }
+        stamped = sum(_stamp_origins(function, fused) for function in unit.bodies())
         return {
             "bindings_stamped": count,
             "recv_slots_stamped": receivers,
@@ -54,35 +57,33 @@ class StampCompilationMetadata(Pass):
         }
 
 
-def _stamp_origins(function: Function, table: Mapping[FunctionKey, Function]) -> int:
+def _stamp_origins(function: Function, fused: Mapping[FunctionKey, str]) -> int:
     if function.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
         return 0
     by_name = {node.name: node for node in function.nodes}
     stamped = 0
     for node in function.nodes:
-        origin = _origin(node, by_name, table)
+        origin = _origin(node, by_name, fused)
         if origin:
             node.metadata[keys.ORIGINAL_OP_KEY] = origin
             stamped += 1
     return stamped
 
 
-def _origin(
-    node: OpNode, by_name: Mapping[str, OpNode], table: Mapping[FunctionKey, Function]
-) -> str:
+def _origin(node: OpNode, by_name: Mapping[str, OpNode], fused: Mapping[FunctionKey, str]) -> str:
+    """`fused` are the kinds of the ops in each subgraph."""
     if is_role(node):
         return _called(node)
     if is_wire(node, *keys.RECV_OPS):
         sends = keys.OP_SEND if node.op_type == keys.OP_RECV else keys.OP_SEND_REQ_BATCHED
         return f"{keys.WIRE_DOMAIN}::{sends}"
-    if node.domain == keys.BACKEND_SUBGRAPH_DOMAIN and call_key(node) in table:
-        kinds = dict.fromkeys(map(_called, table[call_key(node)].nodes))
-        return ",".join(kinds)[:MAX_NAME_CHARS]
+    if node.domain == keys.BACKEND_SUBGRAPH_DOMAIN and call_key(node) in fused:
+        return fused[call_key(node)]
     guards = _GUARDED_KEYS.get(node.op_type)
     guarded = by_name.get(node.metadata.get(guards, "")) if guards is not None else None
     if guarded is None:
         return ""
-    return _origin(guarded, by_name, table) or _called(guarded)
+    return _origin(guarded, by_name, fused) or _called(guarded)
 
 
 def _called(node: OpNode) -> str:

@@ -95,8 +95,8 @@ class _Synthesis:
             self._root.nodes = self._nodes
             self._root.declare(self._fresh)
             join_values(self._root, self._joined)
-        for node in self._root.nodes:
-            if is_wire(node, keys.OP_SEND):
+        for node in sends:
+            if node.op_type == keys.OP_SEND:
                 node.metadata.pop(keys.FAN_IN_KEY, None)  # the indices say it from here on
         return self._made
 

@@ -41,17 +41,16 @@ class ValidateRuntimeComplete(Pass):
                     raise RuntimeIncomplete(missing=missing, target=main.name)
             for node in main.nodes:
                 if is_wire(node):
-                    _check(main, node, _wire_faults(node, sites))
+                    _check(main, node, _wire_fault(node, sites))
         for function in functions.values():
             if function.domain != keys.BACKEND_SUBGRAPH_DOMAIN:
                 for node in function.nodes:
                     if not is_onnx_op(node):
-                        _check(function, node, _op_faults(node, functions))
+                        _check(function, node, _op_fault(node, functions))
         return {"preflight_errors": 0, "gate_contracts": len(gate_contracts())}
 
 
-def _check(function: Function, node: OpNode, faults: Iterator[str]) -> None:
-    fault = next(faults, None)
+def _check(function: Function, node: OpNode, fault: str | None) -> None:
     if fault is not None:
         missing = f"op {node.name!r} ({node.op_type}) {fault}"
         raise RuntimeIncomplete(missing=missing, target=function.name, where=Where.of(node))
@@ -65,30 +64,30 @@ def _sites(main: Function) -> Iterator[bytes]:
                 yield address.site_suffix(int(site))
 
 
-def _wire_faults(node: OpNode, sites: set[bytes]) -> Iterator[str]:
+def _wire_fault(node: OpNode, sites: set[bytes]) -> str | None:
     meta = node.metadata
     if meta.get(keys.WIRE_TRANSPORT_KEY) not in TRANSPORTS:
-        yield "does not say what it transports (analyze_wire_edges)"
+        return "does not say what it transports (analyze_wire_edges)"
     if keys.BATCH_GROUP_KEY not in meta:
-        yield "has no batch group (analyze_wire_edges)"
+        return "has no batch group (analyze_wire_edges)"
     if node.op_type in keys.SEND_OPS:
         suffix = destination_of(node)
         if suffix is None:
-            yield "does not say where its data lands"
-        elif suffix not in sites:
-            yield "sends to a site that no receiver of the program has"
-    else:
-        if keys.SITE_ID_KEY not in meta:
-            yield "has no site id"
-        if not meta.get(keys.SENDER_CLASS_KEY):
-            yield "does not say which class sends to it (analyze_wire_edges)"
+            return "does not say where its data lands"
+        return None if suffix in sites else "sends to a site that no receiver of the program has"
+    if keys.SITE_ID_KEY not in meta:
+        return "has no site id"
+    if not meta.get(keys.SENDER_CLASS_KEY):
+        return "does not say which class sends to it (analyze_wire_edges)"
+    return None
 
 
-def _op_faults(node: OpNode, functions: dict[FunctionKey, Function]) -> Iterator[str]:
+def _op_fault(node: OpNode, functions: dict[FunctionKey, Function]) -> str | None:
     if call_key(node) in functions:
-        return
+        return None
     spec = opset.lookup_op(node.domain, node.op_type)
     if spec is None:
-        yield f"is of the unknown type {node.domain}::{node.op_type}"
-    elif spec.role is not None and node.metadata.get(keys.SLOT_ID_KEY) is None:
-        yield "does not say the id of its slot"
+        return f"is of the unknown type {node.domain}::{node.op_type}"
+    if spec.role is not None and node.metadata.get(keys.SLOT_ID_KEY) is None:
+        return "does not say the id of its slot"
+    return None

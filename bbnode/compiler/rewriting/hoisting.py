@@ -55,8 +55,10 @@ def join_equal(unit: CompilationUnit, *, typed_only: bool) -> int:
 
 def name_by_content(unit: CompilationUnit) -> int:
     """Call each sub-Module body `Hoist_<Module>_<body hash>`; gives how many."""
-    table = by_key(unit.program.functions)
     wanted = _sub_modules(unit.program)
+    if not wanted:
+        return 0
+    table = by_key(unit.program.functions)
     calls = {key: [k for _, k in calls_of(body, table)] for key, body in table.items()}
     hashes: dict[FunctionKey, str] = {}
     renamed: dict[FunctionKey, FunctionKey] = {}

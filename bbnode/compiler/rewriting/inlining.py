@@ -118,6 +118,9 @@ def references(node: OpNode) -> set[str]:
 
 def _resolve_references(node: OpNode, values: Mapping[str, Attribute]) -> int:
     """Put values in the place of references to them; gives how many."""
+    wanted = references(node) & values.keys() if node.attributes else None
+    if not wanted:
+        return 0
 
     def refers(node: OpNode) -> bool:
         return any(a.reference in values for a in node.attributes.values() if a.reference)
@@ -128,10 +131,8 @@ def _resolve_references(node: OpNode, values: Mapping[str, Attribute]) -> int:
             for name, a in node.attributes.items()
         }
 
-    wanted = references(node) & values.keys() if node.attributes else ()
-    if wanted:
-        resolve(node)
-        node.change_graphs(refers, resolve)
+    resolve(node)
+    node.change_graphs(refers, resolve)
     return len(wanted)
 
 

@@ -7,7 +7,7 @@ matter, and in which order they are solved is the pass's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 from onnx import TypeProto
@@ -539,16 +539,19 @@ def _answers_text(component: type[Aggregator]) -> str:
 _SomePort = TypeVar("_SomePort", Port, onnx_types.PortRule)
 
 
-def _at_ports(names: Sequence[str], ports: Sequence[_SomePort]) -> list[tuple[str, _SomePort]]:
+def _at_ports(names: Sequence[str], ports: Sequence[_SomePort]) -> Iterable[tuple[str, _SomePort]]:
     """Return names with their ports; the last port may take all names that follow."""
-    found = [pair for pair in zip(names, ports, strict=False) if pair[0]]
+    pairs = zip(names, ports, strict=False)
+    if len(names) <= len(ports) and "" not in names:
+        return pairs
+    found = [pair for pair in pairs if pair[0]]
     if len(names) > len(ports) > 0 and ports[-1].variadic:
         found += [(name, ports[-1]) for name in names[len(ports) :] if name]
     return found
 
 
 def _graph_values(node: OpNode, rule: OpRule) -> list[tuple[str, onnx_types.PortRule]]:
-    return _at_ports(node.inputs, rule.inputs) + _at_ports(node.outputs, rule.outputs)
+    return [*_at_ports(node.inputs, rule.inputs), *_at_ports(node.outputs, rule.outputs)]
 
 
 def _from_attributes(node: OpNode) -> Iterator[tuple[str, TypeNode]]:

@@ -114,10 +114,12 @@ class Choices:
 def _choices(
     node: OpNode, bound: Mapping[str, SlotBinding]
 ) -> Iterator[tuple[str, tuple[TypeNode, ...]]]:
-    spec = opset.lookup_op(node.domain, node.op_type)
     component = component_of(node, bound)
     storage = {} if component is None else component.storage
-    if spec is None or not any(isinstance(kinds, tuple) for kinds in storage.values()):
+    if not any(isinstance(kinds, tuple) for kinds in storage.values()):
+        return
+    spec = opset.lookup_op(node.domain, node.op_type)
+    if spec is None:
         return
     for names, ports in ((node.inputs, spec.inputs), (node.outputs, spec.outputs)):
         for port, name in zip(ports, names, strict=False):
