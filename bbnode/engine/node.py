@@ -230,7 +230,9 @@ class Node:
         if cap is not None and len(data) > cap:
             self._note_refused(peer, data, "EnvelopeTooLarge", f"limit envelope_bytes is {cap}")
             return
-        kept = data if isinstance(data, memoryview) and data.readonly else bytes(data)
+        kept = data
+        if type(data) is not bytes and not (isinstance(data, memoryview) and data.readonly):
+            kept = bytes(data)
         if rt.ingress.push_inbound(peer, kept, observed_address) == "BudgetExceeded":
             left = f"{rt.ingress.budget.remaining} bytes are left (limit ingress_bytes)"
             self._note_refused(peer, data, "BudgetExceeded", left)
@@ -434,7 +436,8 @@ class Node:
         if recorder is not None:
             recorder.took(itertools.islice(events, done))
         bootstraps = rt.bootstraps
-        if bootstraps.under_way:
+        under_way = bootstraps.under_way  # more of them come by events alone
+        if under_way:
             bootstraps.advance()
         budget = rt.limits.cycle_ops
         fired = executor.run(budget) if executor.ready else 0
@@ -460,7 +463,7 @@ class Node:
                     reports.op_failed(0, "", "Completed", error)
         if executor.ready:
             fired += executor.run(None if budget is None else budget - fired)
-        while bootstraps.under_way and bootstraps.advance():
+        while under_way and bootstraps.advance():
             fired += executor.run(None if budget is None else budget - fired)
         if rt.lost:
             rt.forget_lost()

@@ -285,9 +285,9 @@ class EnvelopeOutbox:
                 is_answer = kind == _RESPONSE and pack.fills[0].dest_suffix != REFUSED_SUFFIX
                 told = self.round_trips.reports() if is_answer else ()
                 parts = encode_between(
-                    *(destination, pack.fills, kind, wire_req_id, pack.remaining_ns, told, source),
+                    destination, pack.fills, kind, wire_req_id, pack.remaining_ns, told, source,
                     pack.chain,
-                )
+                )  # fmt: skip
                 if peer == neighbours.self_peer:
                     refused = self._loop_back(parts)
                     if refused and is_request:
