@@ -191,7 +191,7 @@ class NetworkPart(Network):
                 agenda.enter(entry)
         most = LAST_KEY if last_key is None else last_key
         while (taken := agenda.take(until_ns, most)) is not None:
-            self._happen(*taken)
+            self._happen(taken)
         agenda.rest()
         out = [
             (part, soonest, b"".join(self._out[part]))

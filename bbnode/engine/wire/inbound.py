@@ -8,7 +8,6 @@ long to decode are left to `decoder.py`.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ from bbnode.engine.executor import Executor, refusal_of
 from bbnode.engine.frame import OWED, Frame, Op
 from bbnode.engine.ingress import Charge, InboundBytes, InboundRefused
 from bbnode.engine.limits import Limits
+from bbnode.engine.newest import Newest
 from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.peers.round_trips import RoundTrips
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, accepts, answers_with
@@ -76,7 +76,8 @@ _MISSES: Final = 8  # a peer that sends several things by turns: its layout chan
 
 _NO_LAYOUT: Final = (None, None)
 
-DedupKey: TypeAlias = tuple[PeerId, int, int]
+# Of a PeerId its bytes: it is hashed in Python.
+MessageName: TypeAlias = tuple[bytes, int, int]
 
 
 class InboundDedup:
@@ -87,42 +88,33 @@ class InboundDedup:
     the same message.
     """
 
-    __slots__ = (
-        "_seen",
-        "_window",
-    )
+    __slots__ = ("_known",)
 
     def __init__(self, window: int = DEDUP_WINDOW) -> None:
-        self._window = window
-        self._seen: OrderedDict[DedupKey, None] = OrderedDict()
+        self._known: Newest[MessageName, None] = Newest(window)
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._known.entries)
 
     def has(self, source: PeerId, wire_req_id: int, site: int) -> bool:
         """Return True for a message that is remembered."""
-        return (source, wire_req_id, site) in self._seen
+        return (source.to_bytes(), wire_req_id, site) in self._known.entries
 
     def record(self, source: PeerId, wire_req_id: int, site: int) -> bool:
         """Remember a message; return True for a known one, which keeps its age."""
-        seen = self._seen
-        known = len(seen)
-        seen[source, wire_req_id, site] = None
-        if len(seen) == known:
-            return True
-        if known == self._window:
-            seen.popitem(last=False)
-        return False
+        return not self._known.add((source.to_bytes(), wire_req_id, site), None)
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: the window, oldest first."""
-        return [[writer.peer(peer), wire_req_id, site] for peer, wire_req_id, site in self._seen]
+        return [
+            [writer.peer(PeerId.from_bytes(raw)), wire_req_id, site]
+            for raw, wire_req_id, site in self._known.entries
+        ]
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
-        self._seen = OrderedDict(
-            ((reader.peer(p), wire_req_id, site), None) for p, wire_req_id, site in plain
-        )
+        for peer, wire_req_id, site in plain:
+            self.record(reader.peer(peer), wire_req_id, site)
 
 
 class ComponentReceiver(Protocol):
@@ -384,7 +376,7 @@ class Inbound:
             if why:
                 raise _RefusedFill(NOT_READY, why, public_text(why))
         limit = self.limits.frames_per_peer
-        if limit is not None and self.executor.frames_of.get(peer, 0) >= limit:
+        if limit is not None and self.executor.frames_of.get(peer.to_bytes(), 0) >= limit:
             raise _RefusedFill(
                 "TooManyExecutions",
                 f"{limit} executions that this peer started are under way (limit frames_per_peer)",
