@@ -441,7 +441,7 @@ class Node:
             bootstraps.advance()
         budget = rt.limits.cycle_ops
         fired = executor.run(budget) if executor.ready else 0
-        if reports.bus:
+        if reports.bus.waiting:
             rt.sources.deliver_bus()
         for timer in rt.scheduler.matured(clock.now_ns):
             try:
@@ -465,7 +465,7 @@ class Node:
             fired += executor.run(None if budget is None else budget - fired)
         while under_way and bootstraps.advance():
             fired += executor.run(None if budget is None else budget - fired)
-        if rt.lost:
+        if rt.lost.away:
             rt.forget_lost()
         if rt.readiness.untold:
             rt.readiness.tell()
@@ -487,7 +487,7 @@ class Node:
     def next_deadline(self) -> int | None:
         """Return when the next poll is due at the latest, absent new events; None: never."""
         rt, clock = self._rt, self._rt.clock
-        waits = rt.executor.ready or rt.reports.bus or rt.ingress.pending()
+        waits = rt.executor.ready or rt.reports.bus.waiting or rt.ingress.pending()
         if waits or not clock.started or clock.resumed is not None:
             return clock.host_ns(clock.now_ns)
         due_ns = rt.scheduler.next_deadline()
