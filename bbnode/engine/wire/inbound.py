@@ -199,9 +199,9 @@ class Inbound:
         """
         peer, data = event.peer, event.data
         layout, site = self._layouts.get(peer, _NO_LAYOUT)
-        if layout is None or site is None or type(data) is not bytes:
+        if layout is None or site is None or len(data) > _MAX_LEARNED_BYTES:
             return False
-        found = layout.read(data)
+        found = layout.read(data if type(data) is bytes else bytes(data))
         if found is None:
             return False
         payload, kind, wire_req_id, chain, remaining_ns = found
