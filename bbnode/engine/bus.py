@@ -34,42 +34,45 @@ _NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class Bus:
-    """Events of one node that wait for the next bus phase."""
+    """Events of one node that wait for the next bus phase.
+
+    Each poll asks whether there are any: of `waiting`, since `len` of this takes longer.
+    """
 
     __slots__ = (
         "_counts",
-        "_events",
         "_limit",
         "_subscribed",
+        "waiting",
     )
 
     def __init__(self, limit: int | None, subscribed: Iterable[int], counts: Counter[str]) -> None:
         self._subscribed = frozenset(subscribed) or _NOBODY
         self._limit = limit
         self._counts = counts
-        self._events: list[int] = []
+        self.waiting: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._events)
+        return len(self.waiting)
 
     def publish(self, kind: int) -> None:
         """Queue an event, if anybody subscribed to it."""
         if kind not in self._subscribed:
             return
-        if self._limit is not None and len(self._events) >= self._limit:
-            del self._events[0]
+        if self._limit is not None and len(self.waiting) >= self._limit:
+            del self.waiting[0]
             self._counts["bus.dropped"] += 1
-        self._events.append(kind)
+        self.waiting.append(kind)
 
     def take(self) -> list[int]:
         """Remove and return all events that wait, oldest first."""
-        taken, self._events = self._events, []
+        taken, self.waiting = self.waiting, []
         return taken
 
     def state(self) -> list[int]:
         """Return the events that wait. Subscriptions are the program's."""
-        return list(self._events)
+        return list(self.waiting)
 
     def load(self, events: Iterable[int]) -> None:
         """Load what `state` returned."""
-        self._events = list(events)
+        self.waiting = list(events)

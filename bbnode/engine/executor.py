@@ -108,7 +108,7 @@ class Executor:
         self._max_frames = limits.frames
         self.next_execution: Callable[[], int] = self.executions
         self.frames: dict[int, Frame] = {}
-        self.frames_of: dict[PeerId, int] = {}
+        self.frames_of: dict[bytes, int] = {}  # by its bytes: a PeerId is hashed in Python
         self.under_way: Counter[int] = Counter()
         self.ready = _NOTHING
         self.turns = Turns(self, self.clock)
@@ -157,7 +157,8 @@ class Executor:
         """Record the message that started a new frame, its site and its chain."""
         frame.source_peer, frame.wire_req_id, frame.site = peer, wire_req_id, site
         frame.chain = chain
-        self.frames_of[peer] = self.frames_of.get(peer, 0) + 1
+        raw, frames_of = peer.to_bytes(), self.frames_of
+        frames_of[raw] = frames_of.get(raw, 0) + 1
 
     def fail_start(
         self,
@@ -212,11 +213,12 @@ class Executor:
         del self.frames[frame.execution]
         peer = frame.source_peer
         if peer is not None and frame.site:
-            left = self.frames_of[peer] - 1
+            raw, frames_of = peer.to_bytes(), self.frames_of
+            left = frames_of[raw] - 1
             if left:
-                self.frames_of[peer] = left
+                frames_of[raw] = left
             else:
-                del self.frames_of[peer]
+                del frames_of[raw]
         if frame.debt is not None:
             self.rt.unanswered(frame)
         plan = frame.plan
@@ -232,11 +234,9 @@ class Executor:
         if self.tracer.on:
             self.tracer.ended(frame)
         if frame.report:
+            failures, chain = frame.failures, frame.wire_out_id
             self.reports.steps.append(
-                steps.make_finished(
-                    *(frame.execution, plan.target, frame.failures == 0, frame.failures),
-                    frame.wire_out_id,
-                )
+                steps.make_finished(frame.execution, plan.target, failures == 0, failures, chain)
             )
         if plan.in_turn:
             self.turns.give_back(frame)
@@ -515,7 +515,8 @@ class Executor:
             self.frames[frame.execution] = frame
             reader.add_frame(frame)
             if frame.site and frame.source_peer is not None:
-                self.frames_of[frame.source_peer] = self.frames_of.get(frame.source_peer, 0) + 1
+                raw = frame.source_peer.to_bytes()
+                self.frames_of[raw] = self.frames_of.get(raw, 0) + 1
             if frame.plan.component is not None:
                 self.under_way[frame.plan.component] += 1
         self.ready = deque()

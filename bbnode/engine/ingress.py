@@ -8,6 +8,7 @@ Events are plain data.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -249,7 +250,7 @@ class Ingress:
         "_counts",
         "_events",
         "_lock",
-        "_max_events",
+        "_most_events",
         "_wake",
         "budget",
         "deaf",
@@ -261,7 +262,7 @@ class Ingress:
         self._lock = threading.Lock()
         self.budget = ByteBudget(limits.ingress_bytes, self._lock)
         self.executions = Executions(self._lock)
-        self._max_events = limits.ingress_events
+        self._most_events = sys.maxsize if limits.ingress_events is None else limits.ingress_events
         # Only ever taken whole. An empty list or dict has a tenth of the bytes of a deque, a third
         # of those of a set.
         self._events: list[Event] = []
@@ -315,14 +316,15 @@ class Ingress:
 
         IngressFull is counted here, BudgetExceeded is not.
         """
+        size = len(data)
         with self._lock:
-            if not self.budget.fits(len(data)):
+            events, budget = self._events, self.budget
+            if not budget.fits(size):
                 return "BudgetExceeded"
-            if self._refuses():
+            if (self._closed or len(events) >= self._most_events) and self._refuses():
                 return "IngressFull"
-            first = not self._events and not self._completions
-            charge = self.budget.take_locked(len(data))
-            self._events.append(make_inbound(peer, data, observed, charge))
+            first = not events and not self._completions
+            events.append(make_inbound(peer, data, observed, budget.take_locked(size)))
         if first and self._wake is not None:
             self._wake()
         return ""
@@ -352,7 +354,7 @@ class Ingress:
 
     def _refuses(self, *, must: bool = False) -> bool:
         """Return True, and count it, if nothing more is taken. Under the lock."""
-        full = self._max_events is not None and len(self._events) >= self._max_events
+        full = len(self._events) >= self._most_events
         if self._closed or (full and not must):
             self._counts["ingress.dropped"] += 1
             return True

@@ -230,7 +230,9 @@ class Node:
         if cap is not None and len(data) > cap:
             self._note_refused(peer, data, "EnvelopeTooLarge", f"limit envelope_bytes is {cap}")
             return
-        kept = data if isinstance(data, memoryview) and data.readonly else bytes(data)
+        kept = data
+        if type(data) is not bytes and not (isinstance(data, memoryview) and data.readonly):
+            kept = bytes(data)
         if rt.ingress.push_inbound(peer, kept, observed_address) == "BudgetExceeded":
             left = f"{rt.ingress.budget.remaining} bytes are left (limit ingress_bytes)"
             self._note_refused(peer, data, "BudgetExceeded", left)
@@ -434,11 +436,12 @@ class Node:
         if recorder is not None:
             recorder.took(itertools.islice(events, done))
         bootstraps = rt.bootstraps
-        if bootstraps.under_way:
+        under_way = bootstraps.under_way  # more of them come by events alone
+        if under_way:
             bootstraps.advance()
         budget = rt.limits.cycle_ops
         fired = executor.run(budget) if executor.ready else 0
-        if reports.bus:
+        if reports.bus.waiting:
             rt.sources.deliver_bus()
         for timer in rt.scheduler.matured(clock.now_ns):
             try:
@@ -460,9 +463,9 @@ class Node:
                     reports.op_failed(0, "", "Completed", error)
         if executor.ready:
             fired += executor.run(None if budget is None else budget - fired)
-        while bootstraps.under_way and bootstraps.advance():
+        while under_way and bootstraps.advance():
             fired += executor.run(None if budget is None else budget - fired)
-        if rt.lost:
+        if rt.lost.away:
             rt.forget_lost()
         if rt.readiness.untold:
             rt.readiness.tell()
@@ -484,7 +487,7 @@ class Node:
     def next_deadline(self) -> int | None:
         """Return when the next poll is due at the latest, absent new events; None: never."""
         rt, clock = self._rt, self._rt.clock
-        waits = rt.executor.ready or rt.reports.bus or rt.ingress.pending()
+        waits = rt.executor.ready or rt.reports.bus.waiting or rt.ingress.pending()
         if waits or not clock.started or clock.resumed is not None:
             return clock.host_ns(clock.now_ns)
         due_ns = rt.scheduler.next_deadline()

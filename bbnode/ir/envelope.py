@@ -14,7 +14,7 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError as ProtobufDecodeError
@@ -206,15 +206,15 @@ def encode_between(
 ) -> list[Buffer]:
     """Return an envelope as buffers; its ends are from `encode_destination` and `encode_source`."""
     rest = source
-    if remaining_deadline_ns or reports:
+    if reports:
         message = _EnvelopeMessage()
-        if remaining_deadline_ns:
-            message.remaining_deadline_ns = remaining_deadline_ns
         for report in reports:
             message.edge_rtt_reports.add(
                 site=report.site, srtt_ns=report.srtt_ns, rttvar_ns=report.rttvar_ns
             )
         rest = message.SerializeToString() + source
+    if remaining_deadline_ns:
+        rest = _deadline_bytes(remaining_deadline_ns) + rest
     head = raw = b""
     if kind or wire_req_id or chain:
         said = _Correlation()
@@ -228,11 +228,13 @@ def encode_between(
         head = _CORRELATION_HEADS[len(raw)]
     if len(fills) == 1:
         (fill,) = fills
-        size = fill.payload_size
+        payload, others = fill.payload, fill.payload_parts
+        if len(others) == 1 and not payload:
+            (payload,), others = others, ()
+        size = len(payload) if not others else fill.payload_size
         if size <= SMALL_BYTES:  # as most: all in one buffer
             before, after = _fill_ends(fill.dest_suffix, fill.trigger_only, fill.type_hash, size)
-            payload = (fill.payload, *fill.payload_parts)
-            return [b"".join((destination, before, *payload, after, head, raw, rest))]
+            return [b"".join((destination, before, payload, *others, after, head, raw, rest))]
     parts: list[Buffer] = []
     pending = destination
     for fill in fills:
@@ -264,6 +266,13 @@ def _fill_ends(suffix: bytes, trigger_only: bool, type_hash: int, size: int) -> 
     after: bytes = flags.SerializeToString()
     whole = len(before) + size + len(after)
     return bytes((_TAG_FILL,)) + varint(whole) + before, after
+
+
+@lru_cache(_REMEMBERED)
+def _deadline_bytes(remaining_ns: int) -> bytes:
+    """Return the field of a deadline: most are whole ones of the program, not the rest of one."""
+    made: bytes = _EnvelopeMessage(remaining_deadline_ns=remaining_ns).SerializeToString()
+    return made
 
 
 def encode_envelope(envelope: WireEnvelope) -> list[Buffer]:
@@ -317,56 +326,75 @@ def correlation_of(data: Buffer) -> WireCorrelation:
         return WireCorrelation()
 
 
+# Of an envelope that is otherwise as the last one of its sender: payload, kind, id and chain of its
+# correlation, and deadline.
+Differing: TypeAlias = tuple[bytes, CorrelationKind, int, int, int]
+
+
 class Layout:
     """The bytes of an envelope that the next ones of its sender have as well.
 
     These are all but a small payload, correlation and deadline: before the payload, between it and
-    the correlation, and after the deadline.
+    the correlation, and after the deadline. `made` is the envelope that it was learned from.
     """
 
-    __slots__ = ("_after", "_before", "_between", "_made", "_payload_at", "_payload_end", "misses")
+    __slots__ = (
+        "_after",
+        "_before",
+        "_between",
+        "_payload_at",
+        "_payload_end",
+        "_said_at",
+        "made",
+        "misses",
+    )
 
     def __init__(
         self, data: bytes, made: WireEnvelope, payload_at: int, payload_end: int, rest: int, at: int
     ) -> None:
         self._before, self._between = data[:payload_at], data[payload_end : rest + 1]
         self._after = data[at:]
-        self._payload_at, self._payload_end = payload_at, payload_end
-        self._made = made
+        self._payload_at, self._payload_end, self._said_at = payload_at, payload_end, rest + 1
+        self.made = made
         self.misses = 0
 
-    def decode(self, data: bytes) -> WireEnvelope | None:
-        """Return what `decode_envelope` would; None if that has to look at it."""
-        at = self._payload_end
+    def read(self, data: bytes) -> Differing | None:
+        """Return what an envelope has of its own; None if `decode_envelope` has to look at it."""
+        payload_end, after = self._payload_end, self._after
         if not (
             data.startswith(self._before)
-            and data.startswith(self._between, at)
-            and data.endswith(self._after)
+            and data.startswith(self._between, payload_end)
+            and data.endswith(after)
         ):
             return None
-        at += len(self._between)
-        end = at + 1 + data[at]
-        rest = len(data) - len(self._after)
-        deadline = 0
+        at, rest, deadline = self._said_at, len(data) - len(after), 0
         try:
+            length = data[at]
+            end = at + 1 + length
+            if length >= 0x80 or end > rest:
+                return None
             if end != rest:
-                if end > rest or data[at] >= 0x80 or data[end] != _TAG_DEADLINE:
+                if data[end] != _TAG_DEADLINE:
                     return None
-                deadline, end = _varint_at(data, end + 1)
-                if end != rest:
+                deadline, size = _deadline(data[end + 1 : rest])
+                if end + 1 + size != rest:
                     return None
-                end = at + 1 + data[at]
             said = _parse_correlation(data[at + 1 : end])
-            kind = _KINDS[said.kind]
+            payload = data[self._payload_at : payload_end]
+            return payload, _KINDS[said.kind], said.wire_req_id, said.chain, deadline
         except (IndexError, KeyError, DecodeError, ProtobufDecodeError):
             return None
-        last = self._made
+
+    def envelope(
+        self, payload: bytes, kind: CorrelationKind, wire_req_id: int, chain: int, deadline: int
+    ) -> WireEnvelope:
+        """Return the envelope of which `read` has returned this."""
+        last = self.made
         fill = last.fills[0]
-        payload = data[self._payload_at : self._payload_end]
         made: WireEnvelope = _make_envelope(
             last.dest_peer_addresses,
             (make_fill(fill.dest_suffix, payload, (), fill.trigger_only, fill.type_hash),),
-            _make_correlation(kind, said.wire_req_id, said.chain),
+            _make_correlation(kind, wire_req_id, chain),
             deadline,
             (),
             last.src_peer_bytes,
@@ -374,6 +402,11 @@ class Layout:
             last.src_peer_addresses,
         )
         return made
+
+    def decode(self, data: bytes) -> WireEnvelope | None:
+        """Return what `decode_envelope` would; None if that has to look at it."""
+        found = self.read(data)
+        return None if found is None else self.envelope(*found)
 
 
 def decode_envelope(
@@ -488,6 +521,12 @@ def _decode(data: Buffer, learn: Callable[..., object] | None) -> WireEnvelope:
     if head + size - rest > MAX_ENVELOPE_HEAD_BYTES:
         raise _out_of_order(head + size - rest, "an envelope")
     return _from_message(_parse_envelope(bytes(data[:head]) + bytes(data[rest:])), fills)
+
+
+@lru_cache(_REMEMBERED)
+def _deadline(raw: bytes) -> tuple[int, int]:
+    """Return the varint in front, and its size: most deadlines are whole ones of the program."""
+    return _varint_at(raw, 0)
 
 
 def _varint_at(data: Buffer, at: int) -> tuple[int, int]:

@@ -158,14 +158,22 @@ class Agenda:
         heap = self._heap
         while True:
             visited = self._visited
-            if visited is not None and not (heap and heap[0][:2] < (self._now_ns, self._visit_key)):
-                if self._now_ns > until_ns:
-                    return None
-                self._visited = None
-                if visited.wake_ns != self._now_ns:
-                    continue
-                self.key = self._visit_key
-                return self._now_ns, POLL, visited
+            if visited is not None:
+                now_ns, visit_key = self._now_ns, self._visit_key
+                ahead = heap[0] if heap else None
+                # Compared one by one: slices and pairs would be made anew for each envelope.
+                if (
+                    ahead is None
+                    or ahead[0] > now_ns
+                    or (ahead[0] == now_ns and ahead[1] >= visit_key)
+                ):
+                    if now_ns > until_ns:
+                        return None
+                    self._visited = None
+                    if visited.wake_ns != now_ns:
+                        continue
+                    self.key = visit_key
+                    return now_ns, POLL, visited
             if not heap:
                 return None
             when_ns, key, _, _, what = entry = heap[0]

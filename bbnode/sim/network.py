@@ -402,11 +402,12 @@ class Network:
         taken = agenda.take(until_ns)
         if taken is None:
             return False
-        self._happen(*taken)
+        self._happen(taken)
         return True
 
-    def _happen(self, when_ns: int, rank: int, what: Any) -> None:
-        """Run an event of a node."""
+    def _happen(self, taken: tuple[int, int, Any]) -> None:
+        """Run an event of a node, as the agenda gives it."""
+        when_ns, rank, what = taken
         self._at(when_ns)
         if rank == POLL:
             self._poll(what)
@@ -441,19 +442,20 @@ class Network:
         self._counts["envelopes.delivered"] += 1
         source, target = wire.source, wire.target
         self.trace.note(self.now_ns, target.name, f"receive {source.name} {crc}")
-        target.node.deliver_inbound(source.peer_id, data, source.address)
+        engine = target.here or target.node
+        engine.deliver_inbound(source.peer_id, data, source.address)
 
     def _poll(self, node: SimNode) -> None:
         node.wake_ns = None
         self._counts["polls"] += 1
-        engine, life = node.node, node.life
+        engine, life, observe = node.here or node.node, node.life, self._observe
         for step in engine.poll(node.clock.local_ns(self.now_ns)):
             if type(step) is steps.SendEnvelope:
                 self._send(node, step)
             else:
                 self._take_step(node, step)
-            if self._observe is not None:
-                self._observe(self.now_ns, node, step)
+            if observe is not None:
+                observe(self.now_ns, node, step)
                 if node.life != life:
                     return  # the observer crashed the node: its other steps are lost
         due = engine.next_deadline()

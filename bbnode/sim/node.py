@@ -53,6 +53,7 @@ class SimNode:
         clock: the node's clock.
         task_ns: how long offloaded work takes on it, in its network's time.
         is_up: True while it runs.
+        here: the engine's node, if this process runs it and it is not crashed.
     """
 
     __slots__ = (
@@ -60,12 +61,12 @@ class SimNode:
         "_is_here",
         "_kept_steps",
         "_network",
-        "_node",
         "_saved",
         "_steps",
         "address",
         "clock",
         "config",
+        "here",
         "index",
         "is_up",
         "life",
@@ -118,10 +119,10 @@ class SimNode:
         self._kept_steps = kept_steps
         self._steps: list[tuple[int, steps.Step]] = []
         self._incarnation = 1
-        self._node: Node | None = None
+        self.here: Node | None = None
         if is_here:
-            self._node = network.install(self, 1)
-            self._node.set_wake(self.wake)
+            self.here = network.install(self, 1)
+            self.here.set_wake(self.wake)
 
     def __repr__(self) -> str:
         return f"SimNode({self.name!r}, {', '.join(self.classes)})"
@@ -141,19 +142,14 @@ class SimNode:
     @property
     def node(self) -> Node:
         """The engine's node; NodeIsDown while it is crashed, NodeIsElsewhere in a SplitNetwork."""
-        if self._node is None:
+        if self.here is None:
             if self.is_up:
                 raise NodeIsElsewhere(
                     f"{self.name} runs in another process, where nothing can be reached but by "
                     "the methods of SimNode"
                 )
             raise NodeIsDown(f"{self.name} is crashed; call Network.restart({self.name!r}) first")
-        return self._node
-
-    @property
-    def here(self) -> Node | None:
-        """The engine's node, if this process runs it."""
-        return self._node
+        return self.here
 
     @property
     def incarnation(self) -> int:
@@ -240,7 +236,7 @@ class SimNode:
     def go_down(self) -> None:
         """Drop everything but the last checkpoint."""
         self.is_up = False
-        self._node = None
+        self.here = None
         self.wake_ns = self.planned_ns = None
         self.life += 1
 
@@ -253,7 +249,7 @@ class SimNode:
             if self._saved is not None:
                 node.restore(self._saved)
             node.set_wake(self.wake)
-            self._node = node
+            self.here = node
         self._incarnation = incarnation
         self.is_up = True
 

@@ -77,7 +77,7 @@ class PartTrace(Trace):
     def __init__(self, agenda: Agenda) -> None:
         super().__init__(kept=1)
         self._agenda = agenda
-        self._texts: list[str] = []  # of each event with lines: these
+        self._events: list[str] = []  # of each event with lines: these
         self._marks = array("q")  # and its time and key
         self._last = (0, NO_KEY)
 
@@ -88,16 +88,16 @@ class PartTrace(Trace):
             return
         line = f"{at_ns} {who} {what}"
         if self._last == (at_ns, key):
-            self._texts[-1] = f"{self._texts[-1]}\n{line}"
+            self._events[-1] = f"{self._events[-1]}\n{line}"
         else:
             self._last = at_ns, key
-            self._texts.append(line)
+            self._events.append(line)
             self._marks.extend(self._last)
 
     def handed_over(self) -> tuple[bytes, bytes]:
         """Return time, key and length of each event since the last time, and all their lines."""
-        marks, texts = self._marks, self._texts
-        self._marks, self._texts, self._last = array("q"), [], (0, NO_KEY)
+        marks, texts = self._marks, self._events
+        self._marks, self._events, self._last = array("q"), [], (0, NO_KEY)
         return (marks + array("q", map(len, texts))).tobytes(), "".join(texts).encode()
 
 
@@ -192,7 +192,7 @@ class NetworkPart(Network):
                 agenda.enter(entry)
         most = LAST_KEY if last_key is None else last_key
         while (taken := agenda.take(until_ns, most)) is not None:
-            self._happen(*taken)
+            self._happen(taken)
         agenda.rest()
         out = [
             (part, soonest, b"".join(self._out[part]))

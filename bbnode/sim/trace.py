@@ -27,7 +27,11 @@ class Trace:
 
     def __init__(self, kept: int = DEFAULT_KEPT_LINES) -> None:
         self._hash = hashlib.sha256()
-        self._lines: deque[str] = deque(maxlen=kept)
+        self._kept = kept
+        # Hashed lines as they were hashed, many in one text: kept one by one, each would take the
+        # place of one that has long left the processor's caches.
+        self._texts: deque[tuple[int, str | list[str]]] = deque()
+        self._in_texts = 0
         self._fresh: list[str] = []  # not yet hashed
         self._hashed = 0
 
@@ -56,15 +60,27 @@ class Trace:
     def lines(self) -> list[str]:
         """Return the newest lines, oldest first."""
         self._take_up()
-        return list(self._lines)
+        found: list[str] = []
+        for _, text in self._texts:
+            found += text.split("\n") if isinstance(text, str) else text
+        return found[max(len(found) - self._kept, 0) :]
 
     def _take_up(self) -> None:
         fresh = self._fresh
-        if fresh:
-            self._hash.update(("\n".join(fresh) + "\n").encode())
-            self._lines.extend(fresh)
-            self._hashed += len(fresh)
-            self._fresh = []
+        if not fresh:
+            return
+        count, text = len(fresh), "\n".join(fresh)
+        self._hash.update(f"{text}\n".encode())
+        texts = self._texts
+        # A name may have a line break in it.
+        texts.append((count, text if text.count("\n") == count - 1 else fresh))
+        self._in_texts += count
+        while self._in_texts - texts[0][0] >= self._kept:
+            self._in_texts -= texts.popleft()[0]
+            if not texts:
+                break
+        self._hashed += count
+        self._fresh = []
 
 
 def describe(step: steps.Step, name_of: Callable[[PeerId], str]) -> str:

@@ -11,7 +11,13 @@ from multiaddr import Multiaddr
 from bbnode.engine import Limits, steps
 from bbnode.ir import codec, keys, types
 from bbnode.ir.address import site_suffix
-from bbnode.ir.envelope import CorrelationKind, SlotFill, WireEnvelope, encode_envelope
+from bbnode.ir.envelope import (
+    CorrelationKind,
+    SlotFill,
+    WireCorrelation,
+    WireEnvelope,
+    encode_envelope,
+)
 from bbnode.ir.values import TRIGGER, Composite
 from tests.engine.builder import Partition, model
 from tests.engine.envelopes import envelope
@@ -200,3 +206,70 @@ def test_a_deadline_check_fails_when_it_is_over() -> None:
     made = node.poll(2 * S)
     assert [s.kind for s in of(steps.OpFailed, made)] == ["DeadlineExceeded"]
     assert of(steps.AppEvent, made) == []
+
+
+def test_what_looks_as_before_is_checked_as_before() -> None:
+    node, p = listener(limits=Limits(frames_per_peer=2))
+    value = np.ones(2, np.float32)
+    numbers = iter(range(1, 100))
+
+    def sent(payload: bytes | None = None, number: int | None = None, **more):
+        """What comes of an envelope that differs from the ones before as little as this says."""
+        fill = SlotFill(
+            dest_suffix=site_suffix(p.site("x")),
+            payload=codec.encode_value(value) if payload is None else payload,
+            type_hash=types.TENSOR_FLOAT.wire_hash,
+        )
+        said = WireCorrelation(
+            kind=more.pop("kind", CorrelationKind.NONE),
+            wire_req_id=(1 << 40) + (next(numbers) if number is None else number),
+        )
+        whole = WireEnvelope(
+            fills=(fill,), correlation=said, src_peer_bytes=peer(3).to_bytes(), **more
+        )
+        node.deliver_inbound(peer(3), b"".join(encode_envelope(whole)))
+        made = node.poll(0)
+        failed = [(s.fill, s.kind, s.type_hash, s.payload_size)
+                  for s in of(steps.WireReceiveFailed, made)]  # fmt: skip
+        denied = [s.kind for s in of(steps.OpFailed, made)]
+        return failed or denied or [s.topic for s in of(steps.AppEvent, made)]
+
+    of_type = types.TENSOR_FLOAT.wire_hash
+    size = len(codec.encode_value(value))
+    for _ in range(3):
+        assert sent() == ["x_out"]
+    assert sent(remaining_deadline_ns=5 * S) == ["x_out"]
+    assert sent(number=1) == ["GateDenied"]
+    assert sent(b"\xff" * size) == [(0, "DecodeFailed", of_type, size)]
+    assert sent(kind=CorrelationKind.REQUEST) == [(0, "CorrelationMismatch", of_type, size)]
+    node.block_peer(peer(3))
+    assert sent() == ["GateDenied"]
+    node.unblock_peer(peer(3))
+    assert sent() == ["x_out"]
+    told = bytes(Multiaddr("/ip4/10.0.0.9/tcp/1").to_bytes())
+    for _ in range(2):
+        assert sent(src_peer_addresses=(told,)) == ["x_out"]
+    assert node.peer_standing(peer(3)).addresses == (Multiaddr("/ip4/10.0.0.9/tcp/1"),)
+    node.peer_connected(peer(3), ["somebody"])
+    node.poll(0)
+    assert sent() == [(0, "SenderNotOfClass", of_type, size)]
+    node.peer_connected(peer(3), ["client"])
+    node.poll(0)
+    assert sent() == ["x_out"]
+
+
+def test_an_envelope_that_claims_another_sender_is_never_as_before() -> None:
+    node, p = listener()
+    fill = SlotFill(
+        dest_suffix=site_suffix(p.site("x")), payload=codec.encode_value(np.ones(2, np.float32)),
+        type_hash=types.TENSOR_FLOAT.wire_hash,
+    )  # fmt: skip
+    for number in range(1, 5):
+        whole = WireEnvelope(
+            fills=(fill,),
+            correlation=WireCorrelation(wire_req_id=number),
+            src_peer_bytes=peer(4).to_bytes(),
+        )
+        node.deliver_inbound(peer(3), b"".join(encode_envelope(whole)))
+        assert not of(steps.AppEvent, node.poll(0))
+        assert node.counters()["receive.forged"] == number

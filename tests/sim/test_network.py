@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -229,6 +230,22 @@ def test_a_trace_keeps_the_newest_lines_and_the_digest_of_all() -> None:
     for at in range(5):
         other.note(at, "b", "poll")
     assert other.digest != whole.digest
+
+
+def test_a_trace_keeps_its_lines_as_they_are() -> None:
+    names = [f"node-{at}" if at % 3 else "a\nb" for at in range(1500)]
+    for kept in (0, 1, 300, 10_000):
+        trace = Trace(kept=kept)
+        for at, name in enumerate(names):
+            trace.note(at, name, "poll")
+            if at == 700:
+                trace.add(["x\ny", "z"])
+        lines = [f"{at} {name} poll" for at, name in enumerate(names)]
+        lines[701:701] = ["x\ny", "z"]
+        assert trace.lines() == lines[max(len(lines) - kept, 0) :]
+        assert len(trace) == len(lines)
+        text = "\n".join(lines) + "\n"
+        assert trace.digest == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_a_drifting_clock_shifts_timers() -> None:

@@ -23,6 +23,7 @@ from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER, PeerIdVec, RequestId, Value, WireRequestId, type_of
 
 WIRE = keys.WIRE_DOMAIN
+_ONE_WAY = CorrelationKind.NONE  # looked up once: every message asks
 
 
 @binds(WIRE, keys.OP_SEND)
@@ -42,7 +43,8 @@ def _send(build: OpBuild) -> Fire:
     def fire(frame: Frame) -> Any:
         rt: Services = frame.rt
         values = frame.values
-        peers = destinations(name, values[peers_at])
+        to = values[peers_at]
+        peers = (to,) if type(to) is PeerId else destinations(name, to)
         if peers:
             outbound, known_as = rt.outbound, frame.wire_out_id
             remaining_ns = budget_ns or outbound.remaining_ns(frame, op.deadline_ns, packer.site)
@@ -50,8 +52,8 @@ def _send(build: OpBuild) -> Fire:
                 frame,
                 op,
                 peers,
-                packer(values[data_at]),
-                CorrelationKind.NONE,
+                packer.fill(values[data_at]),
+                _ONE_WAY,
                 outbound.another_id(frame) if has_own_id else outbound.one_way_id(frame),
                 remaining_ns,
                 frame.chain or (frame.wire_out_id if has_own_id else 0),
@@ -80,7 +82,7 @@ def _send_req_batched(build: OpBuild) -> Fire:
         rt: Services = frame.rt
         budget_ns = static_ns or rt.round_trips.estimate_ns(packer.site) or DEFAULT_PARK_DEADLINE_NS
         request = rt.cohorts.open(
-            frame, op, name, peers, packer(values[data_at]), quorum, budget_ns, site
+            frame, op, name, peers, packer.fill(values[data_at]), quorum, budget_ns, site
         )
         return RequestId(request)
 
@@ -106,7 +108,7 @@ def _send_resp(build: OpBuild) -> Fire:
             frame,
             op,
             peers,
-            packer(values[data_at]),
+            packer.fill(values[data_at]),
             CorrelationKind.RESPONSE,
             int(request),
             rt.outbound.remaining_ns(frame, op.deadline_ns, packer.site),
@@ -164,7 +166,8 @@ class _Packer:
         self.site = parse_site_suffix(suffix) or 0  # 0: no site, of which nothing is measured
         self._trigger_only = trigger_only
 
-    def __call__(self, value: Value) -> SlotFill:
+    def fill(self, value: Value) -> SlotFill:
+        """Return the fill of a value; raises InvalidOperand for one of another type."""
         if self._trigger_only:
             # Whatever it was here: a Trigger arrives, and the receiver declares one.
             return SlotFill(

@@ -39,25 +39,25 @@ _ROWS = many(RowForm(LostPeer, peer=PEER, reason=PLAIN, since_ns=PLAIN, timer=AR
 
 
 class LostPeers:
-    """The lost peers of one node."""
+    """The lost peers of one node: `away`, by number, for others to look at."""
 
     __slots__ = (
         "_grace_ns",
-        "_lost",
         "_next",
         "_numbers",
         "_scheduler",
+        "away",
     )
 
     def __init__(self, scheduler: Scheduler, grace_ms: int | None) -> None:
         self._scheduler = scheduler
         self._grace_ns = None if grace_ms is None else grace_ms * 1_000_000
-        self._lost: dict[int, LostPeer] = EMPTY
+        self.away: dict[int, LostPeer] = EMPTY
         self._numbers: dict[PeerId, int] = EMPTY
         self._next = 0
 
     def __len__(self) -> int:
-        return len(self._lost)
+        return len(self.away)
 
     def lose(self, peer: PeerId, reason: str, now_ns: int) -> None:
         """Begin the grace of a peer that somebody waits for."""
@@ -76,23 +76,23 @@ class LostPeers:
         """End the grace of a peer that is connected again, or not awaited any more."""
         number = self._numbers.pop(peer, None)
         if number is not None:
-            self._scheduler.cancel(self._lost.pop(number).timer)
+            self._scheduler.cancel(self.away.pop(number).timer)
 
     def take(self, number: int) -> LostPeer:
         """Remove and return a peer whose grace is over."""
-        lost = self._lost.pop(number)
+        lost = self.away.pop(number)
         del self._numbers[lost.peer]
         return lost
 
     def _add(self, number: int, lost: LostPeer) -> None:
-        if self._lost is EMPTY:
-            self._lost, self._numbers = {}, {}
-        self._lost[number] = lost
+        if self.away is EMPTY:
+            self.away, self._numbers = {}, {}
+        self.away[number] = lost
         self._numbers[lost.peer] = number
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: all of them, by number."""
-        return [self._next, list(self._lost), _ROWS.save(self._lost.values(), writer)]
+        return [self._next, list(self.away), _ROWS.save(self.away.values(), writer)]
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned, after the scheduler."""

@@ -23,7 +23,7 @@ from bbnode.engine.suspensions import Suspensions
 from bbnode.ir import types
 from bbnode.ir.caps import MAX_INLINE_DECODE_US, MAX_POLL_DECODE_US
 from bbnode.ir.codec import cost_of
-from bbnode.ir.envelope import SlotFill
+from bbnode.ir.envelope import Buffer
 from bbnode.ir.types import TypeKind, TypeNode
 from bbnode.ir.values import TRIGGER, Value
 
@@ -112,7 +112,9 @@ class Decoder:
         wire_req_id: int,
         deadline_ns: int | None,
         site: int,
-        fill: SlotFill,
+        type_hash: int,
+        trigger_only: bool,
+        payload: Buffer,
         index: int,
         *,
         is_request: bool,
@@ -130,8 +132,8 @@ class Decoder:
         frame.deadline_ns = deadline_ns
         frame.charges = [event.charge.hold()]
         # A view, also of nothing: so that a snapshot saves it as what it is.
-        payload = TRIGGER if fill.trigger_only else memoryview(fill.payload)
-        frame.values[:4] = (payload, fill.type_hash, index, fill.payload_size)
+        kept = TRIGGER if trigger_only else memoryview(payload)
+        frame.values[:4] = (kept, type_hash, index, len(payload))
         if executor.turns.take(frame):
             executor.begin(frame)
         return True

@@ -8,7 +8,6 @@ long to decode are left to `decoder.py`.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ from bbnode.engine.executor import Executor, refusal_of
 from bbnode.engine.frame import OWED, Frame, Op
 from bbnode.engine.ingress import Charge, InboundBytes, InboundRefused
 from bbnode.engine.limits import Limits
+from bbnode.engine.newest import Newest
 from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.peers.round_trips import RoundTrips
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, accepts, answers_with
@@ -74,7 +74,10 @@ _MAX_LEARNED_BYTES: Final = 2048
 _MAX_LAYOUTS: Final = 1024  # of a node; less than 1 KiB each
 _MISSES: Final = 8  # a peer that sends several things by turns: its layout changes this seldom
 
-DedupKey: TypeAlias = tuple[PeerId, int, int]
+_NO_LAYOUT: Final = (None, None)
+
+# Of a PeerId its bytes: it is hashed in Python.
+MessageName: TypeAlias = tuple[bytes, int, int]
 
 
 class InboundDedup:
@@ -85,42 +88,33 @@ class InboundDedup:
     the same message.
     """
 
-    __slots__ = (
-        "_seen",
-        "_window",
-    )
+    __slots__ = ("_known",)
 
     def __init__(self, window: int = DEDUP_WINDOW) -> None:
-        self._window = window
-        self._seen: OrderedDict[DedupKey, None] = OrderedDict()
+        self._known: Newest[MessageName, None] = Newest(window)
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._known.entries)
 
     def has(self, source: PeerId, wire_req_id: int, site: int) -> bool:
         """Return True for a message that is remembered."""
-        return (source, wire_req_id, site) in self._seen
+        return (source.to_bytes(), wire_req_id, site) in self._known.entries
 
     def record(self, source: PeerId, wire_req_id: int, site: int) -> bool:
         """Remember a message; return True for a known one, which keeps its age."""
-        seen = self._seen
-        known = len(seen)
-        seen[source, wire_req_id, site] = None
-        if len(seen) == known:
-            return True
-        if known == self._window:
-            seen.popitem(last=False)
-        return False
+        return not self._known.add((source.to_bytes(), wire_req_id, site), None)
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: the window, oldest first."""
-        return [[writer.peer(peer), wire_req_id, site] for peer, wire_req_id, site in self._seen]
+        return [
+            [writer.peer(PeerId.from_bytes(raw)), wire_req_id, site]
+            for raw, wire_req_id, site in self._known.entries
+        ]
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
-        self._seen = OrderedDict(
-            ((reader.peer(p), wire_req_id, site), None) for p, wire_req_id, site in plain
-        )
+        for peer, wire_req_id, site in plain:
+            self.record(reader.peer(peer), wire_req_id, site)
 
 
 class ComponentReceiver(Protocol):
@@ -186,7 +180,9 @@ class Inbound:
     def __post_init__(self) -> None:
         self.decoder.landing = self
         self._told = PerSecond(MAX_REFUSALS_PER_S)
-        self._layouts: dict[PeerId, Layout] = {}
+        # Of each peer: what its envelopes look like, and the site that they go to if it is a Recv's
+        # and all that the layout holds is as it has to be.
+        self._layouts: dict[PeerId, tuple[Layout, RecvSite | None]] = {}
 
     def receive(self, event: InboundBytes) -> None:
         """Handle one envelope; its charge is released here unless an execution keeps it.
@@ -195,6 +191,8 @@ class Inbound:
         """
         self.reports.counts["envelopes.in"] += 1
         try:
+            if self._is_usual(event):
+                return
             envelope = self._open(event)
             if envelope is not None:
                 fills = envelope.fills
@@ -202,19 +200,49 @@ class Inbound:
                 for index, fill in enumerate(fills):
                     try:
                         self._fill(event, envelope, index, fill)
-                    except _RefusedFill as refused:
-                        self._refuse(event.peer, envelope.correlation, index, fill, refused)
                     except STOPS:
                         raise
                     except BaseException as error:  # noqa: BLE001 - its siblings are taken
-                        refusal = _RefusedFill(*describe(error))
-                        self._refuse(event.peer, envelope.correlation, index, fill, refusal)
+                        self._refuse(event.peer, envelope, index, error)
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary to what peers send
             self.reports.receive_failed(event.peer, -1, 0, len(event.data), *describe(error))
         finally:
             event.charge.release()
+
+    def _is_usual(self, event: InboundBytes) -> bool:
+        """Take an envelope that differs from an earlier one of its sender in nothing but content.
+
+        Returns False for any other. Of what `_open` checks, the layout answers for all but the
+        addresses, which may have changed since; no object is made of what it holds.
+        """
+        peer, data = event.peer, event.data
+        layout, site = self._layouts.get(peer, _NO_LAYOUT)
+        if layout is None or site is None or len(data) > _MAX_LEARNED_BYTES:
+            return False
+        found = layout.read(data if type(data) is bytes else bytes(data))
+        if found is None:
+            return False
+        payload, kind, wire_req_id, chain, remaining_ns = found
+        made = layout.made
+        claimed = made.src_peer_addresses
+        known = self.neighbours.book.is_unchanged(peer, claimed, event.observed)
+        if not known or kind is not site.kind:
+            return False
+        self.decoder.left_us -= ENVELOPE_US + FILL_US
+        fill = made.fills[0]
+        try:
+            # No stars: they would make a list and a tuple of this, for each envelope.
+            self._deliver(
+                event, site, 0, fill.type_hash, fill.trigger_only, payload,
+                wire_req_id, chain, remaining_ns,
+            )  # fmt: skip
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - as in `receive`
+            self._refuse(peer, layout.envelope(*found), 0, error)
+        return True
 
     def _open(self, event: InboundBytes) -> WireEnvelope | None:
         """Return an envelope that its sender may send, and learn its addresses; None, reported."""
@@ -247,7 +275,7 @@ class Inbound:
         if len(data) > _MAX_LEARNED_BYTES:
             return decode_envelope(data, max_bytes=len(data))
         raw = bytes(data)
-        layout = self._layouts.get(peer)
+        layout, _ = self._layouts.get(peer, _NO_LAYOUT)
         if layout is not None:
             found = layout.decode(raw)
             if found is not None:
@@ -256,10 +284,13 @@ class Inbound:
             if layout.misses % _MISSES:
                 return decode_envelope(raw)
 
-        def learn(*parts: Any) -> None:
+        def learn(data: bytes, made: WireEnvelope, *places: int) -> None:
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
-            self._layouts[peer] = Layout(*parts)
+            site = self.sites.get(made.fills[0].dest_suffix)
+            if type(site) is not RecvSite or made.src_peer_bytes != peer.to_bytes():
+                site = None
+            self._layouts[peer] = Layout(data, made, *places), site
 
         return decode_envelope(raw, learn=learn)
 
@@ -301,7 +332,11 @@ class Inbound:
         if isinstance(site, RecvSite):
             wanted = site.kind
             if kind is wanted:
-                self._deliver(event, envelope, index, fill, site)
+                said = envelope.correlation
+                self._deliver(
+                    *(event, site, index, fill.type_hash, fill.trigger_only, fill.payload),
+                    *(said.wire_req_id, said.chain, envelope.remaining_deadline_ns),
+                )
                 return
         else:
             wanted = CorrelationKind.RESPONSE
@@ -333,22 +368,26 @@ class Inbound:
     def _deliver(
         self,
         event: InboundBytes,
-        envelope: WireEnvelope,
-        index: int,
-        fill: SlotFill,
         site: RecvSite,
+        index: int,
+        type_hash: int,
+        trigger_only: bool,
+        payload: Buffer,
+        wire_req_id: int,
+        chain: int,
+        remaining_ns: int,
     ) -> None:
         peer = event.peer
         self._check_sender(peer, site)
-        node = accepts(site, fill.type_hash)
-        if fill.trigger_only and not site.trigger_only and not isinstance(node, str):
+        node = accepts(site, type_hash)
+        if trigger_only and not site.trigger_only and not isinstance(node, str):
             node = "TypeMismatch"
         if isinstance(node, str):
             expected = site.type_hash if site.type_hash is not None else 0
             raise _RefusedFill(
                 node,
                 f"{site.name} expects {_type_text(site.declared, expected)}, the fill is "
-                f"{_hash_text(fill.type_hash)}{' without payload' if fill.trigger_only else ''}",
+                f"{_hash_text(type_hash)}{' without payload' if trigger_only else ''}",
             )
         if site.is_request and self.refusals.leaving:
             raise _RefusedFill("ShuttingDown", LEAVING.detail)
@@ -357,32 +396,24 @@ class Inbound:
             if why:
                 raise _RefusedFill(NOT_READY, why, public_text(why))
         limit = self.limits.frames_per_peer
-        if limit is not None and self.executor.frames_of.get(peer, 0) >= limit:
+        if limit is not None and self.executor.frames_of.get(peer.to_bytes(), 0) >= limit:
             raise _RefusedFill(
                 "TooManyExecutions",
                 f"{limit} executions that this peer started are under way (limit frames_per_peer)",
             )
-        said = envelope.correlation
-        wire_req_id, chain = said.wire_req_id, said.chain
         if not chain and not site.is_request:
             chain = wire_req_id
-        deadline_ns = None
-        if envelope.remaining_deadline_ns:
-            deadline_ns = self.clock.now_ns + envelope.remaining_deadline_ns
-        if not self.decoder.takes_now(event, site.site, node, fill.payload):
+        deadline_ns = self.clock.now_ns + remaining_ns if remaining_ns else None
+        if not self.decoder.takes_now(event, site.site, node, payload):
             if not self.decoder.later(
-                event,
-                wire_req_id,
-                deadline_ns,
-                site.site,
-                fill,
-                index,
+                *(event, wire_req_id, deadline_ns, site.site),
+                *(type_hash, trigger_only, payload, index),
                 is_request=site.is_request,
                 chain=chain,
             ):
                 self._too_full(site, peer, wire_req_id)
             return
-        value = TRIGGER if fill.trigger_only else self._make(node, fill.payload, site)
+        value = TRIGGER if trigger_only else self._make(node, payload, site)
         if type(value) is tuple:
             raise _RefusedFill(*value)
         self._launch(site, peer, wire_req_id, chain, deadline_ns, event.charge, value)
@@ -448,7 +479,10 @@ class Inbound:
         self.round_trips.learn(envelope.edge_rtt_reports)
         if not self.decoder.takes_now(event, site.site, node, fill.payload):
             self.decoder.later(
-                event, wire_req_id, None, site.site, fill, index, is_request=False, chain=0
+                *(event, wire_req_id, None, site.site),
+                *(fill.type_hash, fill.trigger_only, fill.payload, index),
+                is_request=False,
+                chain=0,
             )
             return
         value = TRIGGER if fill.trigger_only else self._make(node, fill.payload, site)
@@ -577,15 +611,11 @@ class Inbound:
             self.refusals.at_arrival(peer, said.kind, said.wire_req_id, why)
 
     def _refuse(
-        self,
-        peer: PeerId,
-        said: WireCorrelation,
-        index: int,
-        fill: SlotFill,
-        refused: _RefusedFill,
+        self, peer: PeerId, envelope: WireEnvelope, index: int, error: BaseException
     ) -> None:
         """Report a fill that is refused, and tell whoever waits for what comes of it."""
-        kind = refused.kind
+        refused = error if isinstance(error, _RefusedFill) else _RefusedFill(*describe(error))
+        said, fill, kind = envelope.correlation, envelope.fills[index], refused.kind
         self.reports.receive_failed(
             peer, index, fill.type_hash, fill.payload_size, kind, refused.detail
         )

@@ -26,6 +26,7 @@ from bbnode.engine.errors import OutboundFull, PayloadTooLarge
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ingress import Ingress, SendFailed
 from bbnode.engine.limits import Limits
+from bbnode.engine.newest import Newest
 from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.peers.round_trips import RoundTrips
 from bbnode.engine.reports import Reports
@@ -57,16 +58,19 @@ _FILL_OVERHEAD_BYTES = 64
 _REQUEST = int(CorrelationKind.REQUEST)
 _RESPONSE = int(CorrelationKind.RESPONSE)
 
-# A member of an enum is hashed in Python; as a plain number it is not.
-_Key: TypeAlias = tuple[int, PeerId, int]
+# A member of an enum is hashed in Python, and so is a PeerId; as number and bytes they are not.
+_Key: TypeAlias = tuple[int, bytes, int]
 
 
 class _Pack:
     """Fills for one peer under one correlation."""
 
-    __slots__ = ("chain", "fills", "remaining_ns", "size")
+    __slots__ = ("chain", "fills", "peer", "remaining_ns", "size")
 
-    def __init__(self, chain: int, fill: SlotFill, size: int, remaining_ns: int) -> None:
+    def __init__(
+        self, peer: PeerId, chain: int, fill: SlotFill, size: int, remaining_ns: int
+    ) -> None:
+        self.peer = peer
         self.chain = chain
         self.fills = [fill]
         self.size = size
@@ -124,8 +128,7 @@ class EnvelopeOutbox:
         # Envelope -> the request that it answers; of the newest, while their transport has them.
         self._answers: OrderedDict[int, int] = EMPTY
         # One-way message -> the one that brought it about, and who sent that; None: this node did.
-        # In order, to forget the oldest: the first key of a dict lies behind all holes.
-        self._causes: OrderedDict[int, tuple[PeerId | None, int]] = EMPTY
+        self._causes: Newest[int, tuple[PeerId | None, int]] = Newest(MAX_CAUSES_REMEMBERED)
         self._pending = 0
         self._tag = 0
         self._source_of: Sequence[Multiaddr] | None = None
@@ -141,7 +144,7 @@ class EnvelopeOutbox:
         if not made:
             made = frame.wire_out_id = self.wire_ids.next_u64()
             if frame.site:
-                self._caused(made, frame.source_peer, frame.wire_req_id)
+                self._causes.add(made, (frame.source_peer, frame.wire_req_id))
         return made
 
     def another_id(self, frame: Frame) -> int:
@@ -149,25 +152,17 @@ class EnvelopeOutbox:
         made = self.wire_ids.next_u64()
         own = self.one_way_id(frame)
         if frame.site:
-            self._caused(made, frame.source_peer, frame.wire_req_id)
+            self._causes.add(made, (frame.source_peer, frame.wire_req_id))
         else:
-            self._caused(made, None, own)
+            self._causes.add(made, (None, own))
         return made
-
-    def _caused(self, message: int, peer: PeerId | None, by: int) -> None:
-        causes = self._causes
-        if causes is EMPTY:
-            causes = self._causes = OrderedDict()
-        causes[message] = peer, by
-        if len(causes) > MAX_CAUSES_REMEMBERED:
-            causes.popitem(last=False)
 
     def cause_of(self, message: int) -> tuple[PeerId | None, int]:
         """Return the message that brought a one-way message about, and who sent that one.
 
         Without a peer it is this node's own: the first of its chain. Only the newest are known.
         """
-        return self._causes.get(message, (None, message))
+        return self._causes.entries.get(message, (None, message))
 
     def remaining_ns(self, frame: Frame, static_ns: int, site: int) -> int:
         """Return the time budget of a send to a site now; 0 for none.
@@ -223,7 +218,9 @@ class EnvelopeOutbox:
 
         Returns the size of the fill's payload in bytes.
         """
-        size = fill.payload_size
+        parts = fill.payload_parts
+        # Most are one buffer: to ask a property takes longer.
+        size = len(parts[0]) if len(parts) == 1 and not fill.payload else fill.payload_size
         if self.max_payload is not None and size > self.max_payload:
             raise PayloadTooLarge(
                 f"{op.name}: a payload of {size} bytes; one envelope takes {self.max_payload} "
@@ -253,7 +250,7 @@ class EnvelopeOutbox:
         if len(peers) != 1 or self.neighbours.unreachable(peers[0], fill.dest_suffix) is not None:
             peers = self.reachable(frame, op, peers, fill.dest_suffix)
         self.queue(frame, op, peers, fill, size, kind, wire_req_id, remaining_ns, chain)
-        return bool(peers)
+        return len(peers) > 0
 
     def queue(
         self,
@@ -273,17 +270,17 @@ class EnvelopeOutbox:
         size = payload_size + _FILL_OVERHEAD_BYTES
         plain_kind = kind + 0
         for peer in peers:
-            key = wire_req_id, peer, plain_kind
+            key = wire_req_id, peer.to_bytes(), plain_kind
             packs = self.packs.get(key)
             if packs is None:
-                self.packs[key] = [_Pack(chain, fill, size, remaining_ns)]
+                self.packs[key] = [_Pack(peer, chain, fill, size, remaining_ns)]
                 self._pending += 1
                 continue
             pack = packs[-1]
             if len(pack.fills) >= self._max_fills or (
                 self.max_payload is not None and pack.size + size > self.max_payload
             ):
-                packs.append(_Pack(chain, fill, size, remaining_ns))
+                packs.append(_Pack(peer, chain, fill, size, remaining_ns))
                 self._pending += 1
                 continue
             pack.fills.append(fill)
@@ -297,10 +294,10 @@ class EnvelopeOutbox:
         full = self._limit is not None and self._pending >= self._limit
         if full or self.neighbours.unreachable(peer) is not None:
             return False
-        packs = self.packs.setdefault((wire_req_id, peer, kind + 0), [])
+        packs = self.packs.setdefault((wire_req_id, peer.to_bytes(), kind + 0), [])
         if any(known.dest_suffix == fill.dest_suffix for pack in packs for known in pack.fills):
             return True
-        packs.append(_Pack(0, fill, fill.payload_size + _FILL_OVERHEAD_BYTES, 0))
+        packs.append(_Pack(peer, 0, fill, fill.payload_size + _FILL_OVERHEAD_BYTES, 0))
         self._pending += 1
         return True
 
@@ -309,17 +306,19 @@ class EnvelopeOutbox:
         packs, self.packs, self._pending = self.packs, {}, 0
         neighbours, reports = self.neighbours, self.reports
         source = self._source_part()
-        for (wire_req_id, peer, kind), queued in packs.items():
+        own = neighbours.self_peer.to_bytes()
+        for (wire_req_id, raw, kind), queued in packs.items():
+            peer = queued[0].peer
             addresses, destination = neighbours.book.routed(peer, _destination_part)
             is_request = kind == _REQUEST
             for pack in queued:
                 is_answer = kind == _RESPONSE and pack.fills[0].dest_suffix != REFUSED_SUFFIX
                 told = self.round_trips.reports() if is_answer else ()
                 parts = encode_between(
-                    *(destination, pack.fills, kind, wire_req_id, pack.remaining_ns, told, source),
+                    destination, pack.fills, kind, wire_req_id, pack.remaining_ns, told, source,
                     pack.chain,
-                )
-                if peer == neighbours.self_peer:
+                )  # fmt: skip
+                if raw == own:
                     refused = self._loop_back(parts)
                     if refused and is_request:
                         self._give_up(peer, wire_req_id, refused)
@@ -368,18 +367,17 @@ class EnvelopeOutbox:
 
     def state(self, _writer: object) -> Any:
         """Return what a snapshot saves: the last tag, answers, causes; no envelope waits now."""
-        causes = [[i, p and p.to_bytes(), by] for i, (p, by) in self._causes.items()]
+        causes = [[i, p and p.to_bytes(), by] for i, (p, by) in self._causes.entries.items()]
         return [self._tag, list(self._answers.items()), causes]
 
     def load(self, plain: Any, _reader: object) -> None:
         """Load what `state` returned; of an earlier release it has no causes."""
         self._tag, answers, *causes = plain
         self._answers = OrderedDict(answers)
-        self._causes = OrderedDict(
-            (i, (None if raw is None else PeerId.from_bytes(raw), by))
-            for each in causes
-            for i, raw, by in each
-        )
+        for each in causes:
+            for message, raw, by in each:
+                peer = None if raw is None else PeerId.from_bytes(raw)
+                self._causes.add(message, (peer, by))
 
 
 def _destination_part(addresses: Sequence[Multiaddr]) -> bytes:
