@@ -53,24 +53,7 @@ from bbnode.transport.links.hello import decode_hello
 from bbnode.transport.links.life import COARSE_S
 from bbnode.transport.links.receiver import Receiver, WindowIgnoredError
 from bbnode.transport.outbound import OutboundQueue
-
-
-class Signal:
-    """An event set by any task and awaited by one; calls of `set` between two waits count once."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-
-    def set(self) -> None:
-        """Wake the waiter, or let its next `wait` return at once."""
-        self._event.set()
-
-    async def wait(self) -> None:
-        """Return once the signal has been set since the last return."""
-        await self._event.wait()
-        self._event = trio.Event()
+from bbnode.transport.signals import Signal
 
 
 class ByteStream(Protocol):
