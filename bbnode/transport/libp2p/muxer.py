@@ -23,6 +23,7 @@ from typing import Final
 
 import trio
 
+from bbnode.transport.base import Buffer
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.libp2p.noise_channel import (
     OVERHEAD_BYTES,
@@ -274,7 +275,7 @@ class MuxedStream:
 
     # -- writing ---------------------------------------------------------------------------
 
-    async def write(self, *data: bytes | memoryview) -> None:
+    async def write(self, *data: Buffer) -> None:
         """Send all of `data`, as the window allows; may be cancelled, and then some was sent.
 
         Raises StreamBrokenError after our own end, or when the stream or its connection has broken.
@@ -296,7 +297,7 @@ class MuxedStream:
                 self._sending = None
             raise
 
-    def write_now(self, data: bytes) -> bool:
+    def write_now(self, data: Buffer) -> bool:
         """Send `data` without waiting, now or soon; return False if an earlier write waits still.
 
         Raises what `write` does.
@@ -304,7 +305,7 @@ class MuxedStream:
         self._raise_if_unwritable()
         return self._goes_whole(data) or self._begin((data,)) is not None
 
-    def _goes_whole(self, data: bytes | memoryview) -> bool:
+    def _goes_whole(self, data: Buffer) -> bool:
         """Send what the window takes whole and what needs no turn, as most messages; else False."""
         size = data.nbytes if isinstance(data, memoryview) else len(data)
         if (
@@ -317,7 +318,7 @@ class MuxedStream:
             return True
         return False
 
-    def _begin(self, data: tuple[bytes | memoryview, ...]) -> _Sending | None:
+    def _begin(self, data: tuple[Buffer, ...]) -> _Sending | None:
         """Start a write; return None if another one is under way."""
         self._raise_if_unwritable()
         if self._sending is not None:
@@ -564,9 +565,9 @@ class Muxer:
         if self._plain:
             plain, self._plain = self._plain, b""
             self.take(memoryview(plain))
-        rest = len(self._packet)
-        view[:rest] = self._packet
-        end = rest
+        end = rest = len(self._packet)
+        if rest:
+            view[:rest] = self._packet
         if wire is not None:
             received = wire.receive(view[rest : rest + READ_BYTES])
             if received is None:
@@ -576,7 +577,7 @@ class Muxer:
                 return
             end += received
         at = self._channel.open(view[:end], scratch, self.take)
-        self._packet = bytes(view[at:end]) if not self.ended else b""
+        self._packet = bytes(view[at:end]) if at < end and not self.ended else b""
 
     def take(self, data: memoryview) -> bool:
         """Take plaintext, cut anywhere; return False when the connection has ended."""
@@ -700,7 +701,7 @@ class Muxer:
             self._frames += _HEADER.pack(0, kind, flags, number, length)
             self.send()
 
-    def put_data(self, number: int, data: bytes | memoryview, size: int) -> bool:
+    def put_data(self, number: int, data: Buffer, size: int) -> bool:
         """Send a small piece of a stream like a frame; return False where it has to wait."""
         if self._wire.blocked or self._sealed is not None or len(self._frames) > _SMALL_BYTES:
             return False

@@ -499,10 +499,7 @@ class PeerTable(LinkOwner):
         session = self._session_of.get(link)
         if session is None or session.feeder is not link:
             return None
-        receiver = session.receiver
-        if receiver is not None and receiver.held_bytes:
-            self._held[session.peer] = None
-        return receiver
+        return session.receiver
 
     def announce(self, link: Link | None) -> None:
         """Make the link the feeder, and ask the peer to send from the receiver's position."""
@@ -522,6 +519,7 @@ class PeerTable(LinkOwner):
                 admit=self.gate.admits_from(session.peer),
                 address=link.carrier.address,
                 on_evicted=lambda: self.announce(session.feeder),
+                on_held=lambda: self._held.setdefault(session.peer),
             )
         receiver.address = link.carrier.address
         session.feeder = link
