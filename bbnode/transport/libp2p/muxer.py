@@ -52,6 +52,8 @@ _BATCH_PACKETS: Final = 4
 _BATCH_BYTES: Final = _BATCH_PACKETS * PLAIN_BYTES + 1024
 # Data of up to this size is put together with other frames in a packet.
 _SMALL_BYTES: Final = 8 * 1024
+# And of up to this size while nobody waits for a turn: a copy costs less than a second packet.
+_ALONE_BYTES: Final = 48 * 1024
 # Writes of a stream that may go out at once until other tasks get a turn.
 _WRITES_A_STEP: Final = 16
 # What the system has not taken is copied up to this size, and its large buffer is free.
@@ -62,8 +64,10 @@ _ANSWERS_BYTES: Final = 128 * 1024
 _OPENED_AT_ONCE: Final = 256
 _OPENED_PER_S: Final = 64.0
 
-# The beginning of a packet that has not come whole, and what is read after it.
-_READ_BUFFERS: Final = ReusedBuffers(PACKET_BYTES + 2 + READ_BYTES)
+# The beginning of a packet that has not come whole, and what is read after it; then as much room
+# for the plaintext.
+_TURN_BYTES: Final = PACKET_BYTES + 2 + READ_BYTES
+_READ_BUFFERS: Final = ReusedBuffers(2 * _TURN_BYTES)
 _SEALED_BUFFERS: Final = ReusedBuffers((_BATCH_PACKETS + 2) * (PLAIN_BYTES + OVERHEAD_BYTES))
 
 
@@ -306,11 +310,11 @@ class MuxedStream:
         return self._goes_whole(data) or self._begin((data,)) is not None
 
     def _goes_whole(self, data: Buffer) -> bool:
-        """Send what the window takes whole and what needs no turn, as most messages; else False."""
+        """Send what the window takes whole and what needs no turn; return False for the rest."""
         size = data.nbytes if isinstance(data, memoryview) else len(data)
         if (
             self._sending is None
-            and 0 < size <= _SMALL_BYTES
+            and 0 < size <= _ALONE_BYTES
             and size <= self._send_window
             and self._muxer.put_data(self.stream_id, data, size)
         ):
@@ -549,16 +553,15 @@ class Muxer:
 
     def _turn(self, wire: ByteWire | None) -> None:
         """Read once, and do all that follows from it."""
-        buffer, scratch = _READ_BUFFERS.take(), _READ_BUFFERS.take()
+        buffer = _READ_BUFFERS.take()
         self._in_turn = True
         try:
-            self._take_in(wire, buffer, scratch)
+            self._take_in(wire, buffer[:_TURN_BYTES], buffer[_TURN_BYTES:])
         except PacketError as error:
             self._refuse(str(error))
         finally:
             self._in_turn = False
             _READ_BUFFERS.give(buffer)
-            _READ_BUFFERS.give(scratch)
         self.send()
 
     def _take_in(self, wire: ByteWire | None, view: memoryview, scratch: memoryview) -> None:
@@ -705,6 +708,8 @@ class Muxer:
         """Send a small piece of a stream like a frame; return False where it has to wait."""
         if self._wire.blocked or self._sealed is not None or len(self._frames) > _SMALL_BYTES:
             return False
+        if size > _SMALL_BYTES and self._writers:
+            return False
         self._frames += _HEADER.pack(0, _DATA, 0, number, size)
         self._frames += data
         self.send()
@@ -765,6 +770,12 @@ class Muxer:
         if len(plain) > PLAIN_BYTES:
             # Only answers to a peer in a rush are more than a packet.
             plain, self._frames = plain[:PLAIN_BYTES], plain[PLAIN_BYTES:]
+        if not self._writers:
+            # Mostly one small message: a buffer of its size is soon made.
+            if plain:
+                self._sealed = memoryview(bytearray(len(plain) + OVERHEAD_BYTES))
+                self._channel.seal(plain, self._sealed, 0)
+            return
         buffer, at, room = _SEALED_BUFFERS.take(), 0, _BATCH_BYTES
         while room > 0 and self._writers and len(plain) <= _SMALL_BYTES:
             stream = self._writers.popleft()
