@@ -849,10 +849,11 @@ class LaneWriter:
             return False
         if link.closing.acks_due or self._rest:
             return False
+        brings_messages = link.queue.waits(Lane.CONTROL)
         out = self._due()
         if not out:
             return True
-        link.hurried = True
+        link.hurried = brings_messages
         try:
             if self._stream.write_now(out):
                 self._count(len(out))
