@@ -23,6 +23,7 @@ from bbnode.ir.caps import ROOM_STEP_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import EnvelopeReceived, TransportEvent
 from bbnode.transport.limits import TransportLimits
+from bbnode.transport.signals import Signal
 
 # A rate is taken over no less than this: a first chunk says nothing yet.
 _LEAST_SPAN_S: Final = 1.0
@@ -191,9 +192,9 @@ class Inbox:
         """`clock` gives seconds that never go back."""
         self._limits = limits
         self.clock = clock
-        # With the kind of room that an envelope has; None of the others.
-        self._events: deque[tuple[TransportEvent, SizeClass | None]] = deque()
-        self._arrived = trio.Event()
+        # With what an envelope was charged to, None of the others.
+        self._events: deque[tuple[TransportEvent, tuple[SizeClass, _Share, int] | None]] = deque()
+        self._arrived = Signal()
         self._shares: dict[PeerId, _Share] = {}
         self._transfers: dict[Transfer, None] = {}
         # Large messages have a budget of their own.
@@ -238,7 +239,8 @@ class Inbox:
         if self._closed:
             return
         self.notices += 1
-        self._append(event, None)
+        self._events.append((event, None))
+        self._arrived.set()
 
     def offer(self, event: EnvelopeReceived) -> bool:
         """Add a small envelope; return False when there is no room."""
@@ -250,21 +252,22 @@ class Inbox:
             if share.large or (not self._large_fits(self._large.used, size)):
                 return False
             share.large = size
-            room = SizeClass.LARGE
+            room, pool = SizeClass.LARGE, self._large
         else:
             if share.small + size > self._limits.inbox_bytes_per_peer:
                 return False
-            filled = self._shared.used + size
+            room, pool = SizeClass.SMALL, self._shared
+            filled = pool.unread + pool.received + size
             if filled > self._least_mark and (
                 filled > self._marks[SizeClass.SMALL, True] or not self.is_known(peer)
             ):
                 return False
             share.small += size
-            room = SizeClass.SMALL
+        if not share.envelopes:
+            self._shares[peer] = share
         share.envelopes += 1
-        self._shares[peer] = share
-        self._pool(room).unread += size
-        self._put(event, room)
+        pool.unread += size
+        self._put(event, room, share)
         return True
 
     def begin(
@@ -327,7 +330,7 @@ class Inbox:
         self._charge(transfer, -size)
         del self._transfers[transfer]
         self._pool(transfer.room).unread += size
-        self._put(event, transfer.room)
+        self._put(event, transfer.room, self._shares[transfer.peer])
 
     def drop(self, transfer: Transfer) -> None:
         """Release the room of a message that is not received any more."""
@@ -347,7 +350,7 @@ class Inbox:
         while not self._events:
             if self._closed:
                 raise trio.EndOfChannel
-            self._arrived = trio.Event()
+            self._arrived.clear()
             await self._arrived.wait()
         return self.receive_nowait()
 
@@ -355,14 +358,14 @@ class Inbox:
         """Return the next event; raises trio.WouldBlock, or trio.EndOfChannel after `close`."""
         if not self._events:
             raise trio.EndOfChannel if self._closed else trio.WouldBlock
-        event, room = self._events.popleft()
-        if room is not None and isinstance(event, EnvelopeReceived):
-            self.envelopes -= 1
-            self._take_out(event, room)
-            if self.on_room is not None:
-                self.on_room(event.peer)
-        else:
+        event, charged = self._events.popleft()
+        if charged is None:
             self.notices -= 1
+            return event
+        self.envelopes -= 1
+        self._take_out(event.peer, *charged)
+        if self.on_room is not None:
+            self.on_room(event.peer)
         return event
 
     def _pool(self, room: SizeClass) -> _Pool:
@@ -373,24 +376,20 @@ class Inbox:
         share = self._shares.get(peer) or _Share()
         return share if share.envelopes < self._limits.inbox_envelopes_per_peer else None
 
-    def _put(self, event: EnvelopeReceived, room: SizeClass) -> None:
+    def _put(self, event: EnvelopeReceived, room: SizeClass, share: _Share) -> None:
+        size = len(event.data)
         if self._closed:
-            self._take_out(event, room)
+            self._take_out(event.peer, room, share, size)
             return
         self.envelopes += 1
-        self._append(event, room)
-
-    def _append(self, event: TransportEvent, room: SizeClass | None) -> None:
-        self._events.append((event, room))
+        self._events.append((event, (room, share, size)))
         self._arrived.set()
 
-    def _take_out(self, event: EnvelopeReceived, room: SizeClass) -> None:
-        size = len(event.data)
+    def _take_out(self, peer: PeerId, room: SizeClass, share: _Share, size: int) -> None:
         self._pool(room).unread -= size
-        self._give_back(event.peer, room, size)
+        self._give_back(peer, room, share, size)
 
-    def _give_back(self, peer: PeerId, room: SizeClass, size: int) -> None:
-        share = self._shares[peer]
+    def _give_back(self, peer: PeerId, room: SizeClass, share: _Share, size: int) -> None:
         share.envelopes -= 1
         if room is SizeClass.LARGE:
             share.large = 0
@@ -465,7 +464,8 @@ class Inbox:
     def _forget(self, transfer: Transfer) -> None:
         self._charge(transfer, -transfer.charged)
         del self._transfers[transfer]
-        self._give_back(transfer.peer, transfer.room, transfer.total)
+        share = self._shares[transfer.peer]
+        self._give_back(transfer.peer, transfer.room, share, transfer.total)
 
     def _evict(self, transfer: Transfer) -> None:
         # The room is for the message that needed it, so `on_room` is not called.

@@ -88,8 +88,11 @@ class Piece:
 
 def size_of(data: Buffer | Sequence[Buffer]) -> int:
     """Return the size of all buffers in bytes."""
-    parts = (data,) if isinstance(data, bytes | bytearray | memoryview) else data
-    return sum(memoryview(part).nbytes for part in parts)
+    if isinstance(data, bytes):
+        return len(data)
+    parts = (data,) if isinstance(data, bytearray | memoryview) else data
+    sizes = [len(each) if isinstance(each, bytes) else memoryview(each).nbytes for each in parts]
+    return sum(sizes)
 
 
 def freeze(data: Buffer | Sequence[Buffer]) -> tuple[memoryview, ...]:
@@ -98,7 +101,9 @@ def freeze(data: Buffer | Sequence[Buffer]) -> tuple[memoryview, ...]:
     `bytes` and read-only views are not copied: their owner promises not to change them. Writable
     buffers are copied.
     """
-    parts = (data,) if isinstance(data, bytes | bytearray | memoryview) else data
+    if isinstance(data, bytes):
+        return (memoryview(data),) if data else ()
+    parts = (data,) if isinstance(data, bytearray | memoryview) else data
     frozen = []
     for part in parts:
         view = memoryview(part)
@@ -152,12 +157,15 @@ class OutboundQueue:
 
     # -- in --------------------------------------------------------------------------------
 
-    def put(self, peer: object, data: Buffer | Sequence[Buffer], tag: int) -> Lane:
-        """Queue a message for `peer` and return its lane.
+    def put(
+        self, peer: object, data: Buffer | Sequence[Buffer], tag: int, size: int | None = None
+    ) -> Lane:
+        """Queue a message for `peer`, of `size` bytes if that is known, and return its lane.
 
         Raises EnvelopeTooLargeError or QueueFullError; nothing is queued then.
         """
-        size = size_of(data)
+        if size is None:
+            size = size_of(data)
         limits = self._limits
         if size > limits.max_message_bytes:
             raise EnvelopeTooLargeError(

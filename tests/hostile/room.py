@@ -68,5 +68,4 @@ async def undecodable(address: Multiaddr) -> None:
             closed = backend.counters()["links.closed"]
             while backend.counters()["links.closed"] < closed + 3:
                 assert not backend.peers(), "it is let in again"
-                with trio.move_on_after(0.01):
-                    await backend.events.receive()
+                await trio.sleep(0.01)

@@ -70,6 +70,20 @@ async def connected(nursery, *backends: Libp2pTransport) -> None:
         await next_event(hub, ConnectionOpened)
 
 
+async def test_the_first_message_after_a_rest_is_written_where_it_is_sent(nursery):
+    a, b = make("a"), make("b")
+    await connected(nursery, a, b)
+    for n in range(3):
+        # What came was acknowledged on its own before this, as nothing went back.
+        b.send(a.peer_id, b"ping", tag=n)
+        await next_event(a, EnvelopeReceived)
+        with trio.fail_after(PATIENCE_S):
+            await b._table.session(a.peer_id).queue.wait_idle()
+        a.send(b.peer_id, b"pong", tag=n)
+        assert a.counters()["outbound.envelopes"] == n + 1
+        await next_event(b, EnvelopeReceived)
+
+
 async def test_two_nodes_exchange_envelopes_and_part(nursery):
     hello = Hello(agent_version="test/1", artifact_sha256="ab" * 32, classes=("server",))
     a, b = make("a", hello=hello), make("b")

@@ -507,6 +507,29 @@ async def test_a_new_stream_and_its_first_data_are_one_packet(peer):
     assert peer.frames() == [(WINDOW, SYN, 2, 0), (DATA, 0, 2, 5)]
 
 
+@pytest.mark.parametrize("size", [5, 40_000, 48 * 1024])
+async def test_what_fits_is_one_packet_while_nobody_waits(peer, size):
+    stream = await stream_of(peer)
+    await stream.write(bytes(size))
+    packets = bytes(peer.wire.outgoing)
+    assert int.from_bytes(packets[:2], "big") == len(packets) - 2
+    assert peer.frames() == [(DATA, 0, 1, size)]
+
+
+async def test_only_what_is_small_goes_before_those_that_wait_for_a_turn(peer):
+    large = await stream_of(peer)
+    await peer.send(frame(WINDOW, SYN, 3, 0) + frame(WINDOW, SYN, 5, 0))
+    medium, small = peer.opened
+    await peer.send(frame(WINDOW, 0, 1, 2**24))
+    peer.heard()
+    assert large.write_now(bytes(2**20))
+    assert medium.write_now(bytes(40_000))
+    assert small.write_now(b"small")
+    await trio.testing.wait_all_tasks_blocked()
+    order = [number for _, _, number, _ in peer.frames()]
+    assert order[:4] == [1, 1, 5, 3]
+
+
 async def test_our_own_streams_are_bounded(nursery):
     peer = Peer(max_streams=3)
     nursery.start_soon(peer.muxer.run)

@@ -136,19 +136,18 @@ class Libp2pHost:
             )
 
     async def _accepted(self, stream: trio.SocketStream) -> None:
-        remote = remote_endpoint(stream)
-        place = None
+        wire, remote, place = SocketWire(stream), remote_endpoint(stream), None
         if remote is not None:
             place = self._admission.accept(
-                remote[0], trio.current_time(), lambda _reason: stream.socket.close()
+                remote[0], trio.current_time(), lambda _reason: wire.close()
             )
         if remote is None or place is None:
-            stream.socket.close()
+            wire.close()
             return
         place.has_spoken = lambda: has_come(stream)
         try:
             set_link_options(stream)
-            await self.serve(SocketWire(stream), tcp_address(*remote), place)
+            await self.serve(wire, tcp_address(*remote), place)
         except OSError as error:
             log.debug("an accepted connection failed: %r", error)
         finally:

@@ -23,6 +23,7 @@ from typing import Final
 
 import trio
 
+from bbnode.transport.base import Buffer
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.libp2p.noise_channel import (
     OVERHEAD_BYTES,
@@ -32,6 +33,7 @@ from bbnode.transport.libp2p.noise_channel import (
     PacketError,
 )
 from bbnode.transport.libp2p.wire import BROKEN, READ_BYTES, ByteWire, ReusedBuffers
+from bbnode.transport.signals import Signal
 
 YAMUX_ID: Final = "/yamux/1.0.0"
 
@@ -50,6 +52,8 @@ _BATCH_PACKETS: Final = 4
 _BATCH_BYTES: Final = _BATCH_PACKETS * PLAIN_BYTES + 1024
 # Data of up to this size is put together with other frames in a packet.
 _SMALL_BYTES: Final = 8 * 1024
+# And of up to this size while nobody waits for a turn: a copy costs less than a second packet.
+_ALONE_BYTES: Final = 48 * 1024
 # Writes of a stream that may go out at once until other tasks get a turn.
 _WRITES_A_STEP: Final = 16
 # What the system has not taken is copied up to this size, and its large buffer is free.
@@ -60,8 +64,10 @@ _ANSWERS_BYTES: Final = 128 * 1024
 _OPENED_AT_ONCE: Final = 256
 _OPENED_PER_S: Final = 64.0
 
-# The beginning of a packet that has not come whole, and what is read after it.
-_READ_BUFFERS: Final = ReusedBuffers(PACKET_BYTES + 2 + READ_BYTES)
+# The beginning of a packet that has not come whole, and what is read after it; then as much room
+# for the plaintext.
+_TURN_BYTES: Final = PACKET_BYTES + 2 + READ_BYTES
+_READ_BUFFERS: Final = ReusedBuffers(2 * _TURN_BYTES)
 _SEALED_BUFFERS: Final = ReusedBuffers((_BATCH_PACKETS + 2) * (PLAIN_BYTES + OVERHEAD_BYTES))
 
 
@@ -87,7 +93,6 @@ class MuxedStream:
         "_buffer",
         "_muxer",
         "_on_broken",
-        "_over",
         "_owed",
         "_queued",
         "_recv_window",
@@ -109,11 +114,11 @@ class MuxedStream:
         self.stream_id = number
         self.is_initiator = ours
         self._buffer = bytearray()
-        self._arrived: trio.Event | None = None
+        # For the one task that reads, or feeds.
+        self._arrived = Signal()
         # Set while `feed` runs: where the bytes go, and what ends it.
         self._sink: Callable[[memoryview], None] | None = None
         self._sink_error: Exception | None = None
-        self._over: trio.Event | None = None
         # What the peer may still send, how far that may grow, and what was read since.
         self._recv_window = self._window = INITIAL_WINDOW_BYTES
         self._owed = 0
@@ -142,6 +147,11 @@ class MuxedStream:
         """True if nothing moves any more in either direction."""
         return bool(self.failure) or (self.end_in and self.end_out)
 
+    @property
+    def is_writing(self) -> bool:
+        """True while a write waits for the window, or for its turn."""
+        return self._sending is not None
+
     # -- reading ---------------------------------------------------------------------------
 
     async def read(self, max_bytes: int = _MOST_WINDOW_BYTES) -> bytes:
@@ -156,13 +166,8 @@ class MuxedStream:
             self._raise_if_broken()
             if self.end_in:
                 return b""
-            if self._arrived is not None:
-                raise trio.BusyResourceError("another task reads this stream")
-            self._arrived = trio.Event()
-            try:
-                await self._arrived.wait()
-            finally:
-                self._arrived = None
+            self._arrived.clear()
+            await self._arrived.wait()
         data = bytes(memoryview(self._buffer)[:max_bytes])
         del self._buffer[: len(data)]
         self._muxer.count_unread(self, -len(data))
@@ -181,11 +186,10 @@ class MuxedStream:
 
         The view is valid during the call. Raises what `take` raises, and StreamBrokenError.
         """
-        self._over = trio.Event()
         self.listen(take)
         try:
             while self._sink_error is None and not self.failure and not self.end_in:
-                await self._over.wait()
+                await self._arrived.wait()
         finally:
             self._sink = None
         if self._sink_error is not None:
@@ -216,7 +220,7 @@ class MuxedStream:
             self._sink(data)
         except Exception as error:  # noqa: BLE001 - raised where it is fed
             self._sink_error = error
-            self._wake_reader()
+            self._arrived.set()
         self._owed += size
         if self._owed * _UPDATE_PART >= self._window:
             self._credit(0)
@@ -255,65 +259,70 @@ class MuxedStream:
             return
         self._buffer += data
         self._muxer.count_unread(self, len(data))
-        self._wake_reader()
+        self._arrived.set()
 
     def ended_by_peer(self) -> None:
         """Record the FIN of the peer; called by the muxer."""
         self.end_in = True
-        self._wake_reader()
+        self._arrived.set()
         self._forget_if_over()
 
     def fail(self, reason: str) -> None:
         """End both directions for this reason, and wake whoever waits; called by the muxer."""
         if not self.failure:
             self.failure = reason
-            self._wake_reader()
+            self._arrived.set()
             if self._sending is not None:
                 self._sending.changed.set()
             if self._on_broken is not None:
                 self._on_broken()
 
-    def _wake_reader(self) -> None:
-        if self._arrived is not None:
-            self._arrived.set()
-        if self._over is not None:
-            self._over.set()
-
     # -- writing ---------------------------------------------------------------------------
 
-    async def write(self, *data: bytes | memoryview) -> None:
+    async def write(self, *data: Buffer) -> None:
         """Send all of `data`, as the window allows; may be cancelled, and then some was sent.
 
         Raises StreamBrokenError after our own end, or when the stream or its connection has broken.
         """
-        while not (sending := self._begin(data)):
-            await self._until(self._sending)
+        self._raise_if_unwritable()
+        sending = None
+        if len(data) != 1 or not self._goes_whole(data[0]):
+            while not (sending := self._begin(data)):
+                await self._until(self._sending)
         try:
             self._writes += 1
-            if sending.left or self._writes % _WRITES_A_STEP == 0:
+            if (sending is not None and sending.left) or self._writes % _WRITES_A_STEP == 0:
                 await trio.lowlevel.checkpoint()
                 await self._until(sending)
             else:
                 await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
-            if self._sending is sending:
+            if sending is not None and self._sending is sending:
                 self._sending = None
             raise
 
-    def write_now(self, data: bytes) -> bool:
+    def write_now(self, data: Buffer) -> bool:
         """Send `data` without waiting, now or soon; return False if an earlier write waits still.
 
         Raises what `write` does.
         """
         self._raise_if_unwritable()
-        # Most messages: the window takes it whole, and it needs no turn.
-        fits = data and len(data) <= min(self._send_window, _SMALL_BYTES)
-        if fits and self._sending is None and self._muxer.put_data(self.stream_id, data):
-            self._send_window -= len(data)
-            return True
-        return self._begin((data,)) is not None
+        return self._goes_whole(data) or self._begin((data,)) is not None
 
-    def _begin(self, data: tuple[bytes | memoryview, ...]) -> _Sending | None:
+    def _goes_whole(self, data: Buffer) -> bool:
+        """Send what the window takes whole and what needs no turn; return False for the rest."""
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        if (
+            self._sending is None
+            and 0 < size <= _ALONE_BYTES
+            and size <= self._send_window
+            and self._muxer.put_data(self.stream_id, data, size)
+        ):
+            self._send_window -= size
+            return True
+        return False
+
+    def _begin(self, data: tuple[Buffer, ...]) -> _Sending | None:
         """Start a write; return None if another one is under way."""
         self._raise_if_unwritable()
         if self._sending is not None:
@@ -457,7 +466,7 @@ class Muxer:
         self._sealed: memoryview | None = None
         self._sealed_buffer: memoryview | None = None
         self._in_turn = False
-        self._to_write = trio.Event()
+        self._to_write = Signal()
 
     async def run(self) -> None:
         """Read and write until the connection ends; never raises because of the peer."""
@@ -544,25 +553,24 @@ class Muxer:
 
     def _turn(self, wire: ByteWire | None) -> None:
         """Read once, and do all that follows from it."""
-        buffer, scratch = _READ_BUFFERS.take(), _READ_BUFFERS.take()
+        buffer = _READ_BUFFERS.take()
         self._in_turn = True
         try:
-            self._take_in(wire, buffer, scratch)
+            self._take_in(wire, buffer[:_TURN_BYTES], buffer[_TURN_BYTES:])
         except PacketError as error:
             self._refuse(str(error))
         finally:
             self._in_turn = False
             _READ_BUFFERS.give(buffer)
-            _READ_BUFFERS.give(scratch)
         self.send()
 
     def _take_in(self, wire: ByteWire | None, view: memoryview, scratch: memoryview) -> None:
         if self._plain:
             plain, self._plain = self._plain, b""
             self.take(memoryview(plain))
-        rest = len(self._packet)
-        view[:rest] = self._packet
-        end = rest
+        end = rest = len(self._packet)
+        if rest:
+            view[:rest] = self._packet
         if wire is not None:
             received = wire.receive(view[rest : rest + READ_BYTES])
             if received is None:
@@ -572,7 +580,7 @@ class Muxer:
                 return
             end += received
         at = self._channel.open(view[:end], scratch, self.take)
-        self._packet = bytes(view[at:end]) if not self.ended else b""
+        self._packet = bytes(view[at:end]) if at < end and not self.ended else b""
 
     def take(self, data: memoryview) -> bool:
         """Take plaintext, cut anywhere; return False when the connection has ended."""
@@ -696,11 +704,13 @@ class Muxer:
             self._frames += _HEADER.pack(0, kind, flags, number, length)
             self.send()
 
-    def put_data(self, number: int, data: bytes) -> bool:
+    def put_data(self, number: int, data: Buffer, size: int) -> bool:
         """Send a small piece of a stream like a frame; return False where it has to wait."""
         if self._wire.blocked or self._sealed is not None or len(self._frames) > _SMALL_BYTES:
             return False
-        self._frames += _HEADER.pack(0, _DATA, 0, number, len(data))
+        if size > _SMALL_BYTES and self._writers:
+            return False
+        self._frames += _HEADER.pack(0, _DATA, 0, number, size)
         self._frames += data
         self.send()
         return True
@@ -723,7 +733,6 @@ class Muxer:
         """Send what did not go at once, until the connection ends."""
         while not self.ended:
             await self._to_write.wait()
-            self._to_write = trio.Event()
             try:
                 while self._frames or self._writers or self._wire.blocked:
                     if self._wire.blocked:
@@ -761,6 +770,12 @@ class Muxer:
         if len(plain) > PLAIN_BYTES:
             # Only answers to a peer in a rush are more than a packet.
             plain, self._frames = plain[:PLAIN_BYTES], plain[PLAIN_BYTES:]
+        if not self._writers:
+            # Mostly one small message: a buffer of its size is soon made.
+            if plain:
+                self._sealed = memoryview(bytearray(len(plain) + OVERHEAD_BYTES))
+                self._channel.seal(plain, self._sealed, 0)
+            return
         buffer, at, room = _SEALED_BUFFERS.take(), 0, _BATCH_BYTES
         while room > 0 and self._writers and len(plain) <= _SMALL_BYTES:
             stream = self._writers.popleft()

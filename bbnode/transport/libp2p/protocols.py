@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -64,37 +64,37 @@ class LinkedStream(ProtocolStream):
         return self.link.peer
 
     async def read(self, max_bytes: int) -> bytes:
-        with self._told():
+        try:
             data = await self.stream.read(max_bytes)
+        except StreamBrokenError as error:
+            raise self._told(error) from error
         self.moved_at = trio.current_time()
         return data
 
     async def write(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
-        try:
-            # A free lock would cost a turn of the loop.
-            self._lock.acquire_nowait()
-        except trio.WouldBlock:
-            await self._lock.acquire()
-        try:
+        if 0 < len(view) <= _WRITE_BYTES and not (self._lock.locked() or self.stream.is_writing):
+            # One write of the stream, which is whole by itself.
+            await self._write(view)
+            return
+        async with self._lock:
             for at in range(0, len(view), _WRITE_BYTES):
-                with self._told():
-                    await self.stream.write(view[at : at + _WRITE_BYTES])
-                self.moved_at = trio.current_time()
-        finally:
-            self._lock.release()
+                await self._write(view[at : at + _WRITE_BYTES])
+
+    async def _write(self, data: memoryview) -> None:
+        try:
+            await self.stream.write(data)
+        except StreamBrokenError as error:
+            raise self._told(error) from error
+        self.moved_at = trio.current_time()
 
     async def end(self) -> None:
         async with self._lock:
             await self.stream.end()
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Raise the reason of `abort`, if that is what broke the stream."""
-        try:
-            yield
-        except StreamBrokenError as error:
-            raise StreamBrokenError(self._broken or str(error)) from error
+    def _told(self, error: StreamBrokenError) -> StreamBrokenError:
+        """Return what to raise: the reason of `abort`, if that is what broke the stream."""
+        return StreamBrokenError(self._broken or str(error))
 
     def abort(self, reason: str) -> None:
         """Break the stream at once: all calls raise, and the other side sees a reset."""

@@ -67,37 +67,39 @@ class ByteWire(Protocol):
 
 
 class SocketWire:
-    """A TCP connection."""
+    """A TCP connection; nobody else closes its socket."""
 
-    __slots__ = ("_socket", "blocked")
+    __slots__ = ("_number", "_socket", "blocked")
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._socket = stream.socket
+        # The socket's file descriptor; -1, which the system refuses, once it is closed.
+        self._number = self._socket.fileno()
         self.blocked = False
 
     async def readable(self) -> None:
-        await trio.lowlevel.wait_readable(self._socket)
+        await trio.lowlevel.wait_readable(self._number)
 
     def receive(self, into: memoryview) -> int | None:
-        # After a close the number is -1, which the system refuses.
         try:
-            return os.readv(self._socket.fileno(), [into])
+            return os.readv(self._number, [into])
         except BlockingIOError:
             return None
 
     def send(self, data: memoryview) -> int:
         try:
-            taken = os.write(self._socket.fileno(), data)
+            taken = os.write(self._number, data)
         except BlockingIOError:
             taken = 0
         self.blocked = taken < len(data)
         return taken
 
     async def drain(self) -> None:
-        await trio.lowlevel.wait_writable(self._socket)
+        await trio.lowlevel.wait_writable(self._number)
         self.blocked = False
 
     def close(self) -> None:
+        self._number = -1
         self._socket.close()
 
 

@@ -252,35 +252,45 @@ class FrameDecoder:
     def feed(self, data: bytes | memoryview) -> Iterator[LinkFrame | ChunkData]:
         """Yield the frames that `data` completes; raises FrameError at the first bad bytes."""
         view, at, end = memoryview(data), 0, len(data)
-        while True:
+        while at < end:
             if self._chunk_left:
-                if at == end:
-                    return
                 piece = view[at : at + self._chunk_left]
                 at += len(piece)
                 self._chunk_left -= len(piece)
                 yield ChunkData(self._chunk, piece)
                 continue
             want = self._want
-            missing = (HEADER_BYTES if want is None else want[2]) - len(self._buffer)
+            if want is None:
+                missing = HEADER_BYTES - len(self._buffer)
+                if missing > end - at:
+                    self._buffer += view[at:]
+                    return
+                want = self._read_header(self._whole(view[at : at + missing]))
+                at += missing
+                if want is None:
+                    continue
+            kind, number, length = want
+            missing = length - len(self._buffer)
             if missing > end - at:
+                self._want = want
                 self._buffer += view[at:]
                 return
-            if self._buffer:
-                self._buffer += view[at : at + missing]
-                whole: bytes = bytes(self._buffer)
-                self._buffer.clear()
-            else:
-                whole = bytes(view[at : at + missing])
+            body = bytes(self._whole(view[at : at + missing]))
             at += missing
-            if want is None:
-                self._want = self._read_header(whole)
-                continue
             self._want = None
             self.frames += 1
-            yield LinkFrame(want[0], want[1], whole)
+            yield LinkFrame(kind, number, body)
 
-    def _read_header(self, header: bytes) -> tuple[FrameType, int, int] | None:
+    def _whole(self, rest: memoryview) -> bytes | memoryview:
+        """Return a header or a body: what was kept of it, and its rest."""
+        if not self._buffer:
+            return rest
+        self._buffer += rest
+        whole = bytes(self._buffer)
+        self._buffer.clear()
+        return whole
+
+    def _read_header(self, header: bytes | memoryview) -> tuple[FrameType, int, int] | None:
         """Return what has to come, None if that is a CHUNK; raises FrameError."""
         code, flags, reserved, length, number = _HEADER.unpack(header)
         carried = self._carried.get(code)

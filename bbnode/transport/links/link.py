@@ -30,7 +30,7 @@ from multiaddr import Multiaddr
 from bbnode.ir.address import is_relayed
 from bbnode.ir.caps import MAX_BYE_BYTES
 from bbnode.ir.peer import PeerId
-from bbnode.transport.base import PEER_CLOSED, Counters, Direction, Hello
+from bbnode.transport.base import PEER_CLOSED, Buffer, Counters, Direction, Hello
 from bbnode.transport.errors import FrameError, HelloError, StreamBrokenError, Violation
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import Place
@@ -53,24 +53,7 @@ from bbnode.transport.links.hello import decode_hello
 from bbnode.transport.links.life import COARSE_S
 from bbnode.transport.links.receiver import Receiver, WindowIgnoredError
 from bbnode.transport.outbound import OutboundQueue
-
-
-class Signal:
-    """An event set by any task and awaited by one; calls of `set` between two waits count once."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-
-    def set(self) -> None:
-        """Wake the waiter, or let its next `wait` return at once."""
-        self._event.set()
-
-    async def wait(self) -> None:
-        """Return once the signal has been set since the last return."""
-        await self._event.wait()
-        self._event = trio.Event()
+from bbnode.transport.signals import Signal
 
 
 class ByteStream(Protocol):
@@ -97,10 +80,10 @@ class ByteStream(Protocol):
         Neither raises; the end is not told.
         """
 
-    async def write(self, *data: bytes | memoryview) -> None:
+    async def write(self, *data: Buffer) -> None:
         """Write all of `data`; raises StreamBrokenError."""
 
-    def write_now(self, data: bytes) -> bool:
+    def write_now(self, data: Buffer) -> bool:
         """Write `data` without a wait; return False if there is one. Raises StreamBrokenError."""
 
     async def end(self) -> None:
@@ -381,7 +364,7 @@ class Link:
 
     def is_aborted(self) -> bool:
         """Return True if the connection is being cut."""
-        return self._aborted.is_set()
+        return self.state is LinkState.CLOSED
 
     @property
     def dialled_number(self) -> int:
@@ -840,7 +823,7 @@ class LaneWriter:
         self._next_ride = -math.inf
         # True while the task has nothing to do; bytes that could not be written without it.
         self._idle = False
-        self._rest = b""
+        self._rest = bytearray()
 
     async def run(self) -> None:
         """Write until the link is closed; raises StreamBrokenError."""
@@ -866,10 +849,11 @@ class LaneWriter:
             return False
         if link.closing.acks_due or self._rest:
             return False
+        brings_messages = link.queue.waits(Lane.CONTROL)
         out = self._due()
         if not out:
             return True
-        link.hurried = True
+        link.hurried = brings_messages
         try:
             if self._stream.write_now(out):
                 self._count(len(out))
@@ -880,7 +864,7 @@ class LaneWriter:
         self._rest = out
         return False
 
-    def _due(self, *, all_acks: bool = False) -> bytes:
+    def _due(self, *, all_acks: bool = False) -> bytearray:
         """Return answers and small messages that are to be written, and count them as sent."""
         link, heartbeat = self._link, self._link.heartbeat
         out = bytearray()
@@ -899,15 +883,15 @@ class LaneWriter:
         # a message unless another one did just before: then it waits for the next, or its time.
         rides = bool(out) and link.last_heard >= self._next_ride
         self._acks(out, force=rides or all_acks)
-        return bytes(out)
+        return out
 
     async def _control(self) -> bool:
         """Write answers and small messages; return False when there is nothing to write."""
         link, closing = self._link, self._link.closing
-        rest, self._rest = self._rest, b""
+        out, self._rest = self._rest, bytearray()
         acked = list(closing.acks_due)
         # A BYE_ACK comes last: after it the other side may be gone.
-        out = rest + self._due(all_acks=bool(acked))
+        out += self._due(all_acks=bool(acked))
         for lane in acked:
             out += encode_header(FrameType.BYE_ACK, 0, lane)
         if not out:
@@ -989,7 +973,7 @@ class LaneWriter:
         link.closing.bye_out.add(lane)
         return True
 
-    async def _write(self, *data: bytes | memoryview) -> None:
+    async def _write(self, *data: Buffer) -> None:
         await self._stream.write(*data)
         self._count(sum(map(len, data)))
 

@@ -235,6 +235,8 @@ class PeerTable(LinkOwner):
         self.stopping = False
         self._kept: list[Unsent] = []
         self._sessions: dict[PeerId, PeerSession] = {}
+        # The same by link, from `add` until it is closed.
+        self._session_of: dict[Link, PeerSession] = {}
         self.admission = Admission(limits, counters, self.knows)
         self._known: OrderedDict[PeerId, None] = OrderedDict()
         # Peers with held messages, for which the inbox has no room.
@@ -294,7 +296,8 @@ class PeerTable(LinkOwner):
         self.admission.secured(place, link.peer)
         place.drop = link.abort
         link.place = place
-        self.session(link.peer).links.append(link)
+        session = self._session_of[link] = self.session(link.peer)
+        session.links.append(link)
         return True
 
     def knows(self, peer: PeerId) -> bool:
@@ -334,11 +337,12 @@ class PeerTable(LinkOwner):
         try:
             if session is None or not session.takes_messages:
                 raise not_connected(peer, session)
-            if reason := self.gate.envelope(peer, Direction.OUTBOUND, size_of(data)):
+            size = size_of(data)
+            if reason := self.gate.envelope(peer, Direction.OUTBOUND, size):
                 raise NotAllowedError(
                     f"nothing may be sent to {peer}: {reason}; see the access lists"
                 )
-            lane = session.queue.put(peer, data, tag)
+            lane = session.queue.put(peer, data, tag, size)
         except (NotConnectedError, QueueFullError, EnvelopeTooLargeError, NotAllowedError):
             self._counters.add("outbound.refused")
             raise
@@ -459,7 +463,7 @@ class PeerTable(LinkOwner):
 
     def link_closed(self, link: Link, reason: str) -> None:
         """Fall back to another link of the peer, or report that it is gone."""
-        session = self.session(link.peer)
+        session = self._session_of.pop(link)
         session.remove(link)
         if link.place is not None:
             self.admission.left(link.place)
@@ -492,11 +496,9 @@ class PeerTable(LinkOwner):
             self._inbox.notify(ProtocolViolation(peer=link.peer, reason=reason, kind=kind))
 
     def receiver(self, link: Link) -> Receiver | None:
-        session = self._sessions.get(link.peer)
-        if session is None or session.feeder is not link or session.receiver is None:
+        session = self._session_of.get(link)
+        if session is None or session.feeder is not link:
             return None
-        if session.receiver.held_bytes:
-            self._held[session.peer] = None
         return session.receiver
 
     def announce(self, link: Link | None) -> None:
@@ -517,6 +519,7 @@ class PeerTable(LinkOwner):
                 admit=self.gate.admits_from(session.peer),
                 address=link.carrier.address,
                 on_evicted=lambda: self.announce(session.feeder),
+                on_held=lambda: self._held.setdefault(session.peer),
             )
         receiver.address = link.carrier.address
         session.feeder = link
@@ -531,7 +534,7 @@ class PeerTable(LinkOwner):
             self._send_on(session, link)
 
     def sends(self, link: Link) -> bool:
-        session = self._sessions.get(link.peer)
+        session = self._session_of.get(link)
         return session is not None and session.primary is link and link.state is LinkState.UP
 
     def stalled(self, link: Link, reason: str) -> None:

@@ -145,6 +145,8 @@ class Receiver:
     address: Multiaddr
     # Called when a large message has lost its room to a faster one.
     on_evicted: Callable[[], None]
+    # Called when something is held, which waits for room in the inbox.
+    on_held: Callable[[], object] = lambda: None
     round: int = 0
     duplicates: int = 0
     # Bytes taken of large messages; only grows.
@@ -274,7 +276,7 @@ class Receiver:
         lane.next = number + 1
         held = HeldSmall(number, data)
         if lane.held or not self._take_small(held):
-            lane.hold(held, len(data) + HEADER_BYTES, Lane.CONTROL)
+            self._hold(held, len(data) + HEADER_BYTES, Lane.CONTROL)
 
     def _take_small(self, held: HeldSmall) -> bool:
         """Put a message into the inbox, or drop a refused one; return False if it has to wait."""
@@ -289,17 +291,12 @@ class Receiver:
                 lane.accept(HEADER_BYTES)
                 return True
             held.admitted = True
-        if not self._offer(held.data):
+        if not self.inbox.offer(EnvelopeReceived(self.peer, held.data, self.address)):
             return False
+        self.counters.add("inbound.envelopes")
         self._accepted = held.number + 1
         lane.accept(size + HEADER_BYTES)
         return True
-
-    def _offer(self, data: bytes) -> bool:
-        taken = self.inbox.offer(EnvelopeReceived(self.peer, data, self.address))
-        if taken:
-            self.counters.add("inbound.envelopes")
-        return taken
 
     # -- large messages ---------------------------------------------------------------------
 
@@ -313,7 +310,7 @@ class Receiver:
         lane.next = number + 1
         held = HeldOpen(number, opening)
         if lane.held or not self._open(held):
-            lane.hold(held, HEADER_BYTES, Lane.BULK)
+            self._hold(held, HEADER_BYTES, Lane.BULK)
 
     def _open(self, held: HeldOpen) -> bool:
         """Prepare for the bytes of a message; return False if it has to wait."""
@@ -361,7 +358,7 @@ class Receiver:
     def chunk(self, number: int, data: memoryview) -> None:
         """Accept the next bytes of a large message, or hold them; raises FrameError."""
         if self.bulk.held or not self._store(number, data):
-            self.bulk.hold(HeldBytes(number, bytes(data)), len(data), Lane.BULK)
+            self._hold(HeldBytes(number, bytes(data)), len(data), Lane.BULK)
             if self._partial is not None:
                 self._partial.meter.pause(self.inbox.clock())
 
@@ -396,6 +393,10 @@ class Receiver:
                 EnvelopeReceived(self.peer, whole, self.address),
             )
         return True
+
+    def _hold(self, item: object, size: int, lane: Lane) -> None:
+        self.on_held()
+        self.lanes[lane].hold(item, size, lane)
 
     # -- room -------------------------------------------------------------------------------
 

@@ -41,8 +41,9 @@ from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import Place
 from bbnode.transport.links.hello import encode_hello
-from bbnode.transport.links.link import Carrier, Link, LinkState, Signal
+from bbnode.transport.links.link import Carrier, Link, LinkState
 from bbnode.transport.links.peers import PeerSession, PeerTable
+from bbnode.transport.signals import Signal
 
 # Happy eyeballs (RFC 8305, section 5): the next address is tried after this, or as soon as the one
 # before has failed.
