@@ -136,7 +136,7 @@ class TakesAll(ScriptModel):
         (FewerParameters, "Forward", "def forward(self, ctx, input)"),
         (NoContext, "Forward", "def forward(self, ctx, input)"),
         (AsyncForward, "Forward", "forward is an `async def`, which nothing awaits"),
-        (OtherNames, "Train", "missing a required argument: 'rounds'"),
+        (OtherNames, "Train", "argument: 'rounds'"),
         (OtherNames, "Train", "def train(self, ctx, *, epochs, batch)"),
         (TakesAll, "Forward", ""),
         (TakesAll, "Train", ""),
