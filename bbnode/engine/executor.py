@@ -55,6 +55,13 @@ _PEER = optional(PEER)
 _CHARGES = optional(many(CHARGE, list))
 
 
+class Numbers(Protocol):
+    """Where an execution gets its number from."""
+
+    def next(self) -> int:
+        """Return the next number."""
+
+
 class Endings(Protocol):
     """The part of a node's services that learns how an execution ends."""
 
@@ -77,7 +84,7 @@ class Executor:
         under_way: executions of each component, by its number.
         frames_of: of the frames, how many each peer's messages started.
         ready: what can fire, oldest first: ops of one execution that became ready together.
-        next_execution: numbers what starts here; a record notes it, and a replay repeats it.
+        numbers: of what starts here; a record notes them, and a replay repeats them.
         rt: the node's services, for its frames; and whom it tells how they end (`Endings`).
     """
 
@@ -88,7 +95,7 @@ class Executor:
         "executions",
         "frames",
         "frames_of",
-        "next_execution",
+        "numbers",
         "ready",
         "reports",
         "rt",
@@ -106,7 +113,7 @@ class Executor:
 
     def __post_init__(self, limits: Limits) -> None:
         self._max_frames = limits.frames
-        self.next_execution: Callable[[], int] = self.executions
+        self.numbers: Numbers = self.executions
         self.frames: dict[int, Frame] = {}
         self.frames_of: dict[bytes, int] = {}  # by its bytes: a PeerId is hashed in Python
         self.under_way: Counter[int] = Counter()
@@ -136,7 +143,7 @@ class Executor:
         `execution` is its number, by default the next one. `source_peer` sent what starts it.
         """
         if execution is None:
-            execution = self.next_execution()
+            execution = self.numbers.next()
         if self._max_frames is not None and len(self.frames) >= self._max_frames:
             error = FramesExceeded(f"{len(self.frames)} executions are under way (limit frames)")
             self.fail_start(execution, plan, error, from_bus=from_bus, source_peer=source_peer)
@@ -284,8 +291,10 @@ class Executor:
             coming = iter(ops)
             for op in coming:
                 while True:
+                    # Looked up first: what a slot holds is no method, and as one it takes longer.
+                    fire = op.fire
                     try:
-                        result = op.fire(frame)
+                        result = fire(frame)
                     except STOPS:
                         rest = tuple(coming)
                         frame.live += gained + 1 + len(rest)  # this op stays under way for ever

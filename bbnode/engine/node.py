@@ -436,21 +436,24 @@ class Node:
         if recorder is not None:
             recorder.took(itertools.islice(events, done))
         bootstraps = rt.bootstraps
-        under_way = bootstraps.under_way  # more of them come by events alone
+        under_way = bool(
+            bootstraps.running or bootstraps.queue
+        )  # more of them come by events alone
         if under_way:
             bootstraps.advance()
         budget = rt.limits.cycle_ops
         fired = executor.run(budget) if executor.ready else 0
         if reports.bus.waiting:
             rt.sources.deliver_bus()
-        for timer in rt.scheduler.matured(clock.now_ns):
+        scheduler = rt.scheduler
+        for timer in scheduler.matured(clock.now_ns) if scheduler.heap else ():
             try:
                 ON_TIMER[timer.kind](rt, timer.key, timer.when_ns)
             except STOPS:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever one timer does
                 reports.op_failed(0, "", timer.kind.name, error)
-        if ingress.has_completions():
+        if ingress.completions:
             completions = ingress.take_completions()
             if recorder is not None:
                 recorder.completed(completions)
