@@ -172,11 +172,11 @@ class Replay:
         rt.ingress.refill(events, completions)
         if entry["closed"]:
             rt.ingress.close()
-        rt.executor.numbers = _Recorded(entry["numbers"], rt.executor.executions)
+        rt.executor.numbers = _TakenNumbers(entry["numbers"], rt.executor.executions)
         return completions
 
 
-class _Recorded:
+class _TakenNumbers:
     """The numbers that a recorded poll gave to executions, as ranges.
 
     If the node starts more executions than in the record, it numbers them itself.

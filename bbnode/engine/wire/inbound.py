@@ -429,11 +429,10 @@ class Inbound:
         value: Value,
     ) -> None:
         executor, plan = self.executor, site.plan
-        frame = executor.start(plan, source_peer=peer)
+        frame = executor.start_from(plan, peer, wire_req_id, site.site, chain)
         if frame is None:
             self._too_full(site, peer, wire_req_id)
             return
-        executor.came_from(frame, peer, wire_req_id, site.site, chain)
         frame.charges = [charge.hold()]
         frame.deadline_ns = deadline_ns
         seeds = plan.seeds
