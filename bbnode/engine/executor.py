@@ -163,7 +163,7 @@ class Executor:
         frame.wire_req_id = wire_req_id
         frame.site = site
         frame.chain = chain
-        raw, frames_of = peer.to_bytes(), self.frames_of
+        raw, frames_of = peer.raw, self.frames_of
         frames_of[raw] = frames_of.get(raw, 0) + 1
         return frame
 
@@ -231,7 +231,7 @@ class Executor:
         del self.frames[frame.execution]
         peer = frame.source_peer
         if peer is not None and frame.site:
-            raw, frames_of = peer.to_bytes(), self.frames_of
+            raw, frames_of = peer.raw, self.frames_of
             left = frames_of[raw] - 1
             if left:
                 frames_of[raw] = left

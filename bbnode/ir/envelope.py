@@ -233,8 +233,10 @@ def encode_between(
             (payload,), others = others, ()
         size = len(payload) if not others else fill.payload_size
         if size <= SMALL_BYTES:  # as most: all in one buffer
+            if others:
+                payload = b"".join((payload, *others))
             before, after = _fill_ends(fill.dest_suffix, fill.trigger_only, fill.type_hash, size)
-            return [b"".join((destination, before, payload, *others, after, head, raw, rest))]
+            return [b"".join((destination, before, payload, after, head, raw, rest))]
     parts: list[Buffer] = []
     pending = destination
     for fill in fills:

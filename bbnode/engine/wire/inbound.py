@@ -98,11 +98,11 @@ class InboundDedup:
 
     def has(self, source: PeerId, wire_req_id: int, site: int) -> bool:
         """Return True for a message that is remembered."""
-        return (source.to_bytes(), wire_req_id, site) in self._known.entries
+        return (source.raw, wire_req_id, site) in self._known.entries
 
     def record(self, source: PeerId, wire_req_id: int, site: int) -> bool:
         """Remember a message; return True for a known one, which keeps its age."""
-        return not self._known.add((source.to_bytes(), wire_req_id, site), None)
+        return not self._known.add((source.raw, wire_req_id, site), None)
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: the window, oldest first."""
@@ -396,7 +396,7 @@ class Inbound:
             if why:
                 raise _RefusedFill(NOT_READY, why, public_text(why))
         limit = self.limits.frames_per_peer
-        if limit is not None and self.executor.frames_of.get(peer.to_bytes(), 0) >= limit:
+        if limit is not None and self.executor.frames_of.get(peer.raw, 0) >= limit:
             raise _RefusedFill(
                 "TooManyExecutions",
                 f"{limit} executions that this peer started are under way (limit frames_per_peer)",

@@ -270,7 +270,7 @@ class EnvelopeOutbox:
         size = payload_size + _FILL_OVERHEAD_BYTES
         plain_kind = kind + 0
         for peer in peers:
-            key = wire_req_id, peer.to_bytes(), plain_kind
+            key = wire_req_id, peer.raw, plain_kind
             packs = self.packs.get(key)
             if packs is None:
                 self.packs[key] = [_Pack(peer, chain, fill, size, remaining_ns)]
@@ -305,8 +305,10 @@ class EnvelopeOutbox:
         """Turn all queued fills into SendEnvelope steps."""
         packs, self.packs, self._pending = self.packs, {}, 0
         neighbours, reports = self.neighbours, self.reports
-        source = self._source_part()
-        own = neighbours.self_peer.to_bytes()
+        source = self._source
+        if neighbours.own_addresses is not self._source_of:
+            source = self._source_part()
+        own = neighbours.self_peer.raw
         for (wire_req_id, raw, kind), queued in packs.items():
             peer = queued[0].peer
             addresses, destination = neighbours.book.routed(peer, _destination_part)
@@ -340,12 +342,9 @@ class EnvelopeOutbox:
         return self._answers.pop(tag, 0)
 
     def _source_part(self) -> bytes:
-        """Return the end of all envelopes of this node; made anew when its addresses change."""
-        own = self.neighbours.own_addresses
-        if own is not self._source_of:
-            self._source_of = own
-            peer = self.neighbours.self_peer.to_bytes()
-            self._source = encode_source(peer, _address_bytes(own))
+        """Return the end of all envelopes of this node, from when its addresses have changed on."""
+        own = self._source_of = self.neighbours.own_addresses
+        self._source = encode_source(self.neighbours.self_peer.raw, _address_bytes(own))
         return self._source
 
     def _give_up(self, peer: PeerId, wire_req_id: int, reason: str) -> None:
