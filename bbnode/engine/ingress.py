@@ -26,25 +26,27 @@ from bbnode.ir.values import Value
 
 
 class Charge:
-    """Bytes held; given back when the last of its holders releases it."""
+    """Bytes held; given back when the last of its holders releases it.
 
-    __slots__ = ("_budget", "_holders", "size")
+    Made by its budget, field by field: an `__init__` would take longer than what it does.
+    """
 
-    def __init__(self, budget: ByteBudget, size: int) -> None:
-        self._budget = budget
-        self._holders = 1
-        self.size = size
+    __slots__ = ("budget", "holders", "size")
+
+    budget: ByteBudget
+    holders: int
+    size: int
 
     def hold(self) -> Charge:
         """Add a holder. Only the polling thread holds and releases."""
-        self._holders += 1
+        self.holders += 1
         return self
 
     def release(self) -> None:
         """Remove a holder."""
-        self._holders -= 1
-        if self._holders == 0:
-            self._budget.returned += self.size
+        self.holders -= 1
+        if not self.holders:
+            self.budget.returned += self.size
 
 
 class ByteBudget:
@@ -94,7 +96,11 @@ class ByteBudget:
     def take_locked(self, size: int) -> Charge:
         """Take `size` bytes unchecked; for callers that hold the lock."""
         self._taken += size
-        return Charge(self, size)
+        charge = Charge()
+        charge.budget = self
+        charge.holders = 1
+        charge.size = size
+        return charge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
