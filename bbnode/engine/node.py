@@ -496,7 +496,7 @@ class Node:
         waits = rt.executor.ready or rt.reports.bus.waiting or rt.ingress.pending()
         if waits or not clock.started or clock.resumed is not None:
             return clock.host_ns(clock.now_ns)
-        due_ns = rt.scheduler.next_deadline()
+        due_ns = rt.scheduler.next_deadline() if rt.scheduler.heap else None
         return None if due_ns is None else clock.host_ns(due_ns)
 
     # -- snapshots ---------------------------------------------------------------------------

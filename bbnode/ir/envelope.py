@@ -337,7 +337,8 @@ class Layout:
     """The bytes of an envelope that the next ones of its sender have as well.
 
     These are all but a small payload, correlation and deadline: before the payload, between it and
-    the correlation, and after the deadline. `made` is the envelope that it was learned from.
+    the correlation, and after the deadline. `made` is the envelope that it was learned from, with
+    its `fill` and the addresses that it `claimed`.
     """
 
     __slots__ = (
@@ -347,6 +348,8 @@ class Layout:
         "_payload_at",
         "_payload_end",
         "_said_at",
+        "claimed",
+        "fill",
         "made",
         "misses",
     )
@@ -358,6 +361,8 @@ class Layout:
         self._after = data[at:]
         self._payload_at, self._payload_end, self._said_at = payload_at, payload_end, rest + 1
         self.made = made
+        self.fill = made.fills[0]
+        self.claimed = made.src_peer_addresses
         self.misses = 0
 
     def read(self, data: bytes) -> Differing | None:
@@ -391,8 +396,7 @@ class Layout:
         self, payload: bytes, kind: CorrelationKind, wire_req_id: int, chain: int, deadline: int
     ) -> WireEnvelope:
         """Return the envelope of which `read` has returned this."""
-        last = self.made
-        fill = last.fills[0]
+        last, fill = self.made, self.fill
         made: WireEnvelope = _make_envelope(
             last.dest_peer_addresses,
             (make_fill(fill.dest_suffix, payload, (), fill.trigger_only, fill.type_hash),),

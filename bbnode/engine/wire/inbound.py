@@ -225,13 +225,11 @@ class Inbound:
         if found is None:
             return False
         payload, kind, wire_req_id, chain, remaining_ns = found
-        made = layout.made
-        claimed = made.src_peer_addresses
-        known = self.neighbours.book.is_unchanged(peer, claimed, event.observed)
+        known = self.neighbours.book.is_unchanged(peer, layout.claimed, event.observed)
         if not known or kind is not site.kind:
             return False
         self.decoder.left_us -= ENVELOPE_US + FILL_US
-        fill = made.fills[0]
+        fill = layout.fill
         try:
             # No stars: they would make a list and a tuple of this, for each envelope.
             self._deliver(

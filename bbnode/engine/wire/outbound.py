@@ -276,11 +276,12 @@ class EnvelopeOutbox:
             self.tracer.sent(frame, op, peers, kind, wire_req_id, fill.dest_suffix)
         size = payload_size + _FILL_OVERHEAD_BYTES
         plain_kind = kind + 0
+        queued = self.packs
         for peer in peers:
             key = wire_req_id, peer.raw, plain_kind
-            packs = self.packs.get(key)
+            packs = queued.get(key) if queued else None
             if packs is None:
-                self.packs[key] = [_pack(peer, chain, fill, size, remaining_ns)]
+                queued[key] = [_pack(peer, chain, fill, size, remaining_ns)]
                 self._pending += 1
                 continue
             pack = packs[-1]
