@@ -436,9 +436,8 @@ class Node:
         if recorder is not None:
             recorder.took(itertools.islice(events, done))
         bootstraps = rt.bootstraps
-        under_way = bool(
-            bootstraps.running or bootstraps.queue
-        )  # more of them come by events alone
+        # More of them come by events alone.
+        under_way = bool(bootstraps.running or bootstraps.queue)
         if under_way:
             bootstraps.advance()
         budget = rt.limits.cycle_ops
