@@ -203,7 +203,7 @@ def encode_between(
     reports: Sequence[EdgeRttReport],
     source: bytes,
     chain: int = 0,
-) -> list[Buffer]:
+) -> tuple[Buffer, ...]:
     """Return an envelope as buffers; its ends are from `encode_destination` and `encode_source`."""
     rest = source
     if reports:
@@ -236,7 +236,7 @@ def encode_between(
             if others:
                 payload = b"".join((payload, *others))
             before, after = _fill_ends(fill.dest_suffix, fill.trigger_only, fill.type_hash, size)
-            return [b"".join((destination, before, payload, after, head, raw, rest))]
+            return (b"".join((destination, before, payload, after, head, raw, rest)),)
     parts: list[Buffer] = []
     pending = destination
     for fill in fills:
@@ -252,7 +252,7 @@ def encode_between(
         else:
             pending += after
     parts.append(pending + head + raw + rest)
-    return parts
+    return tuple(parts)
 
 
 @lru_cache(_REMEMBERED)
@@ -277,7 +277,7 @@ def _deadline_bytes(remaining_ns: int) -> bytes:
     return made
 
 
-def encode_envelope(envelope: WireEnvelope) -> list[Buffer]:
+def encode_envelope(envelope: WireEnvelope) -> tuple[Buffer, ...]:
     """Return the envelope as buffers to be written in order; payload buffers are passed through."""
     return encode_between(
         encode_destination(envelope.dest_peer_addresses),

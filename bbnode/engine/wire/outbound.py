@@ -343,7 +343,7 @@ class EnvelopeOutbox:
                     if len(self._answers) > MAX_ANSWERS_REMEMBERED:
                         self._answers.popitem(last=False)
                 reports.counts["envelopes.out"] += 1
-                reports.steps.append(steps.make_send(peer, addresses, tuple(parts), self._tag))
+                reports.steps.append(steps.make_send(peer, addresses, parts, self._tag))
 
     def take_answered(self, tag: int) -> int:
         """Return the id of the request that an envelope answers, once; 0 if it is no answer."""
