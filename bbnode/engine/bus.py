@@ -9,9 +9,10 @@ A failure in such an execution publishes nothing, or a failing handler would fee
 from __future__ import annotations
 
 import enum
-from collections import Counter
 from collections.abc import Iterable
 from typing import Final
+
+from bbnode.engine.counts import Counts
 
 
 class BusKind(enum.IntEnum):
@@ -46,7 +47,7 @@ class Bus:
         "waiting",
     )
 
-    def __init__(self, limit: int | None, subscribed: Iterable[int], counts: Counter[str]) -> None:
+    def __init__(self, limit: int | None, subscribed: Iterable[int], counts: Counts) -> None:
         self._subscribed = frozenset(subscribed) or _NOBODY
         self._limit = limit
         self._counts = counts

@@ -55,6 +55,13 @@ _PEER = optional(PEER)
 _CHARGES = optional(many(CHARGE, list))
 
 
+class Numbers(Protocol):
+    """Where an execution gets its number from."""
+
+    def next(self) -> int:
+        """Return the next number."""
+
+
 class Endings(Protocol):
     """The part of a node's services that learns how an execution ends."""
 
@@ -77,7 +84,7 @@ class Executor:
         under_way: executions of each component, by its number.
         frames_of: of the frames, how many each peer's messages started.
         ready: what can fire, oldest first: ops of one execution that became ready together.
-        next_execution: numbers what starts here; a record notes it, and a replay repeats it.
+        numbers: of what starts here; a record notes them, and a replay repeats them.
         rt: the node's services, for its frames; and whom it tells how they end (`Endings`).
     """
 
@@ -88,7 +95,7 @@ class Executor:
         "executions",
         "frames",
         "frames_of",
-        "next_execution",
+        "numbers",
         "ready",
         "reports",
         "rt",
@@ -106,7 +113,7 @@ class Executor:
 
     def __post_init__(self, limits: Limits) -> None:
         self._max_frames = limits.frames
-        self.next_execution: Callable[[], int] = self.executions
+        self.numbers: Numbers = self.executions
         self.frames: dict[int, Frame] = {}
         self.frames_of: dict[bytes, int] = {}  # by its bytes: a PeerId is hashed in Python
         self.under_way: Counter[int] = Counter()
@@ -129,36 +136,47 @@ class Executor:
         execution: int | None = None,
         *,
         from_bus: bool = False,
-        source_peer: PeerId | None = None,
     ) -> Frame | None:
         """Return a new frame, to be seeded and launched; None, with a step, if there are too many.
 
-        `execution` is its number, by default the next one. `source_peer` sent what starts it.
+        `execution` is its number, by default the next one.
         """
         if execution is None:
-            execution = self.next_execution()
+            execution = self.numbers.next()
         if self._max_frames is not None and len(self.frames) >= self._max_frames:
-            error = FramesExceeded(f"{len(self.frames)} executions are under way (limit frames)")
-            self.fail_start(execution, plan, error, from_bus=from_bus, source_peer=source_peer)
+            self.fail_start(execution, plan, self._too_many(), from_bus=from_bus)
             return None
+        frame = self._new(plan, execution)
+        frame.from_bus = from_bus
+        return frame
+
+    def start_from(
+        self, plan: EntryPlan, peer: PeerId, wire_req_id: int, site: int, chain: int
+    ) -> Frame | None:
+        """Do as `start`, for a message: of this peer, with this id and chain, to this site."""
+        execution = self.numbers.next()
+        if self._max_frames is not None and len(self.frames) >= self._max_frames:
+            self.fail_start(execution, plan, self._too_many(), source_peer=peer)
+            return None
+        frame = self._new(plan, execution)
+        frame.source_peer = peer
+        frame.wire_req_id = wire_req_id
+        frame.site = site
+        frame.chain = chain
+        raw, frames_of = peer.raw, self.frames_of
+        frames_of[raw] = frames_of.get(raw, 0) + 1
+        return frame
+
+    def _new(self, plan: EntryPlan, execution: int) -> Frame:
         if self.ready is _NOTHING:
             self.ready = deque()
-        frame = Frame(self.rt, plan, execution, self.clock.now_ns)
-        frame.from_bus = from_bus
-        frame.source_peer = source_peer
-        self.frames[execution] = frame
+        frame = self.frames[execution] = Frame(self.rt, plan, execution, self.clock.now_ns)
         if plan.component is not None:
             self.under_way[plan.component] += 1
         return frame
 
-    def came_from(
-        self, frame: Frame, peer: PeerId, wire_req_id: int, site: int, chain: int
-    ) -> None:
-        """Record the message that started a new frame, its site and its chain."""
-        frame.source_peer, frame.wire_req_id, frame.site = peer, wire_req_id, site
-        frame.chain = chain
-        raw, frames_of = peer.to_bytes(), self.frames_of
-        frames_of[raw] = frames_of.get(raw, 0) + 1
+    def _too_many(self) -> FramesExceeded:
+        return FramesExceeded(f"{len(self.frames)} executions are under way (limit frames)")
 
     def fail_start(
         self,
@@ -213,7 +231,7 @@ class Executor:
         del self.frames[frame.execution]
         peer = frame.source_peer
         if peer is not None and frame.site:
-            raw, frames_of = peer.to_bytes(), self.frames_of
+            raw, frames_of = peer.raw, self.frames_of
             left = frames_of[raw] - 1
             if left:
                 frames_of[raw] = left
@@ -284,8 +302,10 @@ class Executor:
             coming = iter(ops)
             for op in coming:
                 while True:
+                    # Looked up first: what a slot holds is no method, and as one it takes longer.
+                    fire = op.fire
                     try:
-                        result = op.fire(frame)
+                        result = fire(frame)
                     except STOPS:
                         rest = tuple(coming)
                         frame.live += gained + 1 + len(rest)  # this op stays under way for ever
@@ -307,12 +327,13 @@ class Executor:
                     else:
                         for index, value in zip(op.outs or (), result, strict=False):
                             values[index] = value
+                    following = op.next
+                    if following is not None and count == 1 and left and not ready:
+                        left -= 1
+                        op = following
+                        continue
                     wakes = op.wakes
                     if wakes:
-                        if count == 1 and left and not ready and len(wakes) == 1:
-                            left -= 1
-                            op = wakes[0]
-                            continue
                         push((frame, wakes))
                         gained += len(wakes)
                     elif wakes is None:

@@ -57,7 +57,7 @@ class Op:
 
     `EntryPlan.complete` fills in what the loop reads instead: `alone`, the op as a batch of one;
     `wakes`, all consumers where each waits for this op and nothing else (so that nothing is to be
-    counted), else None; and `out`, None where `outs` is not.
+    counted), else None; `next`, the only one of `wakes`; and `out`, None where `outs` is not.
     """
 
     __slots__ = (
@@ -69,6 +69,7 @@ class Op:
         "hand_out",
         "index",
         "name",
+        "next",
         "op_type",
         "order_only",
         "out",
@@ -88,6 +89,7 @@ class Op:
         self.order_only: frozenset[int] = _NO_INDICES
         self.alone: tuple[Op, ...] = (self,)
         self.wakes: tuple[Op, ...] | None = None
+        self.next: Op | None = None
         self.fire: Callable[[Frame], Any] = _unbound
         self.skip: Callable[[Frame, str], bool] | None = None
         # For ops that park: the function from the result to outputs, and the one that makes the
@@ -173,6 +175,7 @@ class EntryPlan:
                 op.out = None
             if all(waits.get(consumer.index) == 1 for consumer in op.consumers):
                 op.wakes = op.consumers
+                op.next = op.wakes[0] if len(op.wakes) == 1 else None
             else:
                 self.counts = True
 

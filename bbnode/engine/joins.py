@@ -185,7 +185,7 @@ class Joins:
             f"{join.plan.name}: {len(arrivals)} came in {join.within_ns // 1_000_000} ms and "
             f"{join.needed} had to; came: {_names(arrivals)}"
         )
-        execution = self.executor.next_execution()
+        execution = self.executor.numbers.next()
         self.executor.fail_start(execution, join.plan, error, place=join.place, chain=chain)
 
     def _close(self, number: int) -> list[Deposit]:

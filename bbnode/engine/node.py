@@ -436,21 +436,26 @@ class Node:
         if recorder is not None:
             recorder.took(itertools.islice(events, done))
         bootstraps = rt.bootstraps
-        under_way = bootstraps.under_way  # more of them come by events alone
+        # More of them come by events alone.
+        under_way = bool(bootstraps.running or bootstraps.queue)
         if under_way:
             bootstraps.advance()
         budget = rt.limits.cycle_ops
-        fired = executor.run(budget) if executor.ready else 0
+        fired = 0
+        if executor.ready:
+            run = executor.run  # as in the loop itself: called as a method it would take longer
+            fired = run(budget)
         if reports.bus.waiting:
             rt.sources.deliver_bus()
-        for timer in rt.scheduler.matured(clock.now_ns):
+        scheduler = rt.scheduler
+        for timer in scheduler.matured(clock.now_ns) if scheduler.heap else ():
             try:
                 ON_TIMER[timer.kind](rt, timer.key, timer.when_ns)
             except STOPS:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever one timer does
                 reports.op_failed(0, "", timer.kind.name, error)
-        if ingress.has_completions():
+        if ingress.completions:
             completions = ingress.take_completions()
             if recorder is not None:
                 recorder.completed(completions)
@@ -490,7 +495,7 @@ class Node:
         waits = rt.executor.ready or rt.reports.bus.waiting or rt.ingress.pending()
         if waits or not clock.started or clock.resumed is not None:
             return clock.host_ns(clock.now_ns)
-        due_ns = rt.scheduler.next_deadline()
+        due_ns = rt.scheduler.next_deadline() if rt.scheduler.heap else None
         return None if due_ns is None else clock.host_ns(due_ns)
 
     # -- snapshots ---------------------------------------------------------------------------

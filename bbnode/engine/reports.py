@@ -6,12 +6,12 @@ subscribe to it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bbnode.engine import steps
 from bbnode.engine.bus import Bus, BusKind
+from bbnode.engine.counts import Counts
 from bbnode.engine.errors import describe
 from bbnode.engine.limits import Limits
 from bbnode.engine.places import NOWHERE, SourcePlace
@@ -32,7 +32,7 @@ class Reports:
 
     def __init__(self, limits: Limits, subscribed: Iterable[int] = ()) -> None:
         self.steps: list[steps.Step] = []
-        self.counts: Counter[str] = Counter()
+        self.counts = Counts()
         self.bus = Bus(limits.bus_events, subscribed, self.counts)
         self._detail_bytes = limits.failure_detail_bytes
 
@@ -140,5 +140,6 @@ class Reports:
     def load(self, plain: Any, _reader: object) -> None:
         """Load what `state` returned."""
         counts, bus = plain
-        self.counts.update(dict(counts))
+        for name, count in counts:
+            self.counts[name] += count
         self.bus.load(bus)

@@ -50,16 +50,16 @@ _SWEEP_FROM = 64
 
 
 class Scheduler:
-    """The timers of one node."""
+    """The timers of one node; if the `heap` is empty, there are none."""
 
     __slots__ = (
-        "_heap",
         "_live",
         "_order",
+        "heap",
     )
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Timer]] = []
+        self.heap: list[tuple[int, int, Timer]] = []
         self._order = 0
         self._live = 0
 
@@ -70,7 +70,7 @@ class Scheduler:
         """Arm a timer."""
         self._order += 1
         timer = Timer(when_ns, self._order, kind, key)
-        heapq.heappush(self._heap, (when_ns, self._order, timer))
+        heapq.heappush(self.heap, (when_ns, self._order, timer))
         self._live += 1
         return timer
 
@@ -80,13 +80,13 @@ class Scheduler:
             return
         timer.live = False
         self._live -= 1
-        if len(self._heap) > _SWEEP_FROM and self._live * 2 < len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].live]
-            heapq.heapify(self._heap)
+        if len(self.heap) > _SWEEP_FROM and self._live * 2 < len(self.heap):
+            self.heap = [entry for entry in self.heap if entry[2].live]
+            heapq.heapify(self.heap)
 
     def next_deadline(self) -> int | None:
         """Return when the next timer matures, or None."""
-        heap = self._heap
+        heap = self.heap
         while heap and not heap[0][2].live:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
@@ -94,7 +94,7 @@ class Scheduler:
     def matured(self, now_ns: int) -> list[Timer]:
         """Remove and return the timers that are due at `now_ns`, earliest first."""
         due = []
-        heap = self._heap
+        heap = self.heap
         while heap and (heap[0][0] <= now_ns or not heap[0][2].live):
             timer = heapq.heappop(heap)[2]
             if timer.live:
@@ -105,7 +105,7 @@ class Scheduler:
 
     def state(self, _writer: object) -> Any:
         """Return what a snapshot saves: timers that are armed, in order, and the count."""
-        live = sorted((entry for entry in self._heap if entry[2].live), key=lambda e: e[:2])
+        live = sorted((entry for entry in self.heap if entry[2].live), key=lambda e: e[:2])
         return [[t.when_ns, t.order, int(t.kind), t.key] for _, _, t in live], self._order
 
     def load(self, plain: Any, reader: TimerIndex) -> None:
@@ -113,6 +113,6 @@ class Scheduler:
         rows, self._order = plain
         for when_ns, order, kind, key in rows:
             timer = Timer(when_ns, order, TimerKind(kind), key)
-            self._heap.append((when_ns, order, timer))  # in order: a sorted list is a heap
+            self.heap.append((when_ns, order, timer))  # in order: a sorted list is a heap
             reader.add_timer(timer)
-        self._live = len(self._heap)
+        self._live = len(self.heap)

@@ -8,12 +8,13 @@ keep its whole envelope alive.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from bbnode.engine.counts import Counts
 from bbnode.engine.errors import BudgetExceeded
 from bbnode.engine.ingress import ByteBudget, Charge
 from bbnode.engine.snapshot.codec import (
@@ -197,7 +198,7 @@ class Records:
         "_rows",
     )
 
-    def __init__(self, budget: ByteBudget, counts: Counter[str]) -> None:
+    def __init__(self, budget: ByteBudget, counts: Counts) -> None:
         self._budget = budget
         self._counts = counts
         self._rows: list[_Record] = []  # MAX_RECORDS at most

@@ -62,7 +62,10 @@ from bbnode.ir.values import (
 
 Buffer = bytes | memoryview
 
+_TENSOR = TypeKind.TENSOR  # every value asks: looking a member up in its enum takes longer
+_new_array = np.ndarray
 _TENSOR_HEADER = struct.Struct("<BB6x")
+_HEADER_BYTES = _TENSOR_HEADER.size
 _DIMENSIONS = tuple(struct.Struct(f"<{ndim}Q") for ndim in range(MAX_DIMENSIONS + 1))
 _HOST_IS_LITTLE = sys.byteorder == "little"
 # Element types whose arrays are, byte for byte, what travels.
@@ -70,7 +73,7 @@ _AS_ON_THE_WIRE = {
     node.elem_type: values.dtype_of(node)
     for node in types.registered_types()
     if _HOST_IS_LITTLE
-    and node.kind is TypeKind.TENSOR
+    and node.kind is _TENSOR
     and node is not types.TENSOR_STRING
     and node.elem_type not in types.BITS_OF_ELEM
 }
@@ -87,7 +90,7 @@ def encode_parts(value: Value, node: TypeNode | None = None) -> list[Buffer]:
     """
     if node is None:
         node = values.type_of(value)
-    if node.elem_type and node.kind is TypeKind.TENSOR and node is not types.TENSOR_STRING:
+    if node.elem_type and node.kind is _TENSOR and node is not types.TENSOR_STRING:
         return _encode_tensor(np.asarray(value), node)
     parts: list[Buffer] = []
     _encode_into(value, node, parts, 0)
@@ -106,7 +109,7 @@ def decode_value(node: TypeNode, payload: Buffer, budget: Budget | None = None) 
     DecodeError for anything but exactly one well-formed value within the budget.
     """
     try:
-        if node.kind is TypeKind.TENSOR and node is not types.TENSOR_STRING:
+        if node.kind is _TENSOR and node is not types.TENSOR_STRING:
             return _decode_tensor(node, payload)
         return _decode(node, memoryview(payload), 0, Budget() if budget is None else budget)
     except DecodeError:
@@ -128,7 +131,7 @@ def register_codec(
 def _encode_into(value: Value, node: TypeNode, parts: list[Buffer], depth: int) -> None:
     if depth > MAX_COMPOSITE_DEPTH:
         raise DecodeError(f"composites nest deeper than {MAX_COMPOSITE_DEPTH}; flatten the value")
-    if node.kind is TypeKind.TENSOR:
+    if node.kind is _TENSOR:
         made = _encode_texts if node is types.TENSOR_STRING else _encode_tensor
         parts.extend(made(np.asarray(value), node))
     elif node.kind is TypeKind.OPTIONAL and node.element is not None:
@@ -197,7 +200,7 @@ def _encode_children(children: Sequence[Value], parts: list[Buffer], depth: int)
 def _decode(node: TypeNode, view: memoryview, depth: int, budget: Budget) -> Value:
     if depth > MAX_COMPOSITE_DEPTH:
         raise DecodeError(f"composites nest deeper than {MAX_COMPOSITE_DEPTH}")
-    if node.kind is TypeKind.TENSOR:
+    if node.kind is _TENSOR:
         return (
             _decode_texts(view, budget)
             if node is types.TENSOR_STRING
@@ -249,31 +252,33 @@ def _plain_head(head: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any], int] 
     dtype = _AS_ON_THE_WIRE.get(elem)
     if dtype is None or elem == types.TENSOR_BOOL.elem_type or ndim > MAX_DIMENSIONS:
         return None
-    if len(head) != _TENSOR_HEADER.size + 8 * ndim:
+    if len(head) != _HEADER_BYTES + 8 * ndim:
         return None
-    shape = _DIMENSIONS[ndim].unpack_from(head, _TENSOR_HEADER.size)
+    shape = _DIMENSIONS[ndim].unpack_from(head, _HEADER_BYTES)
     return elem, shape, dtype, len(head) + math.prod(shape) * dtype.itemsize
 
 
 def _decode_tensor(node: TypeNode, view: Buffer) -> np.ndarray[Any, Any]:
     size = len(view)
-    if size < _TENSOR_HEADER.size:
+    if size < _HEADER_BYTES:
         raise DecodeError(f"a tensor payload of {size} bytes has no header")
     if type(view) is bytes and size <= SMALL_BYTES:
-        start = _TENSOR_HEADER.size + 8 * view[1]
+        start = _HEADER_BYTES + 8 * view[1]
         known = _plain_head(view[:start])
-        if known is not None and known[0] == node.elem_type and known[3] == size:
-            try:
-                return np.ndarray(known[1], known[2], view, start)
-            except (ValueError, OverflowError):
-                pass  # said below
+        if known is not None:
+            elem, shape, plain, whole = known
+            if elem == node.elem_type and whole == size:
+                try:
+                    return _new_array(shape, plain, view, start)
+                except (ValueError, OverflowError):
+                    pass  # said below
     elem, ndim = _TENSOR_HEADER.unpack_from(view)
     if elem != node.elem_type:
         raise DecodeError(f"tensor of element type {elem} where {node.name} was announced")
-    start = _TENSOR_HEADER.size + 8 * ndim
+    start = _HEADER_BYTES + 8 * ndim
     if ndim > MAX_DIMENSIONS or size < start:
         raise DecodeError(f"tensor header announces {ndim} dimensions")
-    shape = _DIMENSIONS[ndim].unpack_from(view, _TENSOR_HEADER.size)
+    shape = _DIMENSIONS[ndim].unpack_from(view, _HEADER_BYTES)
     dtype = _AS_ON_THE_WIRE.get(elem)
     if dtype is None:
         dtype = values.dtype_of(node)
@@ -312,15 +317,15 @@ def _decode_packed(
 
 def _decode_texts(view: memoryview, budget: Budget) -> np.ndarray[Any, Any]:
     node, size = types.TENSOR_STRING, len(view)
-    if size < _TENSOR_HEADER.size:
+    if size < _HEADER_BYTES:
         raise DecodeError(f"a tensor payload of {size} bytes has no header")
     elem, ndim = _TENSOR_HEADER.unpack_from(view)
-    if view[2 : _TENSOR_HEADER.size] != bytes(6):
+    if view[2:_HEADER_BYTES] != bytes(6):
         raise DecodeError("a tensor header with bytes that mean nothing")
-    start = _TENSOR_HEADER.size + 8 * ndim
+    start = _HEADER_BYTES + 8 * ndim
     if elem != node.elem_type or ndim > MAX_DIMENSIONS or size < start:
         raise DecodeError(f"tensor of element type {elem} and {ndim} dimensions, not of texts")
-    shape = _DIMENSIONS[ndim].unpack_from(view, _TENSOR_HEADER.size)
+    shape = _DIMENSIONS[ndim].unpack_from(view, _HEADER_BYTES)
     count = math.prod(shape)
     if count > MAX_TEXTS or start + 4 * count > size:
         raise DecodeError(f"tensor shape {list(shape)} of texts does not fit its {size} bytes")
@@ -643,7 +648,7 @@ def cost_of(node: TypeNode, payload: Buffer, most: int, depth: int = 0) -> int:
     """
     if node is types.TENSOR_STRING or node.kind in (TypeKind.SEQUENCE, TypeKind.OPTIONAL):
         return 1 + (len(payload) >> 4)  # a short text takes about as long as a PeerId
-    if node.kind is TypeKind.TENSOR:
+    if node.kind is _TENSOR:
         # A view; but each byte of a bool is checked.
         return 1 if node is not types.TENSOR_BOOL else 1 + (len(payload) >> 10)
     if node is types.COMPOSITE or node is types.RESPONSE_BATCH:

@@ -203,7 +203,7 @@ def encode_between(
     reports: Sequence[EdgeRttReport],
     source: bytes,
     chain: int = 0,
-) -> list[Buffer]:
+) -> tuple[Buffer, ...]:
     """Return an envelope as buffers; its ends are from `encode_destination` and `encode_source`."""
     rest = source
     if reports:
@@ -233,8 +233,10 @@ def encode_between(
             (payload,), others = others, ()
         size = len(payload) if not others else fill.payload_size
         if size <= SMALL_BYTES:  # as most: all in one buffer
+            if others:
+                payload = b"".join((payload, *others))
             before, after = _fill_ends(fill.dest_suffix, fill.trigger_only, fill.type_hash, size)
-            return [b"".join((destination, before, payload, *others, after, head, raw, rest))]
+            return (b"".join((destination, before, payload, after, head, raw, rest)),)
     parts: list[Buffer] = []
     pending = destination
     for fill in fills:
@@ -250,7 +252,7 @@ def encode_between(
         else:
             pending += after
     parts.append(pending + head + raw + rest)
-    return parts
+    return tuple(parts)
 
 
 @lru_cache(_REMEMBERED)
@@ -275,7 +277,7 @@ def _deadline_bytes(remaining_ns: int) -> bytes:
     return made
 
 
-def encode_envelope(envelope: WireEnvelope) -> list[Buffer]:
+def encode_envelope(envelope: WireEnvelope) -> tuple[Buffer, ...]:
     """Return the envelope as buffers to be written in order; payload buffers are passed through."""
     return encode_between(
         encode_destination(envelope.dest_peer_addresses),
@@ -335,7 +337,8 @@ class Layout:
     """The bytes of an envelope that the next ones of its sender have as well.
 
     These are all but a small payload, correlation and deadline: before the payload, between it and
-    the correlation, and after the deadline. `made` is the envelope that it was learned from.
+    the correlation, and after the deadline. `made` is the envelope that it was learned from, with
+    its `fill` and the addresses that it `claimed`.
     """
 
     __slots__ = (
@@ -345,6 +348,8 @@ class Layout:
         "_payload_at",
         "_payload_end",
         "_said_at",
+        "claimed",
+        "fill",
         "made",
         "misses",
     )
@@ -356,6 +361,8 @@ class Layout:
         self._after = data[at:]
         self._payload_at, self._payload_end, self._said_at = payload_at, payload_end, rest + 1
         self.made = made
+        self.fill = made.fills[0]
+        self.claimed = made.src_peer_addresses
         self.misses = 0
 
     def read(self, data: bytes) -> Differing | None:
@@ -389,8 +396,7 @@ class Layout:
         self, payload: bytes, kind: CorrelationKind, wire_req_id: int, chain: int, deadline: int
     ) -> WireEnvelope:
         """Return the envelope of which `read` has returned this."""
-        last = self.made
-        fill = last.fills[0]
+        last, fill = self.made, self.fill
         made: WireEnvelope = _make_envelope(
             last.dest_peer_addresses,
             (make_fill(fill.dest_suffix, payload, (), fill.trigger_only, fill.type_hash),),

@@ -21,12 +21,12 @@ def maker(cls: type, *names: str) -> Callable[..., Any]:
     twin = type(f"_{cls.__name__}", (), {"__slots__": names})
     lines = [
         f"def make({', '.join(names)}):",
-        "    made = new(twin)",
+        "    made = twin()",
         *(f"    made.{name} = {name}" for name in names),
         "    made.__class__ = cls",
         "    return made",
     ]
-    scope: dict[str, Any] = {"new": object.__new__, "cls": cls, "twin": twin}
+    scope: dict[str, Any] = {"cls": cls, "twin": twin}
     exec("\n".join(lines), scope)  # names of fields, and nothing from outside
     make: Callable[..., Any] = scope["make"]
     return make

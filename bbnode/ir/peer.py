@@ -28,10 +28,11 @@ _ED25519_PUBLIC_KEY_PREFIX = b"\x08\x01\x12\x20"
 class PeerId:
     """An immutable multihash PeerId; ordered and hashed by its bytes.
 
-    Order matters: reductions over peers run in PeerId order on every node.
+    Order matters: reductions over peers run in PeerId order on every node. `raw` is what `to_bytes`
+    returns, for what asks with every envelope.
     """
 
-    __slots__ = ("_bytes", "_hash", "_text")
+    __slots__ = ("_hash", "_text", "raw")
 
     def __init__(self, multihash: bytes) -> None:
         """Raise DecodeError unless `multihash` is `<code><length><digest>`, fully used."""
@@ -47,7 +48,7 @@ class PeerId:
                 f"not a PeerId: {raw[:8].hex()}… ({len(raw)} bytes); expected a multihash with "
                 "code 0x00 (identity) or 0x12 (sha2-256) and its exact length"
             )
-        self._bytes = raw
+        self.raw = raw
         self._hash = hash(raw)
         self._text: str | None = None
 
@@ -83,7 +84,7 @@ class PeerId:
 
     def to_bytes(self) -> bytes:
         """Return the canonical multihash bytes."""
-        return self._bytes
+        return self.raw
 
     @property
     def short(self) -> str:
@@ -92,17 +93,17 @@ class PeerId:
 
     def __str__(self) -> str:
         if self._text is None:
-            self._text = base58.b58encode(self._bytes).decode("ascii")
+            self._text = base58.b58encode(self.raw).decode("ascii")
         return self._text
 
     def __repr__(self) -> str:
         return f"PeerId({self!s})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PeerId) and self._bytes == other._bytes
+        return isinstance(other, PeerId) and self.raw == other.raw
 
     def __lt__(self, other: PeerId) -> bool:
-        return self._bytes < other._bytes
+        return self.raw < other.raw
 
     def __hash__(self) -> int:
         return self._hash

@@ -451,7 +451,7 @@ _ARRAYS = (np.ndarray, np.generic)
 def type_of(value: Value) -> TypeNode:
     """Return the leaf type of a run-time value; raises AuthorError for anything else."""
     cls = type(value)
-    node = _TYPE_OF_CLASS.get(cls)
+    node = _DTYPE_TO_TYPE.get(value.dtype) if cls is np.ndarray else _TYPE_OF_CLASS.get(cls)
     if node is not None:
         return node
     if isinstance(value, _ARRAYS):

@@ -12,7 +12,6 @@ work, which takes the node's `task_ns`.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -20,6 +19,7 @@ from multiaddr import Multiaddr
 from onnx import ModelProto
 
 from bbnode.engine import Limits, Node, ProgramPlan, install, plan_program, steps
+from bbnode.engine.counts import Counts
 from bbnode.engine.rng import mix64
 from bbnode.ir.ids import fnv1a_64
 from bbnode.ir.peer import PeerId
@@ -94,7 +94,7 @@ class Network:
         self._fly = self._agenda.arrive
         self._by_peer: dict[PeerId, SimNode] = {}
         self._programs: dict[tuple[int, tuple[str, ...]], tuple[ModelProto, ProgramPlan]] = {}
-        self._counts: Counter[str] = Counter()
+        self._counts = Counts()
         self._at_once = 0
 
     # -- nodes -------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import weakref
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from operator import itemgetter
@@ -379,7 +380,7 @@ class SplitNetwork(Network):
 
     def counters(self) -> dict[str, int]:
         """Return the counts of polls, of tasks, and of envelopes by their outcome."""
-        total = self._counts.copy()
+        total = Counter(self._counts)
         for counts in self._processes.ask_all(self.now_ns, "counts"):
             total.update(counts)
         return dict(total)

@@ -125,7 +125,7 @@ def test_a_flood_leaves_nothing_behind_and_is_refused_beyond_the_caps() -> None:
         poll(node, now_ns)
         now_ns = settle(node, now_ns)
         rt = node._rt
-        sizes.append((len(rt.scheduler), len(rt.scheduler._heap) < 4096, len(rt.reports.bus)))
+        sizes.append((len(rt.scheduler), len(rt.scheduler.heap) < 4096, len(rt.reports.bus)))
         assert len(rt.records) <= MAX_RECORDS
     assert node.counters()["ingress.dropped"] > 0
     assert sizes[1:] == [sizes[1]] * 3

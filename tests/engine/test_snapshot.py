@@ -470,7 +470,7 @@ SERVICE_STATE = {
             "reports",
             "_max_frames",
             "tracer",
-            "next_execution",
+            "numbers",
             "run",
             "rt",
         ),

@@ -11,6 +11,7 @@ from multiaddr import Multiaddr
 
 from bbnode.engine import cohorts, errors
 from bbnode.engine.cohorts import Cohort, CohortEvent, CohortState, CohortTable, ResponseStatus
+from bbnode.engine.counts import Counts
 from bbnode.engine.empty import EMPTY
 from bbnode.engine.peers import backoff_table
 from bbnode.engine.peers import governor as peer_governor
@@ -83,6 +84,42 @@ def test_the_number_of_peers_that_are_down_is_kept_right(events) -> None:
         (governor.record_success if ok else governor.record_failure)(peer(who))
         down = [i for i in range(4) if governor.health(peer(i)) is Health.DOWN]
         assert governor.any_down() is bool(down)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("block"), st.integers(0, 2)),
+            st.tuples(st.just("unblock"), st.integers(0, 2)),
+            st.tuples(st.just("allow_only"), st.none() | st.sets(st.integers(0, 2))),
+            st.just(("load", None)),
+        )
+    )
+)
+def test_a_governor_that_denies_nobody_says_so(steps) -> None:
+    governor = PeerGovernor()
+    for what, of in steps:
+        if what == "load":
+            writer = SnapshotWriter()
+            saved = governor.state(writer)
+            governor = PeerGovernor()
+            governor.load(saved, SnapshotReader(writer.lists()))
+        elif what == "allow_only":
+            governor.allow_only(None if of is None else [peer(number) for number in of])
+        else:
+            getattr(governor, what)(peer(of))
+        denied = [peer(number) for number in range(4) if governor.check_inbound(peer(number))]
+        assert governor.denies or not denied
+        # An allow list denies those that nobody here has heard of.
+        assert bool(denied) == governor.denies
+
+
+def test_a_count_that_was_asked_for_is_not_there_for_that() -> None:
+    counts = Counts()
+    assert counts["a"] == 0
+    counts["b"] += 2
+    assert counts == {"b": 2}
+    assert {**counts} == {"b": 2}
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 1))))
@@ -162,7 +199,7 @@ def test_cancelled_timers_do_not_pile_up() -> None:
     timers = Scheduler()
     for i in range(10_000):
         timers.cancel(timers.set(1000 + i, TimerKind.INTERVAL, i))
-    assert len(timers._heap) < 200
+    assert len(timers.heap) < 200
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=200))

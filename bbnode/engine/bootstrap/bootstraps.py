@@ -142,20 +142,20 @@ class Turn:
 
 @dataclass(eq=False, repr=False)
 class Bootstraps:
-    """All bootstraps of one node."""
+    """All bootstraps of one node: those that wait for their turn (`queue`), and those that run."""
 
     __slots__ = (
         "_all",
         "_numbers",
-        "_queue",
-        "_running",
         "cells",
         "clock",
         "executor",
         "ingress",
         "limits",
+        "queue",
         "readiness",
         "reports",
+        "running",
         "scheduler",
         "suspensions",
     )
@@ -186,8 +186,8 @@ class Bootstraps:
             if plan is not None
         ]
         self._all = {plan.name: Bootstrap(plan) for plan in (*of_slots, *plans)}
-        self._queue: list[Turn] = []
-        self._running: list[Turn] = []
+        self.queue: list[Turn] = []
+        self.running: list[Turn] = []
         self._numbers = 0
 
     # -- asking ------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Bootstraps:
             starts=tuple(
                 ev.BootstrapStart(
                     name=request.target,
-                    execution=self.ingress.executions(),
+                    execution=self.ingress.executions.next(),
                     inputs={name: adopt(value) for name, value in request.inputs.items()},
                     charge=charge,
                 )
@@ -299,21 +299,14 @@ class Bootstraps:
                 now_ns + MAX_TURN_NS, TimerKind.BOOTSTRAP_TURN, self._numbers
             )
             bootstrap = self._all[start.name]
-            self._queue.append(
-                Turn(self._numbers, bootstrap, start.execution, start, now_ns, timer)
-            )
-
-    @property
-    def under_way(self) -> bool:
-        """True while one runs or waits for its turn."""
-        return bool(self._queue or self._running)
+            self.queue.append(Turn(self._numbers, bootstrap, start.execution, start, now_ns, timer))
 
     def advance(self) -> bool:
         """End what has finished and start what may start; return False if nothing changed."""
-        drained = [turn for turn in self._running if turn.frame is None or turn.frame.ended]
+        drained = [turn for turn in self.running if turn.frame is None or turn.frame.ended]
         freed: set[int] = set()
         for turn in drained:
-            self._running.remove(turn)
+            self.running.remove(turn)
             freed |= turn.bootstrap.plan.touches
             self._end(turn, ok=turn.frame is not None and turn.frame.failures == 0)
         for index in freed:
@@ -325,9 +318,9 @@ class Bootstraps:
 
     def turn_is_over(self, number: int) -> None:
         """Fail a bootstrap that has waited too long for its turn."""
-        for turn in self._queue:
+        for turn in self.queue:
             if turn.number == number:
-                self._queue.remove(turn)
+                self.queue.remove(turn)
                 if turn.request is not None:
                     turn.request.charge.release()
                 error = DeadlineExceeded(
@@ -342,17 +335,17 @@ class Bootstraps:
 
     def _start_what_may(self) -> int:
         taken: set[int] = set()
-        for turn in self._running:
+        for turn in self.running:
             taken |= turn.bootstrap.plan.touches
-        waiting, self._queue = self._queue, []
+        waiting, self.queue = self.queue, []
         for turn in waiting:
             touches = turn.bootstrap.plan.touches
             if taken.isdisjoint(touches):
                 self._start(turn)
             else:
-                self._queue.append(turn)
+                self.queue.append(turn)
             taken |= touches
-        return len(waiting) - len(self._queue)
+        return len(waiting) - len(self.queue)
 
     def _start(self, turn: Turn) -> None:
         bootstrap, request = turn.bootstrap, turn.request
@@ -364,7 +357,7 @@ class Bootstraps:
             turn.timer = None
         bootstrap.move(Move.STARTED)
         bootstrap.failure = ""
-        self._running.append(turn)
+        self.running.append(turn)
         frame = turn.frame = self.executor.start(bootstrap.plan.plan, request.execution)
         if frame is None:
             request.charge.release()
@@ -421,8 +414,8 @@ class Bootstraps:
                 [b.plan.name, b.state.value, b.runs, b.last_ok, b.failure]
                 for b in self._all.values()
             ],
-            self._turns.save(self._queue, writer),
-            self._turns.save(self._running, writer),
+            self._turns.save(self.queue, writer),
+            self._turns.save(self.running, writer),
             self._numbers,
         ]
 
@@ -433,9 +426,9 @@ class Bootstraps:
             bootstrap = self._all[name]
             bootstrap.state, bootstrap.runs, bootstrap.last_ok = State(state), runs, last_ok
             bootstrap.failure = failure
-        self._queue = self._turns.load(queue, reader)
-        self._running = self._turns.load(running, reader)
-        for turn in self._running:
+        self.queue = self._turns.load(queue, reader)
+        self.running = self._turns.load(running, reader)
+        for turn in self.running:
             if turn.frame is not None:
                 turn.frame.bootstrap = turn.bootstrap
                 for index in turn.bootstrap.plan.touches:
@@ -481,12 +474,12 @@ class Bootstraps:
                 since_ns=turn.since_ns,
                 until_ns=turn.since_ns + MAX_TURN_NS,
             )
-            for turn in self._queue
+            for turn in self.queue
         ]
 
     def _holders(self, turn: Turn) -> str:
         touches = turn.bootstrap.plan.touches
-        before = [t for t in (*self._running, *self._queue) if t.number < turn.number]
+        before = [t for t in (*self.running, *self.queue) if t.number < turn.number]
         return ", ".join(
             str(t.bootstrap) for t in before if not touches.isdisjoint(t.bootstrap.plan.touches)
         )

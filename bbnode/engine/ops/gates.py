@@ -41,8 +41,9 @@ def _peer_health_rx(build: OpBuild) -> Fire:
 
     def fire(frame: Frame) -> Any:
         peer = frame.source_peer
-        if peer is not None:
-            reason = frame.rt.neighbours.governor.check_inbound(peer)
+        governor = frame.rt.neighbours.governor
+        if governor.denies and peer is not None:
+            reason = governor.check_inbound(peer)
             if reason is not None:
                 raise GateDenied(keys.OP_PEER_HEALTH_GATE_RX, reason.value, f"from {peer}")
         return frame.values[source]
@@ -58,7 +59,8 @@ def _backoff_rx(build: OpBuild) -> Fire:
     def fire(frame: Frame) -> Any:
         peer = frame.source_peer
         rt: Services = frame.rt
-        if peer is not None and not rt.neighbours.backoff.should_retry(peer, rt.clock.now_ns):
+        backoff = rt.neighbours.backoff
+        if backoff.peers and peer is not None and not backoff.should_retry(peer, rt.clock.now_ns):
             raise GateDenied(keys.OP_BACKOFF_GATE_RX, BlockReason.COOLDOWN.value, f"from {peer}")
         return frame.values[source]
 

@@ -46,45 +46,45 @@ def delay_for(attempts: int) -> int:
 class BackoffTable:
     """Backoff of all peers that failed."""
 
-    __slots__ = ("_peers",)
+    __slots__ = ("peers",)
 
     def __init__(self) -> None:
-        self._peers: OrderedDict[PeerId, Backoff] = EMPTY
+        self.peers: OrderedDict[PeerId, Backoff] = EMPTY
 
     def __len__(self) -> int:
-        return len(self._peers)
+        return len(self.peers)
 
     def get(self, peer: PeerId) -> Backoff | None:
         """Return the state of a peer, or None when it is untracked."""
-        return self._peers.get(peer)
+        return self.peers.get(peer)
 
     def record_failure(self, peer: PeerId, now_ns: int) -> Backoff:
         """Count one more failure in a row."""
-        known = self._peers.pop(peer, None)
+        known = self.peers.pop(peer, None)
         attempts = 1 if known is None else known.attempts + 1
         state = Backoff(attempts=attempts, next_retry_ns=now_ns + delay_for(attempts))
-        if self._peers is EMPTY:
-            self._peers = OrderedDict()
-        self._peers[peer] = state
-        if len(self._peers) > MAX_TRACKED_PEERS:
-            self._peers.popitem(last=False)
+        if self.peers is EMPTY:
+            self.peers = OrderedDict()
+        self.peers[peer] = state
+        if len(self.peers) > MAX_TRACKED_PEERS:
+            self.peers.popitem(last=False)
         return state
 
     def record_success(self, peer: PeerId) -> None:
         """Forget a peer's failures."""
-        self._peers.pop(peer, None)
+        self.peers.pop(peer, None)
 
     def should_retry(self, peer: PeerId, now_ns: int) -> bool:
         """Return True if a peer may be tried at `now_ns`."""
-        if not self._peers:
+        if not self.peers:
             return True
-        state = self._peers.get(peer)
+        state = self.peers.get(peer)
         return state is None or now_ns >= state.next_retry_ns
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: all peers, the one that failed longest ago first."""
-        return _PEERS.save(self._peers, writer)
+        return _PEERS.save(self.peers, writer)
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
-        self._peers = OrderedDict(_PEERS.load(plain, reader))
+        self.peers = OrderedDict(_PEERS.load(plain, reader))

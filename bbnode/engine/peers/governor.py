@@ -88,7 +88,10 @@ _NOBODY: Final[frozenset[PeerId]] = frozenset()
 
 
 class PeerGovernor:
-    """Policy and health of all peers."""
+    """Policy and health of all peers.
+
+    Most nodes deny nobody: what asks with every envelope looks at `denies` first.
+    """
 
     __slots__ = (
         "_allowed",
@@ -96,6 +99,7 @@ class PeerGovernor:
         "_down",
         "_records",
         "_threshold",
+        "denies",
     )
 
     def __init__(self, threshold: int = DEFAULT_FAILURE_THRESHOLD) -> None:
@@ -103,24 +107,28 @@ class PeerGovernor:
         self._records: OrderedDict[PeerId, _PeerHealth] = EMPTY
         self._blocked: frozenset[PeerId] = _NOBODY
         self._allowed: frozenset[PeerId] | None = None
+        self.denies = False
         self._down = 0  # the number of peers in DOWN, for a quick `any_down`
 
     def block(self, peer: PeerId) -> None:
         """Deny a peer."""
-        self._blocked |= {peer}
+        self._set_lists(self._blocked | {peer}, self._allowed)
 
     def unblock(self, peer: PeerId) -> None:
         """Deny a peer no more."""
-        self._blocked -= {peer}
+        self._set_lists(self._blocked - {peer}, self._allowed)
 
     def allow_only(self, peers: Iterable[PeerId] | None) -> None:
         """Deny all peers but these; None lifts this."""
-        self._allowed = None if peers is None else frozenset(peers)
+        self._set_lists(self._blocked, None if peers is None else frozenset(peers))
+
+    def _set_lists(self, blocked: frozenset[PeerId], allowed: frozenset[PeerId] | None) -> None:
+        self._blocked, self._allowed = blocked, allowed
+        self.denies = bool(blocked) or allowed is not None
 
     def check_inbound(self, peer: PeerId) -> BlockReason | None:
         """Return the reason to refuse messages from a peer, or None."""
-        # A PeerId is hashed in Python; most nodes block nobody.
-        if self._blocked and peer in self._blocked:
+        if peer in self._blocked:
             return BlockReason.BLOCKLISTED
         if self._allowed is not None and peer not in self._allowed:
             return BlockReason.NOT_ALLOWLISTED
@@ -183,5 +191,4 @@ class PeerGovernor:
         records, blocked, allowed = plain
         self._records = OrderedDict(_HEALTHS.load(records, reader))
         self._down = sum(record.health is Health.DOWN for record in self._records.values())
-        self._blocked = _PEERS.load(blocked, reader)
-        self._allowed = optional(_PEERS).load(allowed, reader)
+        self._set_lists(_PEERS.load(blocked, reader), optional(_PEERS).load(allowed, reader))

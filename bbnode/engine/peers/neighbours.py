@@ -313,7 +313,8 @@ class Neighbours:
         lacking = self.peers.not_taken
         if lacking and suffix in lacking.get(peer, ()):
             return VERSION_REASON
-        reason = self.governor.check_inbound(peer)
+        governor = self.governor
+        reason = governor.check_inbound(peer) if governor.denies else None
         if reason is None:
             if peer in self.peers.classes or self.book.has_address(peer) or peer == self.self_peer:
                 return None

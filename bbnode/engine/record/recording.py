@@ -72,7 +72,7 @@ class Recorder:
         self._poll: dict[str, Any] = {}
         self._writer: SnapshotWriter | None = None
         self._numbers: list[list[int]] = []
-        rt.executor.next_execution = self._next_execution
+        rt.executor.numbers = self
         self._write(head)
 
     # -- between polls -----------------------------------------------------------------------
@@ -122,9 +122,9 @@ class Recorder:
         )
         self._write(self._poll)
 
-    def _next_execution(self) -> int:
+    def next(self) -> int:
         """Return the next number for the node itself; other threads may take numbers meanwhile."""
-        number = self._rt.executor.executions()
+        number = self._rt.executor.executions.next()
         if self._numbers and sum(self._numbers[-1]) == number:
             self._numbers[-1][1] += 1
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import onnx
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.errors import RecordRefused
+from bbnode.engine.ingress import Executions
 from bbnode.engine.install import install
 from bbnode.engine.limits import Limits
 from bbnode.engine.node import Node
@@ -171,11 +172,23 @@ class Replay:
         rt.ingress.refill(events, completions)
         if entry["closed"]:
             rt.ingress.close()
-        numbers = (first + n for first, count in entry["numbers"] for n in range(count))
-        executor = rt.executor
-        # If the node starts more executions than in the record, it numbers them itself.
-        executor.next_execution = lambda: next(numbers, 0) or executor.executions()
+        rt.executor.numbers = _TakenNumbers(entry["numbers"], rt.executor.executions)
         return completions
+
+
+class _TakenNumbers:
+    """The numbers that a recorded poll gave to executions, as ranges.
+
+    If the node starts more executions than in the record, it numbers them itself.
+    """
+
+    def __init__(self, ranges: Iterable[tuple[int, int]], others: Executions) -> None:
+        self._numbers = (first + n for first, count in ranges for n in range(count))
+        self._others = others
+
+    def next(self) -> int:
+        """Return the next number."""
+        return next(self._numbers, 0) or self._others.next()
 
 
 def _model_of(head: Mapping[str, Any]) -> onnx.ModelProto:

@@ -122,13 +122,12 @@ class Decoder:
     ) -> bool:
         """Decode a fill when it is its turn; return False if there are too many executions."""
         executor = self.executor
-        frame = executor.start(PLAN, source_peer=event.peer)
+        frame = executor.start_from(PLAN, event.peer, wire_req_id, site, chain)
         if frame is None:
             return False
         self.reports.counts["decode.deferred"] += 1
         if is_request:
             frame.debt = OWED  # until it is delivered
-        executor.came_from(frame, event.peer, wire_req_id, site, chain)
         frame.deadline_ns = deadline_ns
         frame.charges = [event.charge.hold()]
         # A view, also of nothing: so that a snapshot saves it as what it is.

@@ -98,11 +98,11 @@ class InboundDedup:
 
     def has(self, source: PeerId, wire_req_id: int, site: int) -> bool:
         """Return True for a message that is remembered."""
-        return (source.to_bytes(), wire_req_id, site) in self._known.entries
+        return (source.raw, wire_req_id, site) in self._known.entries
 
     def record(self, source: PeerId, wire_req_id: int, site: int) -> bool:
         """Remember a message; return True for a known one, which keeps its age."""
-        return not self._known.add((source.to_bytes(), wire_req_id, site), None)
+        return not self._known.add((source.raw, wire_req_id, site), None)
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: the window, oldest first."""
@@ -225,13 +225,11 @@ class Inbound:
         if found is None:
             return False
         payload, kind, wire_req_id, chain, remaining_ns = found
-        made = layout.made
-        claimed = made.src_peer_addresses
-        known = self.neighbours.book.is_unchanged(peer, claimed, event.observed)
+        known = self.neighbours.book.is_unchanged(peer, layout.claimed, event.observed)
         if not known or kind is not site.kind:
             return False
         self.decoder.left_us -= ENVELOPE_US + FILL_US
-        fill = made.fills[0]
+        fill = layout.fill
         try:
             # No stars: they would make a list and a tuple of this, for each envelope.
             self._deliver(
@@ -396,7 +394,7 @@ class Inbound:
             if why:
                 raise _RefusedFill(NOT_READY, why, public_text(why))
         limit = self.limits.frames_per_peer
-        if limit is not None and self.executor.frames_of.get(peer.to_bytes(), 0) >= limit:
+        if limit is not None and self.executor.frames_of.get(peer.raw, 0) >= limit:
             raise _RefusedFill(
                 "TooManyExecutions",
                 f"{limit} executions that this peer started are under way (limit frames_per_peer)",
@@ -429,11 +427,10 @@ class Inbound:
         value: Value,
     ) -> None:
         executor, plan = self.executor, site.plan
-        frame = executor.start(plan, source_peer=peer)
+        frame = executor.start_from(plan, peer, wire_req_id, site.site, chain)
         if frame is None:
             self._too_full(site, peer, wire_req_id)
             return
-        executor.came_from(frame, peer, wire_req_id, site.site, chain)
         frame.charges = [charge.hold()]
         frame.deadline_ns = deadline_ns
         seeds = plan.seeds

@@ -63,18 +63,25 @@ _Key: TypeAlias = tuple[int, bytes, int]
 
 
 class _Pack:
-    """Fills for one peer under one correlation."""
+    """Fills for one peer under one correlation; made by `_pack`."""
 
     __slots__ = ("chain", "fills", "peer", "remaining_ns", "size")
 
-    def __init__(
-        self, peer: PeerId, chain: int, fill: SlotFill, size: int, remaining_ns: int
-    ) -> None:
-        self.peer = peer
-        self.chain = chain
-        self.fills = [fill]
-        self.size = size
-        self.remaining_ns = remaining_ns
+    peer: PeerId
+    chain: int
+    fills: list[SlotFill]
+    size: int
+    remaining_ns: int
+
+
+def _pack(peer: PeerId, chain: int, fill: SlotFill, size: int, remaining_ns: int) -> _Pack:
+    pack = _Pack()  # without an `__init__`, which would take longer than what it does
+    pack.peer = peer
+    pack.chain = chain
+    pack.fills = [fill]
+    pack.size = size
+    pack.remaining_ns = remaining_ns
+    return pack
 
 
 class Requests(Protocol):
@@ -269,18 +276,19 @@ class EnvelopeOutbox:
             self.tracer.sent(frame, op, peers, kind, wire_req_id, fill.dest_suffix)
         size = payload_size + _FILL_OVERHEAD_BYTES
         plain_kind = kind + 0
+        queued = self.packs
         for peer in peers:
-            key = wire_req_id, peer.to_bytes(), plain_kind
-            packs = self.packs.get(key)
+            key = wire_req_id, peer.raw, plain_kind
+            packs = queued.get(key) if queued else None
             if packs is None:
-                self.packs[key] = [_Pack(peer, chain, fill, size, remaining_ns)]
+                queued[key] = [_pack(peer, chain, fill, size, remaining_ns)]
                 self._pending += 1
                 continue
             pack = packs[-1]
             if len(pack.fills) >= self._max_fills or (
                 self.max_payload is not None and pack.size + size > self.max_payload
             ):
-                packs.append(_Pack(peer, chain, fill, size, remaining_ns))
+                packs.append(_pack(peer, chain, fill, size, remaining_ns))
                 self._pending += 1
                 continue
             pack.fills.append(fill)
@@ -297,7 +305,7 @@ class EnvelopeOutbox:
         packs = self.packs.setdefault((wire_req_id, peer.to_bytes(), kind + 0), [])
         if any(known.dest_suffix == fill.dest_suffix for pack in packs for known in pack.fills):
             return True
-        packs.append(_Pack(peer, 0, fill, fill.payload_size + _FILL_OVERHEAD_BYTES, 0))
+        packs.append(_pack(peer, 0, fill, fill.payload_size + _FILL_OVERHEAD_BYTES, 0))
         self._pending += 1
         return True
 
@@ -305,8 +313,10 @@ class EnvelopeOutbox:
         """Turn all queued fills into SendEnvelope steps."""
         packs, self.packs, self._pending = self.packs, {}, 0
         neighbours, reports = self.neighbours, self.reports
-        source = self._source_part()
-        own = neighbours.self_peer.to_bytes()
+        source = self._source
+        if neighbours.own_addresses is not self._source_of:
+            source = self._source_part()
+        own = neighbours.self_peer.raw
         for (wire_req_id, raw, kind), queued in packs.items():
             peer = queued[0].peer
             addresses, destination = neighbours.book.routed(peer, _destination_part)
@@ -333,19 +343,16 @@ class EnvelopeOutbox:
                     if len(self._answers) > MAX_ANSWERS_REMEMBERED:
                         self._answers.popitem(last=False)
                 reports.counts["envelopes.out"] += 1
-                reports.steps.append(steps.make_send(peer, addresses, tuple(parts), self._tag))
+                reports.steps.append(steps.make_send(peer, addresses, parts, self._tag))
 
     def take_answered(self, tag: int) -> int:
         """Return the id of the request that an envelope answers, once; 0 if it is no answer."""
         return self._answers.pop(tag, 0)
 
     def _source_part(self) -> bytes:
-        """Return the end of all envelopes of this node; made anew when its addresses change."""
-        own = self.neighbours.own_addresses
-        if own is not self._source_of:
-            self._source_of = own
-            peer = self.neighbours.self_peer.to_bytes()
-            self._source = encode_source(peer, _address_bytes(own))
+        """Return the end of all envelopes of this node, from when its addresses have changed on."""
+        own = self._source_of = self.neighbours.own_addresses
+        self._source = encode_source(self.neighbours.self_peer.raw, _address_bytes(own))
         return self._source
 
     def _give_up(self, peer: PeerId, wire_req_id: int, reason: str) -> None:
