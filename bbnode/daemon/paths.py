@@ -248,17 +248,11 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, mode: int) ->
     `data` may come in pieces; what their iterator raises passes, and the old file stays. Raises
     `StorageError` naming the path.
     """
-    pieces = (data,) if isinstance(data, bytes) else data
     try:
         # `remove_orphans` knows the name by its form.
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(descriptor, "wb") as stream:
-                for piece in pieces:
-                    stream.write(piece)
-                os.fchmod(stream.fileno(), mode)
-                stream.flush()
-                os.fsync(stream.fileno())
+            _fill(descriptor, data, mode)
             Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -266,6 +260,30 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, mode: int) ->
         sync_directory(path.parent)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_synced(path: Path, data: bytes, *, mode: int) -> None:
+    """Write a file that is on disk at the return; a crash before may leave a part of it.
+
+    For a file of which nobody but the caller knows. Raises OSError, and leaves no file then.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, mode)
+    try:
+        _fill(descriptor, data, mode)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _fill(descriptor: int, data: bytes | Iterable[bytes], mode: int) -> None:
+    """Write, sync and close an open file."""
+    with os.fdopen(descriptor, "wb") as stream:
+        for piece in (data,) if isinstance(data, bytes) else data:
+            stream.write(piece)
+        os.fchmod(stream.fileno(), mode)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def sync_directory(directory: Path) -> None:

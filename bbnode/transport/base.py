@@ -501,6 +501,10 @@ class Transport(ABC):
         """Return one connected peer; None if it is not connected."""
         return next((info for info in self.peers() if info.peer == peer), None)
 
+    def moved(self) -> dict[PeerId, tuple[int, int]]:
+        """Return the bytes in and out of the connected peers, in PeerId order."""
+        return {info.peer: (info.bytes_in, info.bytes_out) for info in self.peers()}
+
     @abstractmethod
     def wanted(self) -> list[WantedPeer]:
         """Return the peers given to `keep_connected`, in PeerId order."""

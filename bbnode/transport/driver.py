@@ -189,9 +189,11 @@ class Driver:
             self._turn_between(nursery)
 
     def _turn_between(self, nursery: trio.Nursery) -> None:
-        """Poll here and not in the sleeping task, which is woken for another deadline alone."""
+        """Poll here and not in the sleeping task, which is woken for an earlier deadline alone."""
         self._turn(nursery)
-        if self._node.next_deadline() != self._deadline:
+        deadline = self._node.next_deadline()
+        # One that has gone or is later costs a poll at the old time, instead of one now.
+        if deadline is not None and (self._deadline is None or deadline < self._deadline):
             self._wake.set()
 
     def _take(self, event: seam.TransportEvent) -> None:

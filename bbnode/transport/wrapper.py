@@ -70,6 +70,9 @@ class TransportWrapper(Transport):
     def peer_info(self, peer: PeerId) -> PeerInfo | None:
         return self.inner.peer_info(peer)
 
+    def moved(self) -> dict[PeerId, tuple[int, int]]:
+        return self.inner.moved()
+
     def wanted(self) -> list[WantedPeer]:
         return self.inner.wanted()
 

@@ -34,7 +34,7 @@ from bbnode.transport.links.framing import (
     encode_open,
 )
 from bbnode.transport.links.hello import encode_hello
-from bbnode.transport.links.link import LINK_MOVES, Link, LinkEvent, LinkState
+from bbnode.transport.links.link import LINK_MOVES, LaneReader, Link, LinkEvent, LinkState
 from bbnode.transport.links.peers import PeerTable
 from tests.patience import PATIENCE_S
 from tests.transport.fakes import PipeCarrier, carrier_pair
@@ -154,6 +154,34 @@ async def test_of_a_burst_of_answers_few_carry_an_acknowledgement(nursery, mock_
     # The delay brings the rest.
     mock_clock.jump(1.0)
     await quiet()
+    for side in (a, b):
+        (info,) = side.table.infos()
+        assert (info.queued_envelopes, info.unacknowledged_bytes) == (0, 0)
+
+
+async def test_between_answers_that_carry_them_no_acknowledgement_goes_alone(
+    nursery, autojump_clock, monkeypatch
+):
+    arrived, take, turns = 0, LaneReader._take, 200
+
+    def counted(reader: LaneReader, data: memoryview) -> None:
+        nonlocal arrived
+        arrived += 1
+        take(reader, data)
+
+    monkeypatch.setattr(LaneReader, "_take", counted)
+    a, b = Side(SMALL), Side(LARGE)
+    connect(a, b, nursery)
+    await quiet()
+    begun = arrived
+    for _ in range(turns):  # in all, many times `ack_delay_s`
+        a.table.send(LARGE, b"there", 1)
+        await trio.sleep(0.002)
+        b.table.send(SMALL, b"back", 2)
+        await trio.sleep(0.002)
+    assert arrived - begun == 2 * turns
+    await trio.sleep(TransportLimits().ack_delay_s + 0.002)
+    assert arrived - begun - 2 * turns <= 2
     for side in (a, b):
         (info,) = side.table.infos()
         assert (info.queued_envelopes, info.unacknowledged_bytes) == (0, 0)

@@ -27,7 +27,7 @@ from bbnode.components.contracts import OpContext, PreparedGraph
 from bbnode.components.registry import register_component
 from bbnode.ir.values import Value
 
-# What one run of the graph takes: values of each vector, and vectors where so many are left.
+# What one run of the graph takes at most: values of each vector, and vectors.
 _BLOCK = 32_000  # 128,000 bytes: from 128 KiB on, malloc maps every result anew
 _AT_ONCE = 8
 
@@ -83,7 +83,7 @@ class FedAvg(CollectingAggregator):
             mean: Value = rows[0][block]
             done = 1
             while done < len(rows):
-                count = _AT_ONCE if len(rows) - done >= _AT_ONCE else 1
+                count = min(len(rows) - done, _AT_ONCE)
                 pairs = zip(rows[done : done + count], shares[done : done + count], strict=True)
                 inputs = [value for row, share in pairs for value in (row[block], share)]
                 (mean,) = self._steps(count).run([mean, *inputs])
@@ -92,7 +92,7 @@ class FedAvg(CollectingAggregator):
         return out.reshape(parts[0].tensor.shape), clipped(parts, weights)
 
     def _steps(self, count: int) -> PreparedGraph:
-        """Return the graph that takes so many vectors, prepared once."""
+        """Return the graph that takes so many vectors, at most `_AT_ONCE`, prepared once."""
         found = self._graphs.get(count)
         if found is None:
             found = self.dependency("backend").prepare(running_mean_model(count))

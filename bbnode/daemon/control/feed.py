@@ -8,7 +8,6 @@ how many it lost.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
@@ -191,7 +190,7 @@ class LogFeedHandler(logging.Handler):
     def __init__(self, feed: Feed, token: trio.lowlevel.TrioToken) -> None:
         """`token` is that of the thread that owns the feed."""
         super().__init__()
-        self.setFormatter(JsonFormatter())
+        self._form = JsonFormatter()
         self._feed = feed
         self._token = token
         self._owner = threading.get_ident()
@@ -199,7 +198,7 @@ class LogFeedHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Publish a record now, or soon when this is another thread."""
-        line: dict[str, Any] = json.loads(self.format(record))
+        line = self._form.fields(record)
         if len(line.get("exception", "")) > MAX_EXCEPTION_CHARS:
             line["exception"] = line["exception"][-MAX_EXCEPTION_CHARS:]
         if threading.get_ident() == self._owner:

@@ -433,6 +433,15 @@ class Daemon:
         return f"{phase}, {', '.join(self._node.targets)}, {len(self._backend.peers())} peers{done}"
 
     def _observe(self, step: steps.Step) -> None:
+        if isinstance(step, steps.SendEnvelope):
+            # The most frequent one, of which nobody else wants to know.
+            self._discovery.observe(step)
+        else:
+            self._tell_all(step)
+        for observer in self.observers:
+            observer(step)
+
+    def _tell_all(self, step: steps.Step) -> None:
         event = None if self._preparing.is_own(step) else step_to_event(step)
         self._control.observe(step, event)
         if event is not None and not isinstance(step, _QUIET_STEPS):
@@ -451,8 +460,6 @@ class Daemon:
             self._preparing.tell()
         for rounds in self._rounds:
             rounds.observe(step)
-        for observer in self.observers:
-            observer(step)
 
     def _later(self, target: str, entry: str | None) -> frozenset[str]:
         """Return the outputs that come after an execution; the program is read when first asked."""
@@ -493,7 +500,7 @@ class Daemon:
         return Traffic(
             bytes_in=counters["inbound.bytes"],
             bytes_out=counters["outbound.bytes"],
-            peers={str(p.peer): (p.bytes_in, p.bytes_out) for p in self._backend.peers()},
+            peers={str(peer): moved for peer, moved in self._backend.moved().items()},
         )
 
 

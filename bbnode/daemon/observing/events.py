@@ -36,6 +36,9 @@ MAX_SHOWN_CHARS = 200
 # Of a Metadata, which a peer may have made.
 MAX_SHOWN_ENTRIES = 64
 
+# Most fields of a step.
+_AS_THEY_ARE = frozenset({type(None), bool, int, float, str})
+
 
 def summarize(value: Value) -> Any:
     """Return a summary of a run-time value that JSON can hold."""
@@ -115,7 +118,11 @@ def step_to_event(step: steps.Step) -> dict[str, Any] | None:
 
 def _json(value: Any) -> Any:
     """Return a step's field as JSON: peers as text, containers element by element."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if type(value) in _AS_THEY_ARE:
+        return value
+    if type(value) is PeerId:
+        return str(value)
+    if isinstance(value, int | float | str):
         return value
     if isinstance(value, Mapping):
         return {str(k): _json(v) for k, v in value.items()}

@@ -71,6 +71,10 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line of JSON; a traceback is the text under `exception`."""
+        return escaped_json(json.dumps(self.fields(record), ensure_ascii=False))
+
+    def fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        """Return what the line holds."""
         entry: dict[str, Any] = {
             "ts": _time(record),
             "level": record.levelname.lower(),
@@ -82,7 +86,7 @@ class JsonFormatter(logging.Formatter):
             entry.setdefault(name, plain)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return escaped_json(json.dumps(entry, ensure_ascii=False))
+        return entry
 
 
 @dataclass(slots=True)

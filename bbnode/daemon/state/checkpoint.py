@@ -160,8 +160,8 @@ def write(
     """
     path = checkpoint_file(state_dir)
     fresh = path.with_suffix(".new")
-    paths.write_atomically(fresh, _packed(checkpoint), mode=0o600)
     try:
+        paths.write_synced(fresh, _packed(checkpoint), mode=0o600)
         if (good is not None and good == FileVersion.of(path)) or _is_good(path):
             path.replace(path.with_suffix(".previous"))
         fresh.replace(path)

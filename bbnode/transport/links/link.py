@@ -322,6 +322,8 @@ class Link:
         self.state = LinkState.OPENING
         self.bytes_in = self.bytes_out = 0
         self.opened_at = self.last_heard = trio.current_time()
+        # All that had come by then is acknowledged.
+        self.acked_at = -math.inf
         # Set when either side has closed on purpose.
         self.said_goodbye = False
         # Set once the hello has come or the link is closed.
@@ -554,9 +556,15 @@ class Link:
                     timed.discount(now - due_s)
         if now >= self._ack_at:
             self._ack_at = math.inf
-            if receiver is not None and receiver.lanes[Lane.CONTROL].since:
-                receiver.lanes[Lane.CONTROL].due = True
-                self.wake(Lane.CONTROL)
+            if receiver is not None and receiver.control.since:
+                # Since it was asked for, one may have travelled with a message.
+                at = self.acked_at + limits.ack_delay_s
+                if now < at:
+                    self._ack_at = at
+                    self.owner.look_at(self, at)
+                else:
+                    receiver.control.due = True
+                    self.wake(Lane.CONTROL)
         if now >= self._pump_at:
             # There may be room now, or the peer's rate may allow more.
             self._pump_at = math.inf
@@ -811,7 +819,7 @@ _PIECES: Final = 4
 class LaneWriter:
     """The writer of one stream of a link."""
 
-    __slots__ = ("_idle", "_lane", "_link", "_next_ride", "_rest", "_started", "_stream")
+    __slots__ = ("_idle", "_lane", "_link", "_rest", "_started", "_stream")
 
     def __init__(self, link: Link, lane: Lane, stream: ByteStream) -> None:
         self._link = link
@@ -819,8 +827,6 @@ class LaneWriter:
         self._stream = stream
         # The round that this stream has announced with START.
         self._started: int | None = None
-        # When an acknowledgement may travel with a message again.
-        self._next_ride = -math.inf
         # True while the task has nothing to do; bytes that could not be written without it.
         self._idle = False
         self._rest = bytearray()
@@ -881,7 +887,7 @@ class LaneWriter:
             link.counters.add("outbound.envelopes", sent)
         # Last, so that one acknowledgement covers all that has arrived meanwhile. One travels with
         # a message unless another one did just before: then it waits for the next, or its time.
-        rides = bool(out) and link.last_heard >= self._next_ride
+        rides = bool(out) and link.last_heard >= link.acked_at + link.limits.ack_delay_s / 2
         self._acks(out, force=rides or all_acks)
         return out
 
@@ -914,7 +920,7 @@ class LaneWriter:
             if acks.due or acks.since:
                 out += encode_ack(lane, receiver.position(lane))
                 acks.due, acks.since = False, 0
-                self._next_ride = self._link.last_heard + self._link.limits.ack_delay_s / 2
+                self._link.acked_at = self._link.last_heard
 
     def _small(self, out: bytearray) -> int:
         """Append as many small messages as go in one write; return how many."""

@@ -147,18 +147,33 @@ class PeerSession:
         self.bytes_in += link.bytes_in
         self.bytes_out += link.bytes_out
 
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Bytes in and out, on all connections."""
+        came, went = self.bytes_in, self.bytes_out
+        for each in self.links:
+            came += each.bytes_in
+            went += each.bytes_out
+        return came, went
+
+    @property
+    def is_shown(self) -> bool:
+        """True while there is a connection with a hello."""
+        return self.primary is not None and self.primary.hello is not None
+
     def info(self) -> PeerInfo | None:
         """Return the peer for status; None while there is no connection with a hello."""
         link, queue = self.primary, self.queue
         if link is None or link.hello is None:
             return None
+        bytes_in, bytes_out = self.moved
         return PeerInfo(
             peer=self.peer,
             direction=link.carrier.direction,
             address=link.carrier.address,
             hello=link.hello,
-            bytes_in=self.bytes_in + sum(each.bytes_in for each in self.links),
-            bytes_out=self.bytes_out + sum(each.bytes_out for each in self.links),
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
             queued_envelopes=queue.envelopes,
             queued_bytes=queue.bytes,
             unacknowledged_bytes=queue.unacknowledged_bytes,
@@ -387,6 +402,10 @@ class PeerTable(LinkOwner):
     def infos(self) -> list[PeerInfo]:
         """Return the connected peers, in PeerId order."""
         return [info for session in self.sessions() if (info := session.info()) is not None]
+
+    def moved(self) -> dict[PeerId, tuple[int, int]]:
+        """Return the bytes in and out of the connected peers, in PeerId order."""
+        return {each.peer: each.moved for each in self.sessions() if each.is_shown}
 
     def wanted(self) -> list[WantedPeer]:
         """Return the peers that are kept connected, in PeerId order."""

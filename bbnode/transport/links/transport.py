@@ -134,6 +134,9 @@ class LinkTransport(Transport):
         session = self._table.known(peer)
         return None if session is None else session.info()
 
+    def moved(self) -> dict[PeerId, tuple[int, int]]:
+        return self._table.moved()
+
     def wanted(self) -> list[WantedPeer]:
         return self._table.wanted()
 
