@@ -53,8 +53,13 @@ WEIGHTS_AND_GRAPHS: frozenset[int] = frozenset(
         *(AttributeKind.SPARSE_TENSOR, AttributeKind.SPARSE_TENSORS),
     }
 )
-# A piece of a function is joined up to here; a node with more weights is a piece of its own.
+# A piece of a function is joined up to here, while it is in the processor's cache; a node with more
+# weights is a piece of its own.
 _PIECE_BYTES = 1 << 16
+
+
+# What is longer says what became of one node.
+_LONG_ENTRY_BYTES = 128
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -104,7 +109,7 @@ class _TextFields(dict[str, bytes]):
 
 
 class _EntryFields(dict[tuple[str, str], bytes]):
-    """Entries of metadata as a node holds them; most stand at many nodes."""
+    """Entries of metadata as a node holds them; most stand at many nodes, long ones at one."""
 
     def __init__(self) -> None:
         self._keys = _TextFields(1)
@@ -115,7 +120,9 @@ class _EntryFields(dict[tuple[str, str], bytes]):
         head = _SHORT[size] if size < len(_SHORT) else _length(size)
         size += len(key) + len(head) + 1
         whole = _SHORT[size] if size < len(_SHORT) else _length(size)
-        made = self[entry] = b"".join((b"\x4a", whole, key, b"\x12", head, value))
+        made = b"".join((b"\x4a", whole, key, b"\x12", head, value))
+        if size < _LONG_ENTRY_BYTES:
+            self[entry] = made
         return made
 
 
@@ -138,15 +145,20 @@ class GraphEncoder:
         parts += [_text(4, name) for name in function.inputs]
         parts += [_text(5, name) for name in function.outputs]
         parts += [_text(6, name) for name in function.attributes]
+        held = 0
         for node in function.nodes:
             content = self.node(node)
             size = len(content)
             if size > _PIECE_BYTES:
                 yield b"".join(parts)
                 yield b"".join((b"\x3a", _length(size), content))
-                parts = []
-            else:
-                parts += (b"\x3a", _SHORT[size] if size < len(_SHORT) else _length(size), content)
+                parts, held = [], 0
+                continue
+            parts += (b"\x3a", _SHORT[size] if size < len(_SHORT) else _length(size), content)
+            held += size
+            if held > _PIECE_BYTES:
+                yield b"".join(parts)
+                parts, held = [], 0
         if function.doc_string:
             parts.append(_text(8, function.doc_string))
         parts += [_field(9, _opset(entry)) for entry in function.opset_imports]

@@ -428,16 +428,17 @@ def _extras(proto: Any, names: Iterable[str]) -> bytes:
 
 def model_of(program: Program, functions: Iterable[Function] | None = None) -> ModelProto:
     """Return a model of its own, with `functions` in the place of the program's if given."""
-    return model_of_parts(*encoded(program, program.functions if functions is None else functions))
+    made, encoders = encoded(program, program.functions if functions is None else functions)
+    for pieces in encoders:
+        add_function(made, pieces)
+    return made
 
 
-def model_of_parts(model: ModelProto, functions: Iterable[Iterable[bytes]]) -> ModelProto:
-    """Put functions, in pieces of whole fields, into a model that has none; return it."""
-    for pieces in functions:
-        function = model.functions.add()
-        for piece in pieces:
-            function.MergeFromString(piece)
-    return model
+def add_function(model: ModelProto, pieces: Iterable[bytes]) -> None:
+    """Put a function, in pieces of whole fields, behind those that a model has."""
+    function = model.functions.add()
+    for piece in pieces:
+        function.MergeFromString(piece)
 
 
 def function_proto(function: Function) -> FunctionProto:
