@@ -86,7 +86,9 @@ _TAGS = [_length(number << 3 | 2) for number in range(32)]
 
 
 def _text(number: int, text: str) -> bytes:
-    return _field(number, text.encode())
+    data = text.encode()
+    size = len(data)
+    return _TAGS[number] + (_SHORT[size] if size < len(_SHORT) else _length(size)) + data
 
 
 def _entry(number: int, key: str, text: str) -> bytes:
@@ -131,7 +133,7 @@ class GraphEncoder:
 
     def __init__(self) -> None:
         # By the field of a node that holds them.
-        self._inputs, self._outputs, self._names = _TextFields(1), _TextFields(2), _TextFields(3)
+        self._inputs, self._outputs = _TextFields(1), _TextFields(2)
         self._op_types, self._domains = _TextFields(4), _TextFields(7)
         self._entries = _EntryFields()
         self._types: dict[ValueType | None, bytes] = {}
@@ -220,7 +222,7 @@ class GraphEncoder:
         parts = [*map(self._inputs.__getitem__, node.inputs)]
         parts += map(self._outputs.__getitem__, node.outputs)
         if node.name:
-            parts.append(self._names[node.name])
+            parts.append(_text(3, node.name))  # it stands here alone
         parts.append(self._op_types[node.op_type])
         if node.attributes:
             parts += self._listed_attributes(5, node.attributes)
