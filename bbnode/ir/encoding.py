@@ -56,6 +56,8 @@ WEIGHTS_AND_GRAPHS: frozenset[int] = frozenset(
 # A piece of a function is joined up to here, while it is in the processor's cache; a node with more
 # weights is a piece of its own.
 _PIECE_BYTES = 1 << 16
+# Texts and entries of metadata that an encoder remembers from one piece to the next.
+_REMEMBERED = 4096
 
 
 # What is longer says what became of one node.
@@ -161,6 +163,7 @@ class GraphEncoder:
             if held > _PIECE_BYTES:
                 yield b"".join(parts)
                 parts, held = [], 0
+                self._forget()
         if function.doc_string:
             parts.append(_text(8, function.doc_string))
         parts += [_field(9, _opset(entry)) for entry in function.opset_imports]
@@ -171,6 +174,12 @@ class GraphEncoder:
             parts.append(_text(13, function.overload))
         parts += [_entry(14, key, text) for key, text in function.metadata.items()]
         yield b"".join(parts)
+
+    def _forget(self) -> None:
+        """Forget texts if they are many: those of a long program do not fit the cache."""
+        for known in (self._inputs, self._outputs, self._entries):
+            if len(known) > _REMEMBERED:
+                known.clear()
 
     def graph(self, graph: Subgraph) -> bytes:
         """Return a graph."""
@@ -204,7 +213,8 @@ class GraphEncoder:
             content = known.get(kind)
             if content is None:
                 content = known[kind] = b"" if kind is None else _field(2, kind.content)
-            content = names_of[name] + content  # it stands in field 1 here as well
+            # It stands in field 1 here as well.
+            content = (names_of.get(name) or _text(1, name)) + content
             note = notes.get(name) if notes else None
             if note is not None:
                 if note.doc_string:
