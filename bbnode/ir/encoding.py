@@ -53,8 +53,15 @@ WEIGHTS_AND_GRAPHS: frozenset[int] = frozenset(
         *(AttributeKind.SPARSE_TENSOR, AttributeKind.SPARSE_TENSORS),
     }
 )
-# A piece of a function is joined up to here; a node with more weights is a piece of its own.
+# A piece of a function is joined up to here, while it is in the processor's cache; a node with more
+# weights is a piece of its own.
 _PIECE_BYTES = 1 << 16
+# Texts and entries of metadata that an encoder remembers from one piece to the next.
+_REMEMBERED = 4096
+
+
+# What is longer says what became of one node.
+_LONG_ENTRY_BYTES = 128
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -81,7 +88,9 @@ _TAGS = [_length(number << 3 | 2) for number in range(32)]
 
 
 def _text(number: int, text: str) -> bytes:
-    return _field(number, text.encode())
+    data = text.encode()
+    size = len(data)
+    return _TAGS[number] + (_SHORT[size] if size < len(_SHORT) else _length(size)) + data
 
 
 def _entry(number: int, key: str, text: str) -> bytes:
@@ -104,7 +113,7 @@ class _TextFields(dict[str, bytes]):
 
 
 class _EntryFields(dict[tuple[str, str], bytes]):
-    """Entries of metadata as a node holds them; most stand at many nodes."""
+    """Entries of metadata as a node holds them; most stand at many nodes, long ones at one."""
 
     def __init__(self) -> None:
         self._keys = _TextFields(1)
@@ -115,7 +124,9 @@ class _EntryFields(dict[tuple[str, str], bytes]):
         head = _SHORT[size] if size < len(_SHORT) else _length(size)
         size += len(key) + len(head) + 1
         whole = _SHORT[size] if size < len(_SHORT) else _length(size)
-        made = self[entry] = b"".join((b"\x4a", whole, key, b"\x12", head, value))
+        made = b"".join((b"\x4a", whole, key, b"\x12", head, value))
+        if size < _LONG_ENTRY_BYTES:
+            self[entry] = made
         return made
 
 
@@ -124,7 +135,7 @@ class GraphEncoder:
 
     def __init__(self) -> None:
         # By the field of a node that holds them.
-        self._inputs, self._outputs, self._names = _TextFields(1), _TextFields(2), _TextFields(3)
+        self._inputs, self._outputs = _TextFields(1), _TextFields(2)
         self._op_types, self._domains = _TextFields(4), _TextFields(7)
         self._entries = _EntryFields()
         self._types: dict[ValueType | None, bytes] = {}
@@ -138,15 +149,21 @@ class GraphEncoder:
         parts += [_text(4, name) for name in function.inputs]
         parts += [_text(5, name) for name in function.outputs]
         parts += [_text(6, name) for name in function.attributes]
+        held = 0
         for node in function.nodes:
             content = self.node(node)
             size = len(content)
             if size > _PIECE_BYTES:
                 yield b"".join(parts)
                 yield b"".join((b"\x3a", _length(size), content))
-                parts = []
-            else:
-                parts += (b"\x3a", _SHORT[size] if size < len(_SHORT) else _length(size), content)
+                parts, held = [], 0
+                continue
+            parts += (b"\x3a", _SHORT[size] if size < len(_SHORT) else _length(size), content)
+            held += size
+            if held > _PIECE_BYTES:
+                yield b"".join(parts)
+                parts, held = [], 0
+                self._forget()
         if function.doc_string:
             parts.append(_text(8, function.doc_string))
         parts += [_field(9, _opset(entry)) for entry in function.opset_imports]
@@ -157,6 +174,12 @@ class GraphEncoder:
             parts.append(_text(13, function.overload))
         parts += [_entry(14, key, text) for key, text in function.metadata.items()]
         yield b"".join(parts)
+
+    def _forget(self) -> None:
+        """Forget texts if they are many: those of a long program do not fit the cache."""
+        for known in (self._inputs, self._outputs, self._entries):
+            if len(known) > _REMEMBERED:
+                known.clear()
 
     def graph(self, graph: Subgraph) -> bytes:
         """Return a graph."""
@@ -190,7 +213,8 @@ class GraphEncoder:
             content = known.get(kind)
             if content is None:
                 content = known[kind] = b"" if kind is None else _field(2, kind.content)
-            content = names_of[name] + content  # it stands in field 1 here as well
+            # It stands in field 1 here as well.
+            content = (names_of.get(name) or _text(1, name)) + content
             note = notes.get(name) if notes else None
             if note is not None:
                 if note.doc_string:
@@ -208,7 +232,7 @@ class GraphEncoder:
         parts = [*map(self._inputs.__getitem__, node.inputs)]
         parts += map(self._outputs.__getitem__, node.outputs)
         if node.name:
-            parts.append(self._names[node.name])
+            parts.append(_text(3, node.name))  # it stands here alone
         parts.append(self._op_types[node.op_type])
         if node.attributes:
             parts += self._listed_attributes(5, node.attributes)

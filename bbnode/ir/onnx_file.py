@@ -166,6 +166,10 @@ def type_of(proto: TypeProto) -> ValueType:
     return ValueType.of_content(proto.SerializeToString(deterministic=True))
 
 
+# Lists of protobufs are read as slices (`[:]`): protobuf makes a list at once, but ends each walk
+# by its own iterator with an exception.
+
+
 def _watch_model(model: ModelProto) -> None:
     graph = model.graph
     if model.training_info or model.configuration or _has_content(graph):
@@ -226,8 +230,8 @@ def _function(function: FunctionProto, shared: _Shared) -> Function:
         _watch_function(function)
     made = Function(
         name=texts[function.name],
-        inputs=[texts[name] for name in function.input],
-        outputs=[texts[name] for name in function.output],
+        inputs=[texts[name] for name in function.input[:]],
+        outputs=[texts[name] for name in function.output[:]],
         metadata=_metadata(function.metadata_props, texts),
         doc_string=function.doc_string,
         domain=texts[function.domain],
@@ -236,8 +240,8 @@ def _function(function: FunctionProto, shared: _Shared) -> Function:
         defaults=_attributes(function.attribute_proto, shared),
         opset_imports=_opsets(function.opset_import, texts),
     )
-    _take_infos(made, function.value_info, shared)
-    made.nodes = [_node(node, shared) for node in function.node]
+    _take_infos(made, function.value_info[:], shared)
+    made.nodes = [_node(node, shared) for node in function.node[:]]
     return made
 
 
@@ -255,7 +259,7 @@ def _subgraph(graph: GraphProto, shared: _Shared) -> Subgraph:
     made.initializers.update((t.values.name, Tensor(t)) for t in graph.sparse_initializer)
     for infos in (graph.input, graph.output, graph.value_info):
         _take_infos(made, infos, shared)
-    made.nodes = [_node(node, shared) for node in graph.node]
+    made.nodes = [_node(node, shared) for node in graph.node[:]]
     return made
 
 
@@ -277,12 +281,12 @@ def _take_infos(body: Body, infos: Iterable[ValueInfoProto], shared: _Shared) ->
 
 def _node(node: NodeProto, shared: _Shared) -> OpNode:
     texts = shared.texts
-    given, entries, placed = node.attribute, node.metadata_props, node.device_configurations
+    given, entries, placed = node.attribute, node.metadata_props[:], node.device_configurations
     attributes = _attributes(given, shared) if given else {}
     metadata = _metadata(entries, texts)
     after = metadata.pop(keys.AFTER_KEY, "")
-    inputs = tuple(map(texts.__getitem__, node.input))
-    outputs = tuple(map(texts.__getitem__, node.output))
+    inputs = tuple(map(texts.__getitem__, node.input[:]))
+    outputs = tuple(map(texts.__getitem__, node.output[:]))
     if not shared.checked:
         count = max(len(inputs), len(outputs), len(entries), len(given) if attributes else 0)
         if count > MAX_NODE_PARTS or placed:
@@ -424,16 +428,17 @@ def _extras(proto: Any, names: Iterable[str]) -> bytes:
 
 def model_of(program: Program, functions: Iterable[Function] | None = None) -> ModelProto:
     """Return a model of its own, with `functions` in the place of the program's if given."""
-    return model_of_parts(*encoded(program, program.functions if functions is None else functions))
+    made, encoders = encoded(program, program.functions if functions is None else functions)
+    for pieces in encoders:
+        add_function(made, pieces)
+    return made
 
 
-def model_of_parts(model: ModelProto, functions: Iterable[Iterable[bytes]]) -> ModelProto:
-    """Put functions, in pieces of whole fields, into a model that has none; return it."""
-    for pieces in functions:
-        function = model.functions.add()
-        for piece in pieces:
-            function.MergeFromString(piece)
-    return model
+def add_function(model: ModelProto, pieces: Iterable[bytes]) -> None:
+    """Put a function, in pieces of whole fields, behind those that a model has."""
+    function = model.functions.add()
+    for piece in pieces:
+        function.MergeFromString(piece)
 
 
 def function_proto(function: Function) -> FunctionProto:

@@ -20,7 +20,7 @@ from onnx import FunctionProto, ModelProto
 from bbnode.ir import keys
 from bbnode.ir.encoding import encoded, head_of_field
 from bbnode.ir.graph import Program
-from bbnode.ir.onnx_file import has_unknown_fields, model_of_parts
+from bbnode.ir.onnx_file import add_function, has_unknown_fields
 from bbnode.ir.weightless import copy_field
 
 # What is encoded member by member.
@@ -30,17 +30,18 @@ _MEMBERS: dict[type, str] = {ModelProto: "functions", FunctionProto: "node"}
 def sealed(program: Program) -> ModelProto:
     """Return a program as a model with its seal."""
     model, encoders = encoded(program, program.functions)
-    functions = list(map(list, encoders))
     _take_seal(model)
     number, front, back = _around(model, "functions")
     digest = hashlib.sha256(front)
-    for pieces in functions:
+    for encoder in encoders:
+        pieces = list(encoder)
         digest.update(head_of_field(number, sum(map(len, pieces))))
         for piece in pieces:
             digest.update(piece)
+        add_function(model, pieces)
     digest.update(back)
     model.metadata_props.add(key=keys.SEAL_KEY, value=digest.hexdigest())
-    return model_of_parts(model, functions)
+    return model
 
 
 def seal(model: ModelProto) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from hashlib import sha256
 
 import pytest
 
+from bbnode.compiler.analysis.content_hash import AttributePrints, function_digest
 from bbnode.compiler.analysis.order import program_order
 from bbnode.compiler.analysis.wire import wire_pairs
 from bbnode.compiler.errors import CrossClassDataflow, CyclicGraph, Internal, UnpairedWireRequest
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.ir import keys, types
-from bbnode.ir.graph import Function
+from bbnode.ir.graph import Function, OpNode, ValueType
 from tests.compiler.back_units import meta, of_type, sole, unit_until
 from tests.compiler.programs import (
     Body,
@@ -25,6 +28,29 @@ from tests.compiler.programs import (
 )
 
 PASS = "partition_by_wire_ops"
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 200])
+def test_what_is_hashed_is_one_json_text_however_long_the_body_is(count: int) -> None:
+    nodes = [
+        OpNode("Abs", "", f"n{i}", [f"v{i}"], [f"v{i + 1}"], metadata={"b": "ü", "a": str(i)})
+        for i in range(count)
+    ]
+    kind = ValueType.of(types.TENSOR_FLOAT)
+    function = Function("f", inputs=["v0"], outputs=[f"v{count}"])
+    function.nodes = nodes
+    function.types = {f"v{i}": kind for i in range(count)}
+    said = [
+        *([], ["v0"], [f"v{count}"], [], []),
+        [
+            [n.op_type, "", "", n.name, "", n.inputs, n.outputs, [],
+             [["a", n.metadata["a"]], ["b", "ü"]], [], ""]
+            for n in nodes
+        ],
+        [[name, kind.content.decode("latin-1")] for name in sorted(function.types)],
+    ]  # fmt: skip
+    text = json.dumps(said, separators=(",", ":"))
+    assert function_digest(function, AttributePrints()) == sha256(text.encode()).digest()
 
 
 def names(unit: CompilationUnit) -> dict[str, str]:

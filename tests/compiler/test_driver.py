@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +31,7 @@ from bbnode.compiler.unit import CompilationUnit, CompileOptions
 from bbnode.components.contracts import Model
 from bbnode.ir import keys, types
 from bbnode.ir.errors import AuthorError, DeploymentError
+from bbnode.ir.graph import OpNode
 from tests import protos
 from tests.compiler import programs
 from tests.compiler.programs import BINDINGS, Body, model_of
@@ -65,6 +67,21 @@ def test_every_program_compiles_to_the_same_bytes_each_time(program: ModelProto)
     made = made.bind_backend("compute", programs.FakeBackend)
     first = made.compile(program).SerializeToString(deterministic=True)
     assert made.compile(program).SerializeToString(deterministic=True) == first
+
+
+def test_a_compile_leaves_nothing_to_the_collector_of_rings(federated: ModelProto) -> None:
+    def nodes() -> int:
+        return sum(type(found) is OpNode for found in gc.get_objects())
+
+    compiler().compile(federated)  # what is kept for the next compile is there now
+    gc.collect()
+    gc.disable()
+    try:
+        before = nodes()
+        compiler().compile(federated)
+        assert nodes() == before
+    finally:
+        gc.enable()
 
 
 def test_each_partition_is_a_compiled_model_of_its_own(federated: ModelProto) -> None:

@@ -13,8 +13,10 @@ from bbnode.engine import install, plan_program
 from bbnode.engine.errors import BrokenSeal
 from bbnode.engine.planning import program as planning
 from bbnode.ir import keys
+from bbnode.ir.graph import Function, OpNode, Program
+from bbnode.ir.onnx_file import model_of
 from bbnode.ir.peer import PeerId
-from bbnode.ir.seal import is_intact, seal
+from bbnode.ir.seal import is_intact, seal, sealed
 from bbnode.sim import Network
 
 
@@ -35,6 +37,23 @@ def change(model: ModelProto) -> None:
     for function in model.functions:
         for node in function.node:
             node.op_type = "Mul" if node.op_type == "Add" else node.op_type
+
+
+def test_the_seal_of_a_long_program_covers_all_pieces_of_its_functions() -> None:
+    body = Function("long", domain=keys.MODULE_DOMAIN, inputs=["v0"], outputs=["v900"])
+    body.extend(
+        OpNode("Abs", "", f"n{i}", [f"v{i}"], [f"v{i + 1}"], metadata={"note": "x" * (i % 300)})
+        for i in range(900)
+    )
+    program = Program(name="long", functions=[body, Function("short", domain=keys.MODULE_DOMAIN)])
+    made = sealed(program)
+    assert made.ByteSize() > 2 << 16
+    assert is_intact(made)
+    seal(made)
+    assert made == sealed(program)
+    assert model_of(program).functions == made.functions
+    del made.functions[0].node[899]
+    assert not is_intact(made)
 
 
 def test_a_changed_artifact_is_refused_by_install_and_by_the_simulator(

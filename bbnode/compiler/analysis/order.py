@@ -63,13 +63,16 @@ def stands_in_order(nodes: Sequence[OpNode], given: Iterable[str]) -> bool:
     """
     there = set(given)
     fired: set[str] = set()
-    for node in nodes:
+    known = 0  # nodes whose names are in `fired`
+    for index, node in enumerate(nodes):
         if not there.issuperset(node.reads):
             return False
-        if keys.CONTROL_AFTER_KEY in node.metadata and not fired.issuperset(control_of(node)):
-            return False
+        if keys.CONTROL_AFTER_KEY in node.metadata:
+            fired.update([before.name for before in nodes[known:index]])
+            known = index
+            if not fired.issuperset(control_of(node)):
+                return False
         there.update(node.outputs)
-        fired.add(node.name)
     return True
 
 

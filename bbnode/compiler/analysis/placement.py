@@ -64,7 +64,8 @@ class Placement:
         self._value_homes = {
             name: function.home_of_input(name) or self.default for name in function.inputs
         }
-        self._peers = PeerClasses(function, lambda node: self.homes[index_of[node]])
+        homes = self.homes  # not `self`: a ring would keep the whole root until the collector runs
+        self._peers = PeerClasses(function, lambda node: homes[index_of[node]])
         self._slot_homes: dict[str, dict[str, None]] = {}
         self._pending: dict[str, list[int]] = {}  # by slot: ops that nothing places yet
         self._assumed: list[int] = []  # ops placed by their slot, or by default

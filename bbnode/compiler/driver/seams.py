@@ -84,7 +84,7 @@ def _is_sound(function: Function, table: frozenset[FunctionKey]) -> bool:
         made.discard("")
         count -= sum(node.outputs.count("") for node in function.nodes)
     held = [node.metadata for node in function.nodes]
-    numbers = {metadata[key] for key in NUMBER_KEYS for metadata in held if key in metadata}
+    numbers = {metadata[key] for metadata in held for key in NUMBER_KEYS if key in metadata}
     are_unique = len(names) == len(function.nodes) and len(made) == count
     return are_unique and made.issuperset(function.outputs) and all(map(is_natural, numbers))
 
