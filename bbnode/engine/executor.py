@@ -56,7 +56,7 @@ _CHARGES = optional(many(CHARGE, list))
 
 
 class Numbers(Protocol):
-    """Where an execution gets its number from."""
+    """The source of executions' numbers."""
 
     def next(self) -> int:
         """Return the next number."""

@@ -39,7 +39,7 @@ class Timer:
 
 
 class TimerIndex(Protocol):
-    """Where loaded timers are entered, for tables that refer to them."""
+    """The index of loaded timers, for tables that refer to them."""
 
     def add_timer(self, timer: Timer) -> None:
         """Enter a timer."""

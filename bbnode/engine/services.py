@@ -7,6 +7,7 @@ needs as arguments.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -39,7 +40,7 @@ class RunnableGraph(Protocol):
     run: Callable[[Sequence[Value]], Sequence[Value]]
 
 
-class Services:
+class Services(ABC):
     """The services that ops of one node reach as `frame.rt`."""
 
     __slots__ = ()
@@ -67,6 +68,6 @@ class Services:
     wire_ids: SplitMix64
     secrets: HostSecrets | None  # None: a replay, whose results come from the record
 
+    @abstractmethod
     def carry_out(self, cell_at: int, frame: Frame, op: Op, actions: Sequence[Action]) -> None:
         """Carry out what a component's method asked for."""
-        raise NotImplementedError

@@ -58,8 +58,6 @@ WEIGHTS_AND_GRAPHS: frozenset[int] = frozenset(
 _PIECE_BYTES = 1 << 16
 # Texts and entries of metadata that an encoder remembers from one piece to the next.
 _REMEMBERED = 4096
-
-
 # What is longer says what became of one node.
 _LONG_ENTRY_BYTES = 128
 

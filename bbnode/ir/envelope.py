@@ -312,6 +312,7 @@ _NO_CORRELATION = WireCorrelation()
 
 # Tags on the wire: field number << 3 | wire type.
 _TAG_DESTINATION, _TAG_FILL, _TAG_CORRELATION, _TAG_DEADLINE, _TAG_SOURCE = 10, 18, 26, 32, 50
+_VARINT_BYTES = 10  # of 64 bits
 _TAG_SUFFIX, _TAG_PAYLOAD = 10, 18  # of a fill
 _SOURCE_FIELDS = frozenset((6, 7, 8))
 # The bytes cached per peer: its id, and the usual number of addresses.
@@ -381,7 +382,8 @@ class Layout:
             if length >= 0x80 or end > rest:
                 return None
             if end != rest:
-                if data[end] != _TAG_DEADLINE:
+                # A cache keeps what follows: no more than a number, whatever a peer puts there.
+                if data[end] != _TAG_DEADLINE or rest - end - 1 > _VARINT_BYTES:
                     return None
                 deadline, size = _deadline(data[end + 1 : rest])
                 if end + 1 + size != rest:

@@ -137,6 +137,23 @@ def test_a_layout_leaves_garbage_alone(one, garbage) -> None:
         assert found is None or found == decode_envelope(bent)
 
 
+def test_a_layout_keeps_no_more_of_a_stranger_than_a_number() -> None:
+    correlation = env.WireCorrelation(wire_req_id=7)
+    fill = env.SlotFill(dest_suffix=b"s", payload=b"p", type_hash=1)
+    one = env.WireEnvelope(fills=(fill,), correlation=correlation, src_peer_bytes=b"peer")
+    learned: list[env.Layout] = []
+    decode_envelope(encode(one), learn=lambda *parts: learned.append(env.Layout(*parts)))
+    timed = encode(replace(one, remaining_deadline_ns=5))
+    after = encode(one)[encode(one).index(b"peer") - 2 :]  # from the field of the sender on
+    assert timed.endswith(b"\x05" + after)
+    env._deadline.cache_clear()
+    stuffed = timed[: -len(after)] + bytes(1000) + after
+    assert learned[0].decode(stuffed) is None
+    assert env._deadline.cache_info().currsize == 0
+    assert learned[0].decode(timed) == decode_envelope(timed)
+    assert env._deadline.cache_info().currsize == 1
+
+
 def read_by_protobuf(raw: bytes) -> env.WireEnvelope:
     """The same as `decode_envelope`, by google.protobuf alone and without bounds."""
     message = REFERENCE.FromString(raw)
