@@ -33,25 +33,45 @@ hypothesis.settings.load_profile("bbnode")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--soak", action="store_true", help="also run the tests marked soak")
     parser.addoption(
-        "--chaos-minutes", type=float, default=3.0, help="how long tests/chaos/test_churn.py runs"
+        "--chaos-minutes", type=float, default=3.0, help="how long a test of load or churn runs"
     )
 
 
-# Folders whose tests start processes and wait for them. They come first, so that at the end no
-# worker is alone with a long one.
+# These come first: slow tests that broke most often, so that a run that is going to fail says so
+# early; then folders whose tests start processes and wait for them, so that at the end no worker
+# is alone with a long one.
+BROKE_MOST = (
+    "components/test_autodiff_spatial.py",
+    "components/test_autodiff_node_tests.py",
+    "compiler/fuzz",
+    "e2e/test_talks_to_nobody.py",
+    "test_lowest_versions.py",
+)
 LONG = ("e2e", "deploy", "templates", "docs")
+# The mark of a test, and the option without which it is skipped.
+OPTIONS = {"slow": "--all", "soak": "--soak"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in LONG)
-    if config.getoption("--all"):
-        return
-    skip = pytest.mark.skip(reason="slow: runs with --all")
-    for item in items:
+
+    def rank(item: pytest.Item) -> tuple[int, bool]:
+        path = item.path.relative_to(here)
+        broke = len(BROKE_MOST)
         if "slow" in item.keywords:
-            item.add_marker(skip)
+            broke = next((n for n, p in enumerate(BROKE_MOST) if path.is_relative_to(p)), broke)
+        return broke, path.parts[0] not in LONG
+
+    items.sort(key=rank)
+    for mark, option in OPTIONS.items():
+        if config.getoption(option):
+            continue
+        skip = pytest.mark.skip(reason=f"{mark}: runs with {option}")
+        for item in items:
+            if mark in item.keywords:
+                item.add_marker(skip)
 
 
 @pytest.fixture(autouse=True)

@@ -50,7 +50,7 @@ class StateDirInUse(DeploymentError):
 
 
 class SocketPathError(DeploymentError):
-    """No path for the control socket is short enough or safe to use."""
+    """The directory of the control socket is not safe to use."""
 
 
 def config_dirs() -> tuple[Path, ...]:
@@ -149,26 +149,25 @@ def control_socket(state_dir: Path) -> Path:
 
     It is `<state_dir>/control.sock`; of the system's nodes, `/run/bbnode/<name>/control.sock`.
     Where that is longer than a unix socket's path can be, it is
-    `<runtime directory>/bbnode/<hash of the state directory>.sock`, which daemon and client
-    both work out. Raises `SocketPathError` when that is too long as well.
+    `<runtime directory>/<hash of the state directory>.sock` in the first of `_runtime_dirs` that is
+    short enough, which daemon and client both work out. Raises `SocketPathError` if others could
+    replace what is in that directory.
     """
     direct = state_dir.absolute() / "control.sock"
     if direct.parent.parent == SYSTEM_STATE_DIR:
         direct = SYSTEM_RUNTIME_DIR / state_dir.name / "control.sock"
-    if len(os.fsencode(direct)) <= SOCKET_PATH_MAX_BYTES:
+    if _fits_socket(direct):
         return direct
-    digest = hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:16]
-    short = _runtime_dir() / f"{digest}.sock"
+    name = f"{hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:16]}.sock"
+    short = next(p for d in _runtime_dirs() if _fits_socket(p := d / name))
     if short.parent.is_symlink() or short.parent.exists():
         # Others may make directories there, and could wait in one for our clients.
         _check_socket_dir(short.parent)
-    if len(os.fsencode(short)) <= SOCKET_PATH_MAX_BYTES:
-        return short
-    raise SocketPathError(
-        f"control socket: {direct} and {short} are both longer than the "
-        f"{SOCKET_PATH_MAX_BYTES} bytes a unix socket's path can have; set node.state_dir or "
-        "XDG_RUNTIME_DIR to a shorter one"
-    )
+    return short
+
+
+def _fits_socket(path: Path) -> bool:
+    return len(os.fsencode(path)) <= SOCKET_PATH_MAX_BYTES
 
 
 def make_socket_dir(socket: Path) -> None:
@@ -189,11 +188,14 @@ def _check_socket_dir(directory: Path) -> None:
         )
 
 
-def _runtime_dir() -> Path:
+def _runtime_dirs() -> tuple[Path, ...]:
     given = os.environ.get("XDG_RUNTIME_DIR", "")
-    if Path(given).is_absolute():
-        return Path(given) / "bbnode"
-    return Path(tempfile.gettempdir()) / f"bbnode-{os.geteuid()}"
+    name = f"bbnode-{os.geteuid()}"
+    own = (
+        Path(given) / "bbnode" if Path(given).is_absolute() else Path(tempfile.gettempdir()) / name
+    )
+    # TMPDIR may be as deep as the state directory: in the scratch folder of a job, or of a test.
+    return own, Path("/tmp") / name
 
 
 def open_lock(path: Path) -> int:

@@ -17,7 +17,7 @@ MORE_FILES = 3
 ROUNDS_S = 2.0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_memory_does_not_grow(
     make_cluster: Callable[..., Cluster], pytestconfig: pytest.Config
 ) -> None:

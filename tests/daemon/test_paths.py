@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,18 @@ def test_the_border_is_the_length_that_the_kernel_takes(tmp_path: Path) -> None:
     assert paths.control_socket(too_long).parent != too_long
 
 
-def test_no_short_path_anywhere_is_an_error_that_names_the_setting(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
+def test_a_deep_runtime_directory_is_passed_over(
+    variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/" + "r" * 120)
-    with pytest.raises(paths.SocketPathError, match="XDG_RUNTIME_DIR"):
-        paths.control_socket(Path("/" + "a" * 120))
+    deep = tmp_path / ("r" * 120)
+    deep.mkdir()
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv(variable, str(deep))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    found = paths.control_socket(deep / "state")
+    assert found.parent == Path(f"/tmp/bbnode-{os.geteuid()}")
+    assert len(os.fsencode(found)) <= paths.SOCKET_PATH_MAX_BYTES
 
 
 def test_a_socket_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ GROWTH = 1.10
 MORE_FILES = 8
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_rounds_outlive_every_attack(
     make_cluster: Callable[..., Cluster], pytestconfig: pytest.Config
 ) -> None:

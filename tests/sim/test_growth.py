@@ -75,7 +75,7 @@ def test_gossip_leaves_nothing_behind() -> None:
     assert blocks() - before < 6_000  # 300 names in each of four dedup windows
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_federated_rounds_do_not_grow_memory_over_10_000() -> None:
     network, ledger = lossy_federated()
     rounds(network, ledger, 9_000)
@@ -88,7 +88,7 @@ def test_federated_rounds_do_not_grow_memory_over_10_000() -> None:
     assert psutil.Process().memory_info().rss - rss < 16 * MIB
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_gossip_does_not_grow_memory_over_10_000_rounds() -> None:
     network = gossip()
     period_ns = averaging.PERIOD_NS
