@@ -78,6 +78,9 @@ COMPILED_CURRENT_VERSION = "v1"
 BINDING_PREFIX = PREFIX + "binding."
 SEAL_KEY = PREFIX + "seal"  # sha256 of the compiled model without this entry
 
+# --- metadata of exported models ----------------------------------------------------
+EXPORT_PREFIX = PREFIX + "export."  # + name: where its weights are from
+
 # --- snapshots as models: names of initializers ---------------------------------------
 STATE_PREFIX = PREFIX + "state."  # + slot: the state of its component
 TRANSIENT_STATE = PREFIX + "transient_state"  # what is under way

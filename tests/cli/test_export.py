@@ -15,8 +15,11 @@ import trio
 
 from bbnode.cli import exits
 from bbnode.cli.main import main
+from bbnode.components import mlp_forward
 from bbnode.daemon import paths
 from bbnode.daemon.artifacts.artifact import load_artifact, serialize
+from bbnode.daemon.history.store import RoundStore, rounds_file
+from bbnode.daemon.invoke.rounds import Round
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.checkpoint import BestRound, Checkpoint
 from bbnode.engine import Node
@@ -53,7 +56,7 @@ class Stopped:
     def checkpoint(self, **more: Any) -> Checkpoint:
         sha256 = load_artifact(self.folder / "program.onnx").sha256
         saved = self.node.snapshot(0)
-        return Checkpoint(artifact_sha256=sha256, node=saved, rounds_done={}, **more)
+        return Checkpoint(**{"artifact_sha256": sha256, "node": saved, "rounds_done": {}, **more})
 
 
 def stopped(folder: Path, model: Any = None) -> Stopped:
@@ -97,6 +100,9 @@ async def test_of_a_running_node(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert told == {
             "schema": "bbnode/export/1", "path": str(out), "slot": "net2",
             "bytes": out.stat().st_size, "from": "the running node",
+            "origin": {
+                "program": "0" * 64, "target": "", "round": 0, "metrics": {}, "is_trained": True,
+            },
         }  # fmt: skip
         np.testing.assert_allclose(run(out), forward(node, "net2"), atol=1e-6)
         assert await export("--slot", "net") == exits.OK  # an exported model gives way
@@ -145,6 +151,61 @@ def test_the_best_and_any_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([*map(str, words)]) == exits.OK
     np.testing.assert_allclose(run(out), forward(node.node), atol=1e-6)
     assert "give one" in refused(capsys, exits.USAGE, *words, "--best", "--checkpoint", "x")
+
+
+def untrained(folder: Path) -> Stopped:
+    node = stopped(folder)
+    node.node = node_of(trainer(), folder)
+    for _ in range(2):
+        checkpoint.write(node.state, node.checkpoint())
+    return node
+
+
+def test_untrained_weights_are_refused_unless_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = untrained(tmp_path)
+    out = tmp_path / "model.onnx"
+    out.write_bytes(mlp_forward((4, 3), seed=1).SerializeToString())
+    before = out.read_bytes()
+    words = ("export", "-o", out, "-c", node.config)
+    assert "--untrained" in refused(capsys, exits.USAGE, *words)
+    assert out.read_bytes() == before
+    assert main([*map(str, words), "--untrained"]) == exits.OK
+    assert "untrained" in capsys.readouterr().err
+    np.testing.assert_allclose(run(out), forward(node.node), atol=1e-6)
+
+
+def test_an_export_names_its_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = stopped(tmp_path)
+    store = RoundStore(rounds_file(node.state), keep=10)
+    for number in (1, 2):
+        ended = Round(number=number, target="trainer", execution=number, ok=True)
+        ended.metrics["loss"] = 1.0 / number
+        store.add(ended.as_json(), 1)
+    store.close()
+    checkpoint.write(node.state, node.checkpoint(rounds_done={"trainer": 2}))
+    out = tmp_path / "model.onnx"
+    assert main(["export", "-o", str(out), "-c", str(node.config)]) == exits.OK
+    assert "after round 2, loss 0.5" in capsys.readouterr().err
+    checkpoint.write(node.state, node.checkpoint(rounds_done={"trainer": 3}))
+    assert main(["export", "-o", str(out), "-c", str(node.config)]) == exits.OK
+    assert "after round 3\n" in capsys.readouterr().err  # whose numbers are not on disk
+
+
+def test_damaged_checkpoints_are_named_with_what_is_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = stopped(tmp_path)
+    best = BestRound(target="trainer", round=3, output="accuracy", value=0.5)
+    checkpoint.write_best(node.state, node.checkpoint(best=best))
+    checkpoint.write(node.state, node.checkpoint())
+    for name in ("checkpoint", "checkpoint.previous"):
+        damaged = node.state / name
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+    told = refused(capsys, exits.USAGE, "export", "-o", tmp_path / "m.onnx", "-c", node.config)
+    assert told.count("checksum does not fit") == 2
+    assert "best round is whole (round 3, accuracy 0.5): take it with --best" in told
 
 
 def test_a_checkpoint_that_can_not_be_used(

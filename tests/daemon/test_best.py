@@ -106,6 +106,7 @@ class Course:
         *,
         done: int = 0,
         fails: bool = False,
+        program: str = "",
         **entry: Any,
     ) -> None:
         self.values = values
@@ -114,7 +115,7 @@ class Course:
         self.fails = fails
         self.events: list[dict[str, Any]] = []
         self.recorder = RoundRecorder(tmp_path, keep=1000)
-        self.recorder.begin("server", done)
+        self.recorder.begin("server", done, {"artifact": program})
         section = {"target": "server", "inputs": {"tick": "trigger"}, "times": 0, **entry}
         parsed = InvokeSection.model_validate(section)
         best = BestSoFar.of(parsed)
@@ -130,6 +131,7 @@ class Course:
             best=best,
             save_best=self.save_best,
             keep=self.recorder.add,
+            artifact=program,
             wall_clock=lambda: 1e9,
         )
 
@@ -211,6 +213,21 @@ async def test_patience_goes_on_after_a_restart(tmp_path: Path, autojump_clock: 
     once_more = Course([], tmp_path, done=4, best="accuracy", patience=3)
     await once_more.run()  # it is over: no further round is made
     assert (once_more.rounds.done, once_more.node.invoked) == (4, [])
+
+
+async def test_an_early_stop_ends_with_its_program(tmp_path: Path, autojump_clock: Any) -> None:
+    """Another program has rounds of its own, and its first one is its best so far."""
+    entry: dict[str, Any] = {"best": "accuracy", "patience": 2, "until": 0.9}
+    first = Course([0.8, 0.7, 0.6], tmp_path, program="a", **entry)
+    await first.run()
+    assert first.rounds.stopped.startswith("nothing better in 2 rounds")
+    second = Course([0.0] * 3 + [0.5, 0.95], tmp_path, done=3, program="b", **entry)
+    await second.run()
+    assert second.saved == [(4, "accuracy", 0.5), (5, "accuracy", 0.95)]
+    assert second.rounds.stopped.startswith("accuracy 0.95 reached")
+    third = Course([0.0] * 5 + [0.1, 0.0, 0.0], tmp_path, done=5, program="c", **entry)
+    await third.run()
+    assert third.rounds.done == 8
 
 
 async def test_another_metric_begins_anew_from_the_same_history(

@@ -176,6 +176,16 @@ async def test_the_best_round_of_another_version_is_no_bar_and_is_kept(tmp_path:
     assert checkpoint.best_round(tmp_path, SHA) is None
 
 
+async def test_the_best_round_under_other_settings_is_kept(tmp_path: Path) -> None:
+    slow, fast = replace(BEST, settings="1"), replace(BEST, settings="2", round=4)
+    checkpointer = Checkpointer(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
+    await checkpointer.save_best(slow)
+    before = checkpoint.best_file(tmp_path).read_bytes()
+    await checkpointer.save_best(fast)
+    assert (tmp_path / "best.checkpoint.aaaaaaaa").read_bytes() == before
+    assert checkpoint.best_round(tmp_path, SHA) == fast
+
+
 async def test_a_torn_best_checkpoint_is_refused_and_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

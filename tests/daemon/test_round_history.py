@@ -87,12 +87,33 @@ def test_a_round_that_is_made_again_replaces_the_one_of_its_number(file: Path) -
 
 def test_a_count_that_begins_anew_is_another_run(file: Path) -> None:
     store = RoundStore(file, keep=100)
-    assert store.run_of("server", 0) == 1
+    assert store.run_of("server", 0, {}) == 1
     store.add(made(1), 1)
-    assert store.run_of("server", 1) == 1
-    assert store.run_of("server", 0) == 2
+    assert store.run_of("server", 1, {}) == 1
+    assert store.run_of("server", 0, {}) == 2
     store.add(made(1), 2)
     assert [(each["run"], each["round"]) for each in read_rounds(file)] == [(1, 1), (2, 1)]
+    store.close()
+
+
+@pytest.mark.parametrize("changed", ["artifact", "settings"])
+def test_another_program_or_other_settings_make_another_run(file: Path, changed: str) -> None:
+    store = RoundStore(file, keep=100)
+    maker = {"artifact": "a", "settings": "1"}
+    store.add({**made(1), **maker}, 1)
+    assert store.run_of("server", 1, maker) == 1
+    other = {**maker, changed: "other"}
+    assert store.run_of("server", 1, other) == 2
+    store.add({**made(2), **other}, 2)
+    assert store.run_of("server", 2, other) == 2
+    store.close()
+
+
+def test_rounds_of_a_release_that_kept_no_settings_go_on(file: Path) -> None:
+    store = RoundStore(file, keep=100)
+    old = {name: value for name, value in made(1).items() if name != "settings"}
+    store.add({**old, "artifact": "a"}, 1)
+    assert store.run_of("server", 1, {"artifact": "a", "settings": "1"}) == 1
     store.close()
 
 
@@ -196,7 +217,7 @@ def test_a_file_that_can_t_be_used_is_moved_aside(
     spoiled(file, kind)
     before = file.read_bytes()
     kept = RoundRecorder(tmp_path, keep=10)
-    kept.begin("server", 5)
+    kept.begin("server", 5, {})
     kept.add(made(6))
     assert numbers(kept.read()) == [6]
     kept.close()
@@ -229,7 +250,7 @@ def test_a_full_disk_is_logged_once_and_rounds_go_on(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(FullDisk, "full", True)
     kept = RoundRecorder(tmp_path, keep=10, open_store=FullDisk)
-    kept.begin("server", 0)
+    kept.begin("server", 0, {})
     for number in range(1, 5):
         kept.add(made(number))
     assert kept.read() == []
@@ -257,7 +278,7 @@ def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.M
             super().add(made, run)
 
     kept = RoundRecorder(tmp_path, keep=100, open_store=Hangs)
-    kept.begin("server", 0)
+    kept.begin("server", 0, {})
     kept.add(made(1))
     assert writing.wait(PATIENCE_S)
     for number in range(2, 11):
@@ -272,7 +293,7 @@ def test_a_directory_that_can_t_be_written_keeps_nothing_and_fails_nothing(
 ) -> None:
     (tmp_path / "rounds.sqlite").mkdir()
     kept = RoundRecorder(tmp_path, keep=10)
-    assert kept.begin("server", 3) == 1
+    assert kept.begin("server", 3, {}) == 1
     kept.add(made(4))
     assert kept.series("server", "accuracy") == []
     kept.close()
@@ -282,7 +303,7 @@ def test_a_directory_that_can_t_be_written_keeps_nothing_and_fails_nothing(
 
 def test_what_is_no_round_is_dropped(tmp_path: Path) -> None:
     kept = RoundRecorder(tmp_path, keep=10)
-    kept.begin("server", 0)
+    kept.begin("server", 0, {})
     kept.add(made(1, seconds=None))
     kept.add(made(2))
     assert numbers(kept.read()) == [2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -341,7 +342,66 @@ def test_a_folder_of_an_earlier_testbed_is_cleared_or_kept(tmp_path: Path) -> No
     with folders.held_folder(tmp_path / "out", keep=True) as nodes:
         assert (nodes / "old").exists()
     with folders.held_folder(tmp_path / "out") as nodes:
-        assert [path.name for path in nodes.iterdir()] == [folders.MARKER]
+        folders.settle(nodes)
+        assert not (nodes / "old").exists()
+    assert [path.name for path in nodes.iterdir()] == [folders.MARKER]
+
+
+def names_in(nodes: Path) -> set[str]:
+    return {path.name for path in nodes.iterdir()} - {folders.MARKER}
+
+
+def run_in(out: Path, name: str, *, settled: bool) -> Path:
+    """Write a run of one node, which is called so."""
+    with folders.held_folder(out) as nodes:
+        assert not list(nodes.glob("[!.]*"))
+        (nodes / name).mkdir()
+        (nodes / "artifact.onnx").write_text(name)
+        if settled:
+            folders.settle(nodes)
+    return nodes
+
+
+def test_a_run_that_never_got_going_replaces_no_other(tmp_path: Path) -> None:
+    for first in ("first", "second"):  # none of them is worth keeping, and the last one is shown
+        nodes = run_in(tmp_path, first, settled=False)
+        assert (nodes / "artifact.onnx").read_text() == first
+    run_in(tmp_path, "good", settled=True)
+    for bad in ("bad", "worse"):
+        run_in(tmp_path, bad, settled=False)
+        assert names_in(nodes) == {"artifact.onnx", "good"}
+        assert (nodes / "artifact.onnx").read_text() == "good"
+        assert {"artifact.onnx", bad} < names_in(tmp_path / "failed")
+    run_in(tmp_path, "better", settled=True)
+    assert (nodes / "artifact.onnx").read_text() == "better"
+    assert names_in(nodes) == {"artifact.onnx", "better"}
+
+
+class _Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("at", range(12))
+def test_one_run_is_whole_whenever_the_testbed_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, settled: bool
+) -> None:
+    run_in(tmp_path, "good", settled=True)
+    rename, left = Path.rename, [at]
+
+    def dying(self: Path, target: Path) -> Path:
+        if left[0] == 0:
+            raise _Killed
+        left[0] -= 1
+        return rename(self, target)
+
+    with monkeypatch.context() as patched, contextlib.suppress(_Killed):
+        patched.setattr(Path, "rename", dying)
+        run_in(tmp_path, "new", settled=settled)
+    with folders.held_folder(tmp_path, keep=True) as nodes:
+        text = (nodes / "artifact.onnx").read_text()
+        assert names_in(nodes) == {"artifact.onnx", text}
+    assert text == "good" or settled
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:

@@ -181,8 +181,8 @@ def test_an_own_tracker_hears_all_rounds(tmp_path: Path, notes: list[Notes]) -> 
     for done in (0, 2):
         history = RoundHistory(tmp_path, config(), artifact_sha256="ab", peer_id="Qm")
         history.begin(config().invoke[0], done)
-        history.add(made(done + 1))
-        history.add(made(done + 2))
+        history.add({**made(done + 1), "artifact": "ab"})
+        history.add({**made(done + 2), "artifact": "ab"})
         history.close()
         assert history.counters() == {"rounds.lost": 0, "trackers.lost": 0}
     # The first of each history only checks the settings.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,14 @@ from bbnode.daemon.state.checkpoint import Checkpoint, CheckpointRefused
 from bbnode.daemon.state.weights import (
     NoSuchModel,
     OtherVersionsWeights,
+    WeightsOrigin,
     WouldOverwrite,
     check_output,
     exported,
     from_checkpoint,
+    initial_component,
 )
-from bbnode.engine import Node
+from bbnode.engine import Node, plan_program
 from bbnode.ir.caps import MAX_CONTROL_ANSWER_BYTES
 from tests.components.fakes import CTX
 from tests.daemon.live import in_thread, running
@@ -50,12 +54,26 @@ def forward(node: Node, slot: str = "net") -> np.ndarray:
     return np.asarray(node.component(slot).forward(CTX, X))
 
 
+ORIGIN = WeightsOrigin(program="ab" * 32)
+
+
 def artifact_of(model: onnx.ModelProto) -> Artifact:
     return parse_artifact(serialize(model), "a test's")
 
 
 def saved_by(node: Node, artifact: Artifact) -> Checkpoint:
     return Checkpoint(artifact_sha256=artifact.sha256, node=node.snapshot(0), rounds_done={})
+
+
+def exported_of(
+    node: Node,
+    slot: str = "net",
+    make: Callable[[], Any] | None = None,
+    origin: WeightsOrigin = ORIGIN,
+) -> bytes:
+    plans = {each.name: each for each in plan_program(trainer(("net", "net2")), ["trainer"]).slots}
+    initial = partial(initial_component, plans[slot], {}, own_artifact=True)
+    return exported(slot, make or node.copy_of(slot), initial, origin)
 
 
 # --- of a node --------------------------------------------------------------------------------
@@ -65,9 +83,30 @@ def test_an_export_is_the_nodes_forward(tmp_path: Path) -> None:
     node = node_of(trainer(), tmp_path)
     before = forward(node)
     train(node)
-    found = run(exported("net", node.copy_of("net")))
+    found = run(exported_of(node, "net"))
     np.testing.assert_allclose(found, forward(node), atol=1e-6)
     assert not np.allclose(found, before)
+
+
+def origin_of(data: bytes) -> WeightsOrigin | None:
+    return WeightsOrigin.of_model(onnx.load_model_from_string(data))
+
+
+def test_an_export_says_where_its_weights_are_from(tmp_path: Path) -> None:
+    node = node_of(trainer(), tmp_path)
+    begun = origin_of(exported_of(node))
+    assert begun == replace(ORIGIN, is_trained=False)
+    assert str(begun) == "untrained: the weights that the program began with"
+    train(node)
+    rounds = [
+        {"target": "t", "round": 7, "started_at": 2.0, "metrics": {"s.n": 1.0, "loss": 0.25}},
+        {"target": "u", "round": 9, "started_at": 1.0, "metrics": {}},
+    ]
+    after = WeightsOrigin.of_rounds("cd" * 32, rounds)
+    assert origin_of(exported_of(node, origin=after)) == after
+    assert str(after) == "after round 7, loss 0.25, s.n 1"
+    assert str(WeightsOrigin.of_rounds("cd" * 32, [])) == "trained"
+    assert origin_of(onnx.ModelProto().SerializeToString()) is None
 
 
 def test_an_export_during_training_has_the_weights_from_before(tmp_path: Path) -> None:
@@ -82,8 +121,8 @@ def test_an_export_during_training_has_the_weights_from_before(tmp_path: Path) -
     done = node.copy_of("net")
     node.poll(11)
     for made in (early, late):
-        np.testing.assert_allclose(run(exported("net", made)), before, atol=1e-6)
-    np.testing.assert_allclose(run(exported("net", done)), forward(node), atol=1e-6)
+        np.testing.assert_allclose(run(exported_of(node, make=made)), before, atol=1e-6)
+    np.testing.assert_allclose(run(exported_of(node, make=done)), forward(node), atol=1e-6)
     assert not np.allclose(before, forward(node))
 
 
@@ -131,19 +170,19 @@ def _with_a_file() -> onnx.ModelProto:
 )
 def test_what_a_component_exports_is_checked(value: Any, error: type, says: str) -> None:
     with pytest.raises(error, match=says):
-        exported("net", _gives(value))
+        exported("net", _gives(value), _gives(value), ORIGIN)
 
 
 def test_a_component_that_is_no_model_or_can_not_be_copied(tmp_path: Path) -> None:
     node = node_of(trainer(), tmp_path)
     with pytest.raises(NotExportable, match="is no model"):
-        exported("compute", node.copy_of("compute"))
+        exported_of(node, "compute")
 
     def broken() -> Any:
         raise TypeError("__init__ wants more")
 
     with pytest.raises(ComponentError, match="wants more"):
-        exported("net", broken)
+        exported_of(node, make=broken)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +258,7 @@ def test_a_torn_state_in_a_checkpoint_is_a_typed_refusal(tmp_path: Path) -> None
 
 def test_only_an_exported_model_is_written_over(tmp_path: Path) -> None:
     node = node_of(trainer(), tmp_path)
-    good = exported("net", node.copy_of("net"))
+    good = exported_of(node, "net")
     files = {
         "node.toml": b"[node]\n",
         "artifact.onnx": serialize(trainer()),
@@ -347,6 +386,6 @@ async def test_an_export_that_fails_leaves_the_node_running(tmp_path: Path) -> N
 def test_weights_are_those_of_the_node(tmp_path: Path) -> None:
     node = node_of(trainer(), tmp_path)
     train(node)
-    model = onnx.load_model_from_string(exported("net", node.copy_of("net")))
+    model = onnx.load_model_from_string(exported_of(node, "net"))
     joined = np.concatenate([numpy_helper.to_array(t).reshape(-1) for t in model.graph.initializer])
     np.testing.assert_array_equal(joined, node.component("net").params(CTX))

@@ -10,6 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from bbnode.daemon.testbed.nodes import holder_of
 from tests.patience import PATIENCE_S
 
@@ -41,6 +43,42 @@ def test_a_node_that_dies_at_once_ends_it_and_is_named_with_its_reason(tmp_path:
     assert "shard 9 of 2" in last
     assert json.loads(done.stdout)["failure"] in last
     assert running(tmp_path / "up-out") == []
+
+
+def bbnode(folder: Path, *words: str, code: int = 0) -> str:
+    """Run a command; return what it printed on both streams."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bbnode", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        cwd=folder,
+    )
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_typing_error_costs_no_earlier_run_and_another_program_gets_rounds(
+    tmp_path: Path,
+) -> None:
+    rounds = ("--best", "loss", "--patience", "1", "--times", "30")
+    server = "up-out/nodes/server/node.toml"
+    told = bbnode(tmp_path, "up", *DIGITS, *rounds, "--arg", "learning_rate=4.0")
+    assert "stopped early" in told
+    told = bbnode(tmp_path, "up", *DIGITS, "--set", "client.slots.data.shard=9", code=1)
+    assert "the run before stays in" in told
+    exported = bbnode(tmp_path, "export", "-c", server, "--slot", "global", "-o", "model.onnx")
+    assert "after round" in exported
+    assert "no round has ended yet" in bbnode(
+        tmp_path, "rounds", "-c", "up-out/failed/server/node.toml"
+    )
+    before = len(json.loads((tmp_path / "up-out" / "report.json").read_text())["rounds"])
+    bbnode(tmp_path, "up", *DIGITS, *rounds, "--arg", "learning_rate=0.05", "--keep")
+    later = json.loads((tmp_path / "up-out" / "report.json").read_text())["rounds"]
+    assert later[0]["round"] == before + 1
 
 
 def test_ctrl_c_stops_all_nodes(tmp_path: Path) -> None:

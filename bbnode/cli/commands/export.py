@@ -19,6 +19,8 @@ from bbnode.cli.common import RunningNode, load_config
 if TYPE_CHECKING:
     from bbnode.daemon.artifacts.artifact import Artifact
     from bbnode.daemon.config.sources import ResolvedConfig
+    from bbnode.daemon.state.checkpoint import BestRound
+    from bbnode.daemon.state.weights import WeightsOrigin
 
 
 def command(
@@ -43,37 +45,88 @@ def command(
             metavar="FILE",
         ),
     ] = None,
+    untrained: Annotated[
+        bool,
+        typer.Option("--untrained", help="Also take weights that no training has changed."),
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Write over a file that is no exported model.")
     ] = False,
 ) -> None:
     """Write the model of a node, with its trained weights, as a plain ONNX file.
 
-    A running node is asked. Of one that does not run, the last checkpoint is read.
+    A running node is asked. Of one that does not run, the last checkpoint is read. The file's
+    metadata say from which round the weights are.
     """
     if best and checkpoint is not None:
         raise typer.BadParameter("--best and --checkpoint are two checkpoints; give one")
+    from bbnode.daemon.paths import write_atomically
     from bbnode.daemon.state import weights
 
     # A link is followed: the file that it leads to is replaced, and not the link.
     out = out.expanduser().resolve()
     weights.check_output(out, force=force)
-    told = None
+    export = None
     if not best and checkpoint is None:
-        told = _from_running(node, slot, out)
-    if told is None:
-        told = _from_disk(node, slot, out, checkpoint=checkpoint, best=best, artifact=artifact)
+        export = _from_running(node, slot)
+    if export is None:
+        export = _from_disk(node, slot, checkpoint=checkpoint, best=best, artifact=artifact)
+    origin = _origin(export.data)
+    if not (origin.is_trained or untrained):
+        raise weights.Untrained(
+            f"{export.source}: slot {export.slot!r} has the weights that the program began with; "
+            "let the node make a round, or add --untrained"
+        )
+    write_atomically(out, export.data, mode=0o644)
     if node.as_json:
-        output.json_object({"schema": "bbnode/export/1", "path": str(out), **told})
+        output.json_object(
+            {
+                "schema": "bbnode/export/1",
+                "path": str(out),
+                "slot": export.slot,
+                "bytes": len(export.data),
+                "from": export.source,
+                "origin": dataclasses.asdict(origin),
+                **({} if export.best is None else {"best": _best_json(export.best)}),
+            }
+        )
         return
-    output.data(f"{out}  {told['bytes']} bytes  slot {told['slot']}")
-    output.note(f"weights of {told['from']}")
+    output.data(f"{out}  {len(export.data)} bytes  slot {export.slot}")
+    output.note(f"weights of {export.source}: {origin}")
 
 
-def _from_running(node: RunningNode, slot: str | None, out: Path) -> dict[str, Any] | None:
-    """Write the model of a running node; None if none runs there."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Export:
+    """An exported model; `source` says for people where it is from."""
+
+    slot: str
+    data: bytes
+    source: str
+    best: BestRound | None = None
+
+
+def _best_json(best: BestRound) -> dict[str, Any]:
+    return {
+        "target": best.target,
+        "round": best.round,
+        "output": best.output,
+        "value": best.value,
+    }
+
+
+def _origin(data: bytes) -> WeightsOrigin:
+    import onnx
+
+    from bbnode.daemon.state.weights import WeightsOrigin
+
+    origin = WeightsOrigin.of_model(onnx.load_model_from_string(data))
+    # A node of an earlier release does not say.
+    return WeightsOrigin(program="") if origin is None else origin
+
+
+def _from_running(node: RunningNode, slot: str | None) -> _Export | None:
+    """Return the model of a running node; None if none runs there."""
     from bbnode.daemon.control.errors import NotRunning
-    from bbnode.daemon.paths import write_atomically
     from bbnode.daemon.state import weights
 
     with contextlib.ExitStack() as stack:
@@ -85,21 +138,22 @@ def _from_running(node: RunningNode, slot: str | None, out: Path) -> dict[str, A
             raise
         models = [each["slot"] for each in client.get("/v1/models")["models"]]
         name = weights.chosen(models, slot, where="the node")
-        write_atomically(out, client.download(f"/v1/models/{name}"), mode=0o644)
-    return {"slot": name, "bytes": out.stat().st_size, "from": "the running node"}
+        data = b"".join(client.download(f"/v1/models/{name}"))
+    return _Export(slot=name, data=data, source="the running node")
 
 
 def _from_disk(
     node: RunningNode,
     slot: str | None,
-    out: Path,
     *,
     checkpoint: Path | None,
     best: bool,
     artifact: Path | None,
-) -> dict[str, Any]:
-    """Write the model of a checkpoint."""
-    from bbnode.daemon.paths import write_atomically
+) -> _Export:
+    """Return the model of a checkpoint."""
+    from bbnode.daemon.history.store import read_rounds, rounds_file
+    from bbnode.daemon.lifecycle.assembly import slot_settings
+    from bbnode.daemon.paths import StorageError
     from bbnode.daemon.state import checkpoint as checkpoints
     from bbnode.daemon.state import weights
 
@@ -114,19 +168,19 @@ def _from_disk(
     else:
         path, saved = checkpoints.newest(node.directory)
     config = None if resolved is None else resolved.config
+    rounds: list[dict[str, Any]] = []
+    with contextlib.suppress(StorageError):  # the weights are whole all the same
+        rounds = read_rounds(rounds_file(path.parent))
     name, data = weights.from_checkpoint(
         saved,
         made_by,
         slot,
+        rounds=rounds,
         targets=() if config is None or artifact is not None else config.artifact.targets,
-        settings={} if config is None else config.slots,
+        settings={} if resolved is None else slot_settings(resolved, made_by),
         own_artifact=config is not None and config.artifact.path is None,
     )
-    write_atomically(out, data, mode=0o644)
-    told: dict[str, Any] = {"slot": name, "bytes": len(data), "from": str(path)}
-    if saved.best is not None:
-        told["best"] = dataclasses.asdict(saved.best)
-    return told
+    return _Export(slot=name, data=data, source=str(path), best=saved.best)
 
 
 def _artifact(resolved: ResolvedConfig | None, given: Path | None) -> Artifact:

@@ -50,8 +50,10 @@ def command(
     elif node.as_json:
         for made in rounds:
             output.json_object(made, indent=None)
-    else:
+    elif rounds:
         _print_table(rounds)
+    else:
+        output.note("no round has ended yet")
     if not (as_csv or node.as_json):
         for entry in told["invoke"]:
             output.note(_progress(entry))

@@ -12,6 +12,8 @@ from typing import Any
 
 import trio
 
+from bbnode.components.contracts import Component
+from bbnode.components.errors import NotExportable
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.config.sources import ResolvedConfig
@@ -27,6 +29,11 @@ from bbnode.engine import Node
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Transport
 from bbnode.transport.driver import Driver
+
+
+def unknown_initial(slot: str) -> Component:
+    """Raise NotExportable: nothing is known of the slot before its training."""
+    raise NotExportable(f"slot {slot!r}: its initial state is not known")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +67,8 @@ class Host:
     # The outputs of a target that may come after an execution that all inputs, or one, start.
     later: Callable[[str, str | None], frozenset[str]] = lambda _target, _entry: frozenset()
     rounds: Sequence[Rounds] = ()
+    # Makes the component of a slot as the program has it, before any training.
+    initial: Callable[[str], Component] = unknown_initial
     # Rounds on disk; None where nothing is kept.
     history: RoundHistory | None = None
     # How peers are found, as JSON.

@@ -8,6 +8,7 @@ answer arrives, or the answer says what is under way.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -186,10 +187,21 @@ async def model(host: Host, slot: str) -> StreamedResponse:
         text = "another model is being exported; ask again when it is done"
         raise Problem(503, "Busy", text, headers={"Retry-After": "1"})
     # A copy: a component changes only by ops of the program.
-    make = host.node.copy_of(name)
-    data = await trio.to_thread.run_sync(
-        weights.exported, name, make, abandon_on_cancel=True, limiter=host.exporting
+    make, initial = host.node.copy_of(name), partial(host.initial, name)
+    ended = [made for each in host.rounds for made in each.finished()[-1:]]
+    if not ended and host.history is not None:
+        with contextlib.suppress(StorageError):
+            # Those of before the start.
+            read = partial(host.history.read, last=1)
+            ended = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+    export = partial(
+        weights.exported,
+        name,
+        make,
+        initial,
+        weights.WeightsOrigin.of_rounds(host.artifact_sha256, ended),
     )
+    data = await trio.to_thread.run_sync(export, abandon_on_cancel=True, limiter=host.exporting)
     return Blob(data)
 
 

@@ -6,6 +6,8 @@ runs; what it could not keep is counted.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,16 @@ from bbnode.daemon.config import InvokeSection, NodeConfig
 from bbnode.daemon.history.recorder import RoundRecorder
 from bbnode.daemon.history.trackers import RunInfo, make_tracker
 from bbnode.daemon.history.tracking import TrackerThread, join_all
+
+
+def settings_digest(config: NodeConfig, entry: InvokeSection) -> str:
+    """Return eight hex digits over the settings that decide what a round computes.
+
+    Those of the node's slots and the inputs of the target; not how many rounds, or when they stop.
+    """
+    settings = {"slots": config.slots, "inputs": entry.inputs}
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 class RoundHistory:
@@ -41,7 +53,11 @@ class RoundHistory:
         """Begin, or go on with, the rounds of a target, of which `done` were made."""
         if self._recorder is None:
             return
-        run = self._recorder.begin(entry.target, done)
+        maker = {
+            "artifact": self._artifact_sha256,
+            "settings": settings_digest(self._config, entry),
+        }
+        run = self._recorder.begin(entry.target, done, maker)
         name = self._config.node.name
         info = RunInfo(
             name=f"{name}-{entry.target.partition('#')[0].lstrip('@')}-{run}",

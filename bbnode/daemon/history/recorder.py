@@ -50,15 +50,15 @@ class RoundRecorder:
         self._thread = threading.Thread(target=self._work, name="rounds", daemon=True)
         self._thread.start()
 
-    def begin(self, target: str, done: int) -> int:
+    def begin(self, target: str, done: int, maker: Mapping[str, str]) -> int:
         """Say that a target's rounds go on after `done` of them, and return the number of the run.
 
-        Call it before any of them is added.
+        `maker` is as in `RoundStore.run_of`. Call it before any of them is added.
         """
         with self._lock:
             try:
-                self._runs[target] = self._store.run_of(target, done) if self._store else 1
-            except sqlite3.Error as error:
+                self._runs[target] = self._store.run_of(target, done, maker) if self._store else 1
+            except (sqlite3.Error, ValueError) as error:
                 self._runs[target] = 1
                 self._troubled(str(error))
             return self._runs[target]

@@ -1,9 +1,10 @@
 """The file of rounds: SQLite in the state directory.
 
 Rule: one row a round, with what people ask for in columns and all of it as JSON; metrics have a
-table of their own. A target's rounds are counted from 1; where the count begins anew, because the
-state of the node was removed, another `run` begins, and a round that is made again after a crash
-replaces the one of its number. One process writes, any number reads, also while it writes (WAL).
+table of their own. A target's rounds are counted from 1. Another `run` begins where the count does,
+because the state of the node was removed, and where another program or other settings make the
+rounds. A round that is made again after a crash replaces the one of its number.
+One process writes, any number reads, also while it writes (WAL).
 
 A file that SQLite refuses, or that a later release wrote, is moved aside and a new one begun.
 """
@@ -90,15 +91,21 @@ class RoundStore:
         """Close the file; the write-ahead log is merged into it."""
         self._db.close()
 
-    def run_of(self, target: str, done: int) -> int:
-        """Return the run of a target that goes on after `done` rounds."""
+    def run_of(self, target: str, done: int, maker: Mapping[str, str]) -> int:
+        """Return the run of a target that goes on after `done` rounds.
+
+        `maker` has the fields of a round that say which program made it, and with which settings.
+        """
         row = self._db.execute(
-            "SELECT max(run), max(number) FROM rounds WHERE target = ?", (target,)
+            "SELECT run, content FROM rounds WHERE target = ? ORDER BY run DESC, number DESC",
+            (target,),
         ).fetchone()
-        last = row[0]
-        if last is None:
+        if row is None:
             return 1
-        return int(last) if done else int(last) + 1
+        last, content = int(row[0]), json.loads(row[1])
+        # Earlier releases wrote no settings.
+        is_same = all((content.get(name) or value) == value for name, value in maker.items())
+        return last if done and is_same else last + 1
 
     def add(self, made: Mapping[str, Any], run: int) -> None:
         """Write one round. Raises sqlite3.Error."""

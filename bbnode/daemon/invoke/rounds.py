@@ -61,7 +61,7 @@ MAX_PEERS_OF_A_ROUND = 1024
 _SHOWN_OF_A_ROUND = (
     *("target", "execution", "ok", "started_at", "seconds", "bytes", "bytes_in", "bytes_out"),
     *("responded", "missing", "missing_why", "refused", "failures", "outputs", "skipped"),
-    *("metrics", "peers", "artifact", "best"),
+    *("metrics", "peers", "artifact", "settings", "best"),
 )
 
 
@@ -98,14 +98,15 @@ class Round:
 
     `started_at` is in seconds of the Unix epoch, by this machine's clock. `metrics` are the scalar
     outputs, and entries of Metadata as `<output>.<entry>`. `peers` says of each peer that answered
-    what numbers came with its answer, and of each that is connected what was moved. `best`: it was
-    the best round so far.
+    what numbers came with its answer, and of each that is connected what was moved. `settings` is
+    the digest of the node's own settings. `best`: it was the best round so far.
     """
 
     number: int
     target: str
     execution: int
     artifact: str = ""
+    settings: str = ""
     started_s: float = 0.0
     started_at: float = 0.0
     at_start: Traffic = field(default_factory=Traffic)
@@ -195,6 +196,7 @@ class Rounds:
         save_best: Callable[[str, int, str, float], Awaitable[object]] | None = None,
         keep: Callable[[dict[str, Any]], None] = lambda _: None,
         artifact: str = "",
+        settings: str = "",
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Make the rounds of one entry.
@@ -213,6 +215,7 @@ class Rounds:
         self._keep = keep
         self._save_best = save_best
         self._artifact = artifact
+        self._settings = settings
         self._wall_clock = wall_clock
         self.best = best
         self._said_missing = False
@@ -429,6 +432,7 @@ class Rounds:
             target=self._entry.target,
             execution=execution,
             artifact=self._artifact,
+            settings=self._settings,
             started_at=self._wall_clock(),
         )
         self.history.append(self._current)

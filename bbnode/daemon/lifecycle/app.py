@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.trace import TRACE_STEPS
-from bbnode.daemon.history.history import RoundHistory
+from bbnode.daemon.history.history import RoundHistory, settings_digest
 from bbnode.daemon.invoke.best import BestSoFar
 from bbnode.daemon.invoke.reach import Reach
 from bbnode.daemon.invoke.rounds import Rounds, Traffic
@@ -191,6 +192,9 @@ class Daemon:
         self._control.host.rounds = self._rounds
         self._control.host.upgrade = saved.upgrade if saved else None
         self._control.host.history = self._history
+        self._control.host.initial = partial(
+            assembly.initial_component, self._resolved, self._artifact
+        )
         self._control.host.counters.append(self._history.counters)
         self._control.host.later = self._later
         self._control.host.counters.append(self._discovery.counters)
@@ -469,12 +473,22 @@ class Daemon:
 
     def _make_rounds(self, entry: InvokeSection, saved: checkpoint.Checkpoint | None) -> Rounds:
         done = saved.rounds_done.get(entry.target, 0) if saved else 0
+        settings = settings_digest(self._resolved.config, entry)
         self._history.begin(entry, done)
+        if saved is not None and saved.upgrade is not None and entry.times and done >= entry.times:
+            logger.warning(
+                "all rounds were made with another version of the program: raise times for more",
+                extra={"target": entry.target, "done": done, "times": entry.times},
+            )
         best = BestSoFar.of(entry)
         if best is not None:
             best.replay(self._history.series(entry.target, best.metric), done)
             kept = checkpoint.best_round(self._state_dir, self._artifact.sha256)
-            if kept is not None and (kept.target, kept.output) == (entry.target, best.metric):
+            if (
+                kept is not None
+                and (kept.target, kept.output) == (entry.target, best.metric)
+                and (kept.settings or settings) == settings
+            ):
                 # The node was killed before the round was in the history.
                 best.take(kept.round, kept.value)
         return Rounds(
@@ -486,13 +500,18 @@ class Daemon:
             done=done,
             running=saved.rounds_running.get(entry.target) if saved else None,
             best=best,
-            save_best=self._save_best,
+            save_best=partial(self._save_best, settings),
             keep=self._history.add,
             artifact=self._artifact.sha256,
+            settings=settings,
         )
 
-    async def _save_best(self, target: str, number: int, metric: str, value: float) -> None:
-        best = checkpoint.BestRound(target=target, round=number, output=metric, value=value)
+    async def _save_best(
+        self, settings: str, target: str, number: int, metric: str, value: float
+    ) -> None:
+        best = checkpoint.BestRound(
+            target=target, round=number, output=metric, value=value, settings=settings
+        )
         await self._checkpointer.save_best(best)
 
     def _traffic(self) -> Traffic:

@@ -17,6 +17,7 @@ from multiaddr import Multiaddr
 
 from bbnode import __version__
 from bbnode.access.secrets import NodeSecrets
+from bbnode.components.contracts import Component
 from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.components.settings import path_settings
 from bbnode.daemon import paths
@@ -24,7 +25,8 @@ from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.artifacts.artifact import Artifact, load_artifact, parse_artifact, serialize
 from bbnode.daemon.config import NodeConfig
 from bbnode.daemon.config.sources import ResolvedConfig
-from bbnode.engine import Limits, Node, install
+from bbnode.daemon.state import weights
+from bbnode.engine import Limits, Node, install, plan_program
 from bbnode.ir import keys
 from bbnode.ir.class_names import ClassNotLoaded, load_module_named, search
 from bbnode.ir.crossing import encode_crossings
@@ -148,6 +150,18 @@ def install_node(
         record=record,
         own_artifact=artifact.own,
         secrets=NodeSecrets(identity),
+    )
+
+
+def initial_component(resolved: ResolvedConfig, artifact: Artifact, slot: str) -> Component:
+    """Return the component of a slot as the program has it, before any training.
+
+    Raises the errors of install.
+    """
+    plan = plan_program(artifact.model, resolved.config.artifact.targets)
+    (found,) = (each for each in plan.slots if each.name == slot)
+    return weights.initial_component(
+        found, slot_settings(resolved, artifact), own_artifact=artifact.own
     )
 
 

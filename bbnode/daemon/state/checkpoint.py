@@ -60,13 +60,15 @@ class CheckpointOfAnotherFormat(CheckpointRefused):
 class BestRound:
     """The round after which a checkpoint was made because it was the best so far.
 
-    `value` is that of the target's output `output`.
+    `value` is that of the target's output `output`; `settings` the digest of the node's settings,
+    "" in a file of an earlier release.
     """
 
     target: str
     round: int
     output: str
     value: float
+    settings: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,16 +174,20 @@ def write(
 
 
 def write_best(state_dir: Path, checkpoint: Checkpoint) -> None:
-    """Write the checkpoint of the best round; one of another artifact is kept aside.
+    """Write the checkpoint of the best round; that of other settings or artifact is kept aside.
 
     Raises StorageError.
     """
     path = best_file(state_dir)
     with contextlib.suppress(FileNotFoundError, CheckpointRefused):
-        other = read(path).artifact_sha256
-        if other != checkpoint.artifact_sha256:
-            keep_aside(path, other)
+        other = read(path)
+        if _maker(other) != _maker(checkpoint):
+            keep_aside(path, other.artifact_sha256)
     paths.write_atomically(path, _packed(checkpoint), mode=0o600)
+
+
+def _maker(saved: Checkpoint) -> tuple[str, str]:
+    return saved.artifact_sha256, "" if saved.best is None else saved.best.settings
 
 
 def best_round(state_dir: Path, artifact_sha256: str) -> BestRound | None:
@@ -232,7 +238,8 @@ def found(path: Path) -> tuple[Path, Checkpoint]:
 def newest(state_dir: Path) -> tuple[Path, Checkpoint]:
     """Return the newest checkpoint of a node that does not run, of any artifact, and its file.
 
-    Raises StateDirInUse, StorageError, and CheckpointRefused where there is none.
+    Raises StateDirInUse, StorageError, and CheckpointRefused where there is none, which names each
+    file that is damaged and what is whole beside them.
     """
     path = checkpoint_file(state_dir)
     if not state_dir.is_dir():
@@ -241,10 +248,27 @@ def newest(state_dir: Path) -> tuple[Path, Checkpoint]:
         try:
             return found(path)
         except CheckpointRefused as error:
+            before = path.with_suffix(".previous")
             try:
-                return found(path.with_suffix(".previous"))
-            except CheckpointRefused:
-                raise error from None
+                return found(before)
+            except CheckpointRefused as again:
+                texts = [str(error), *([str(again)] if before.exists() else [])]
+                raise CheckpointRefused("; ".join([*texts, *_offers(state_dir)])) from again
+
+
+def _offers(state_dir: Path) -> list[str]:
+    """Return what else may be used where the newest checkpoints may not."""
+    offers = []
+    with contextlib.suppress(FileNotFoundError, CheckpointRefused, paths.StorageError):
+        best = read(best_file(state_dir)).best
+        if best is not None:
+            offers.append(
+                f"the checkpoint of the best round is whole (round {best.round}, {best.output} "
+                f"{best.value:.6g}): take it with --best"
+            )
+    with contextlib.suppress(OSError):
+        offers += [f"kept of another version: --checkpoint {kept}" for kept in _kept(state_dir)[:1]]
+    return offers
 
 
 def _packed(checkpoint: Checkpoint) -> bytes:
@@ -259,6 +283,7 @@ def _packed(checkpoint: Checkpoint) -> bytes:
     best = checkpoint.best
     if best is not None:
         fields["best"] = [best.target, best.round, best.output, best.value]
+        fields["best_settings"] = best.settings
     body = msgpack.packb(fields)
     return b"".join((MAGIC, hashlib.sha256(body).digest(), body))
 
@@ -374,6 +399,7 @@ class _CheckpointBody(BaseModel, strict=True):
     rounds_running: dict[str, int]
     unsent: tuple[tuple[bytes, int, bytes | None], ...] = ()
     best: tuple[str, int, str, float] | None = None
+    best_settings: str = ""
 
 
 def _parse(data: bytes) -> Checkpoint:
@@ -405,7 +431,13 @@ def _parse(data: bytes) -> Checkpoint:
     best = None
     if body_read.best is not None:
         target, number, output, value = body_read.best
-        best = BestRound(target=target, round=number, output=output, value=value)
+        best = BestRound(
+            target=target,
+            round=number,
+            output=output,
+            value=value,
+            settings=body_read.best_settings,
+        )
     return Checkpoint(
         artifact_sha256=body_read.artifact_sha256,
         node=body_read.node,

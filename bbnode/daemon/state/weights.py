@@ -2,12 +2,16 @@
 
 Rule: a model is exported by a component of its own, made from the settings and given a state that
 was captured at one moment; so it is consistent while the node trains, and no op waits for it. What
-a component exports is checked before anybody gets it.
+a component exports is checked before anybody gets it, and says in its metadata where it is from.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +30,10 @@ from bbnode.ir.errors import BbnodeError, DeploymentError
 from bbnode.ir.slots import Binding
 
 if TYPE_CHECKING:
+    import onnx
+
     from bbnode.daemon.artifacts.artifact import Artifact
+    from bbnode.engine.planning.program import SlotPlan
 
 
 class NoSuchModel(DeploymentError):
@@ -39,6 +46,87 @@ class OtherVersionsWeights(DeploymentError):
 
 class WouldOverwrite(DeploymentError):
     """A file that is no exported model stands where one is to be written."""
+
+
+class Untrained(DeploymentError):
+    """The weights that were asked for are those that the program began with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsOrigin:
+    """The place in a training from which the weights of an exported model are.
+
+    `program` is the sha256 of the artifact. `round` is the last one that went into the weights, 0
+    where the node makes no rounds or none has ended, and `metrics` are those of that round.
+    `is_trained` is False for the weights that the program began with.
+    """
+
+    program: str
+    target: str = ""
+    round: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    is_trained: bool = True
+
+    @classmethod
+    def of_rounds(cls, program: str, rounds: Sequence[Mapping[str, Any]]) -> WeightsOrigin:
+        """Return the origin after the newest of these rounds (`Round.as_json`)."""
+        if not rounds:
+            return cls(program=program)
+        last = max(rounds, key=lambda made: float(made.get("started_at") or 0))
+        return cls(
+            program=program,
+            target=last["target"],
+            round=last["round"],
+            metrics=last.get("metrics", {}),
+        )
+
+    @classmethod
+    def of_model(cls, model: onnx.ModelProto) -> WeightsOrigin | None:
+        """Return the origin that an exported model names in its metadata; None where it does not.
+
+        Raises ValueError for metadata that bbnode did not write.
+        """
+        start = len(keys.EXPORT_PREFIX)
+        found = {
+            entry.key[start:]: entry.value
+            for entry in model.metadata_props
+            if entry.key.startswith(keys.EXPORT_PREFIX)
+        }
+        if "program" not in found:
+            return None
+        return cls(
+            program=found["program"],
+            target=found.get("target", ""),
+            round=int(found.get("round", 0)),
+            metrics=json.loads(found.get("metrics", "{}")),
+            is_trained=found.get("trained") != "false",
+        )
+
+    def stamp(self, model: onnx.ModelProto) -> None:
+        """Write the origin into a model's metadata."""
+        values = {
+            "program": self.program,
+            "target": self.target,
+            "round": str(self.round) if self.round else "",
+            "metrics": json.dumps(dict(self.metrics), sort_keys=True) if self.metrics else "",
+            "trained": str(self.is_trained).lower(),
+        }
+        for name, value in values.items():
+            if value:
+                model.metadata_props.add(key=keys.EXPORT_PREFIX + name, value=value)
+
+    def __str__(self) -> str:
+        if not self.is_trained:
+            return "untrained: the weights that the program began with"
+        if not self.round:
+            return "trained"
+        # Outputs before entries of Metadata, which are many.
+        shown = sorted(self.metrics.items(), key=lambda each: "." in each[0])[:SHOWN_METRICS]
+        return f"after round {self.round}" + "".join(f", {name} {n:.4g}" for name, n in shown)
+
+
+# Metrics of a round that one line shows.
+SHOWN_METRICS = 4
 
 
 def models_of(node: Node) -> list[Binding]:
@@ -67,42 +155,88 @@ def chosen(models: Sequence[str], slot: str | None, *, where: str) -> str:
     return models[0]
 
 
-def exported(slot: str, make: Callable[[], Component]) -> bytes:
+def exported(
+    slot: str,
+    make: Callable[[], Component],
+    initial: Callable[[], Component],
+    origin: WeightsOrigin,
+) -> bytes:
     """Return the model of a component that `make` makes, as the bytes of an ONNX file.
 
     Takes long for a large one: run it in a worker thread.
+
+    Args:
+        slot: its name, for errors.
+        make: makes the component with the state whose weights are wanted.
+        initial: makes it as the program has it; a model that exports the same is untrained.
+        origin: where the weights are from, for the model's metadata.
 
     Raises:
         NotExportable: it is no model, does not export, or what it exports is no ONNX model.
         ComponentError: whatever else its author's code raises.
     """
+    try:
+        before = _digest(_serialized(slot, _export(slot, initial)))
+    except (NotExportable, ComponentError):
+        before = b""  # there is no model before the training, as of trees
+    model = _export(slot, make)
+    is_trained = _digest(_serialized(slot, model)) != before
+    replace(origin, is_trained=is_trained).stamp(model)
+    return _serialized(slot, model)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _export(slot: str, make: Callable[[], Component]) -> onnx.ModelProto:
     import onnx
-    from google.protobuf.message import EncodeError
 
     try:
         component = make()
         if not isinstance(component, Model):
             raise NotExportable(f"{component.TYPE_NAME} is no model")
-        model = component.export()
+        model: Any = component.export()
     except BbnodeError as error:
         raise NotExportable(f"slot {slot!r} can't be exported: {error}") from error
     except Exception as error:  # the boundary to a component's author
         why = ": ".join(describe(error))
         raise ComponentError(f"slot {slot!r} can't be exported: {why}") from error
-    who = f"slot {slot!r}: {component.TYPE_NAME}.export()"
     if not isinstance(model, onnx.ModelProto):
+        who = f"slot {slot!r}: {component.TYPE_NAME}.export()"
         raise NotExportable(f"{who} gave a {type(model).__name__}; return a ModelProto")
+    return model
+
+
+def _serialized(slot: str, model: onnx.ModelProto) -> bytes:
+    import onnx
+    from google.protobuf.message import EncodeError
+
+    who = f"slot {slot!r}: the exported model"
     try:
         check_bounds(model)
         data = model.SerializeToString(deterministic=True)
         onnx.checker.check_model(data)
     except (OutOfBounds, onnx.checker.ValidationError) as error:
-        raise NotExportable(
-            f"{who} gave a model that ONNX refuses: {_first_line(error)}"
-        ) from error
+        raise NotExportable(f"{who} is one that ONNX refuses: {_first_line(error)}") from error
     except (EncodeError, ValueError) as error:
-        raise NotExportable(f"{who}: larger than the 2 GiB that an ONNX file can have") from error
+        raise NotExportable(f"{who} is larger than the 2 GiB of an ONNX file") from error
     return bytes(data)
+
+
+def initial_component(
+    slot: SlotPlan, settings: Mapping[str, Mapping[str, Any]], *, own_artifact: bool
+) -> Component:
+    """Return the component of a slot as the program has it, with the node's own settings.
+
+    `own_artifact` is as `bbnode.engine.install` has it. Raises what its class raises.
+    """
+    cls = component_class(slot.binding.type_name)
+    own = settings.get(slot.name, {})
+    component: Component = cls(
+        build_config(cls, slot.name, slot.config, own, own_artifact=own_artifact)
+    )
+    return component
 
 
 def from_checkpoint(
@@ -110,6 +244,7 @@ def from_checkpoint(
     artifact: Artifact,
     slot: str | None,
     *,
+    rounds: Sequence[Mapping[str, Any]] = (),
     targets: Sequence[str] = (),
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     own_artifact: bool = False,
@@ -119,6 +254,7 @@ def from_checkpoint(
     Args:
         artifact: what made the checkpoint; or another version whose model has the same weights.
         slot: of the model; None where there is only one.
+        rounds: those that the node kept (`read_rounds`).
         targets: those that the node plays; all by default.
         settings: those of the node's own configuration, by slot.
         own_artifact: as `bbnode.engine.install` has it.
@@ -140,11 +276,10 @@ def from_checkpoint(
             f"{binding.type_name} there; give the artifact that made the checkpoint (--artifact)"
         )
 
+    initial = partial(initial_component, slots[name], settings or {}, own_artifact=own_artifact)
+
     def make() -> Component:
-        cls = component_class(type_name)
-        own = (settings or {}).get(name, {})
-        config = build_config(cls, name, slots[name].config, own, own_artifact=own_artifact)
-        component = cls(config)
+        component = initial()
         if saved.artifact_sha256 == artifact.sha256:
             component.restore(state)
             return component
@@ -158,7 +293,18 @@ def from_checkpoint(
             )
         return component
 
-    return name, exported(name, make)
+    return name, exported(name, make, initial, _origin(saved, rounds))
+
+
+def _origin(saved: Checkpoint, rounds: Sequence[Mapping[str, Any]]) -> WeightsOrigin:
+    if saved.best is not None:
+        done = {saved.best.target: saved.best.round}
+    else:
+        done = {target: number for target, number in saved.rounds_done.items() if number}
+    # Of each number the newest: a count that began anew has the same ones.
+    kept = {(made["target"], made["round"]): made for made in rounds}
+    made = [kept.get(each, {"target": each[0], "round": each[1]}) for each in done.items()]
+    return WeightsOrigin.of_rounds(saved.artifact_sha256, made)
 
 
 def check_output(out: Path, *, force: bool) -> None:

@@ -113,7 +113,7 @@ def run_demo(options: DemoOptions) -> int:
 
 
 def _finish(options: DemoOptions, plan: LocalPlan, outcome: RunOutcome, console: Console) -> None:
-    out = options.out.absolute()
+    out = outcome.folder
     rows = [demo_row(row) for row in outcome.rows]
     done = [row for row in rows if row["ok"]]
     report = write_report(

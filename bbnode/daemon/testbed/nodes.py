@@ -23,13 +23,22 @@ from typing import IO
 
 from bbnode.daemon import paths
 from bbnode.daemon.config import sources
-from bbnode.daemon.testbed.plan import LocalPlan, PlannedNode, node_config
+from bbnode.daemon.testbed.plan import ARTIFACT, LocalPlan, PlannedNode, node_config
 from bbnode.ir.errors import EnvironmentFault
 from bbnode.transport.identity import Identity, create_identity, load_or_create_identity
 
 # Marks a folder that an earlier testbed made, and that this one may clear; locked while one runs.
 MARKER = ".bbnode-testbed"
 NODES = "nodes"
+# Beside it, the nodes of a run that failed where an earlier run was kept in its place.
+FAILED = "failed"
+# Stands beside nodes that have not got so far as to be worth keeping.
+_UNSETTLED = ".unsettled"
+# Parts of the earlier run, so that one run is whole whenever the process is killed: all of it until
+# the new one is settled; all of it from then on, until it is removed; entries on their way.
+_BEFORE = ".before"
+_OUTDATED = ".outdated"
+_MOVING = ".moving"
 HOST = "127.0.0.1"
 # Below the ports that Linux gives to connections (ip_local_port_range begins at 32768): a port
 # that is free now is not taken by an outgoing connection before its node listens there.
@@ -163,10 +172,12 @@ def _spawn(config: Path, log: IO[bytes], environment: dict[str, str]) -> subproc
 
 @contextmanager
 def held_folder(out: Path, *, keep: bool = False) -> Iterator[Path]:
-    """Make or clear the folder of the daemons, and hold it until the block ends.
+    """Make the folder of the daemons, and hold it until the block ends.
 
-    With `keep` it stays as an earlier testbed left it. Raises FolderRefused or
-    StillRunning.
+    With `keep` it stays as an earlier testbed left it. Without, the block sees an empty one. If
+    `settle` is not called in it, an earlier run that was settled comes back when the block ends, or
+    at the next start if it was killed, and the nodes of the block move to the folder `failed`.
+    Raises FolderRefused or StillRunning.
     """
     nodes = out / NODES
     marker = nodes / MARKER
@@ -188,9 +199,13 @@ def held_folder(out: Path, *, keep: bool = False) -> Iterator[Path]:
                 f"a testbed runs in {out} already; stop it, or choose another folder with --out"
             ) from error
         _check_nobody_runs(nodes)
+        _put_back(nodes)
         if not keep:
-            _clear(nodes)
-        yield nodes
+            _set_aside(nodes)
+        try:
+            yield nodes
+        finally:
+            _put_back(nodes)
     finally:
         os.close(descriptor)
 
@@ -221,15 +236,63 @@ def holder_of(lock: Path) -> int | None:
     return None
 
 
-def _clear(nodes: Path) -> None:
+def settle(nodes: Path) -> None:
+    """Let a run take the place of the earlier one, which can be removed. Raises FolderRefused."""
+    with _refusing():
+        (nodes / _UNSETTLED).unlink(missing_ok=True)
+        if has_earlier(nodes):
+            (nodes / _BEFORE).rename(nodes / _OUTDATED)
+
+
+def has_earlier(nodes: Path) -> bool:
+    """Return True while an earlier run is kept, which comes back unless this one is settled."""
+    return (nodes / _BEFORE).exists()
+
+
+def _set_aside(nodes: Path) -> None:
+    with _refusing():
+        entries = _entries(nodes)
+        if entries:
+            (nodes / _MOVING).mkdir(mode=0o700)
+            for entry in entries:
+                entry.rename(nodes / _MOVING / entry.name)
+            kept = _OUTDATED if (nodes / _MOVING / _UNSETTLED).exists() else _BEFORE
+            (nodes / _MOVING).rename(nodes / kept)
+            if kept == _OUTDATED:
+                shutil.rmtree(nodes / _OUTDATED)
+        (nodes / _UNSETTLED).touch()
+
+
+def _put_back(nodes: Path) -> None:
+    """Remove an earlier run if this one was settled; if it was not, put the earlier one back."""
+    with _refusing():
+        if (nodes / _OUTDATED).exists():
+            shutil.rmtree(nodes / _OUTDATED)
+        if has_earlier(nodes):
+            newer = _entries(nodes)
+            failed = nodes.parent / FAILED
+            if newer:
+                shutil.rmtree(failed, ignore_errors=True)
+                failed.mkdir()
+            for entry in newer:
+                entry.rename(failed / entry.name)
+            (nodes / _BEFORE).rename(nodes / _MOVING)
+        if (nodes / _MOVING).exists():
+            for entry in _entries(nodes / _MOVING):
+                entry.rename(nodes / entry.name)
+            (nodes / _MOVING).rmdir()
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return what belongs to a run, first the sign that it is not worth keeping."""
+    own = (MARKER, _BEFORE, _OUTDATED, _MOVING)
+    return sorted(entry for entry in folder.iterdir() if entry.name not in own)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
     try:
-        for entry in nodes.iterdir():
-            if entry.name == MARKER:
-                continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+        yield
     except OSError as error:
         raise FolderRefused(
             f"{error.filename}: {error.strerror}; choose another folder with --out"
@@ -292,8 +355,7 @@ def write_nodes(plan: LocalPlan, nodes: Path, *, port: int, wait_s: float) -> li
     i-th PeerId: reductions run in PeerId order, and so the same seed gives the same bits whatever
     the identities are. Raises StorageError, PortRefused, SettingsRefused.
     """
-    artifact = nodes / "artifact.onnx"
-    plan.program.save(artifact)
+    plan.program.save(nodes / ARTIFACT)
     identities = _identities(plan, nodes)
     dialled = [node.name for node in plan.nodes.values() if node.is_dialled]
     ports = dict(zip(dialled, choose_ports(len(dialled), first=port), strict=True))
@@ -303,10 +365,8 @@ def write_nodes(plan: LocalPlan, nodes: Path, *, port: int, wait_s: float) -> li
         config = node_config(
             node,
             plan,
-            folder=nodes / name,
             listen=[f"/ip4/{HOST}/tcp/{ports[name]}"] if name in ports else [],
             bootstrap=[at[called] for called in node.dials],
-            artifact=artifact,
             wait_s=wait_s,
         )
         written = ChildNode(

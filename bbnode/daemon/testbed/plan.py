@@ -393,23 +393,26 @@ def _slots(node: PlannedNode, program: RunnableProgram) -> dict[str, Any]:
     }
 
 
+# The compiled program of a testbed, beside the folders of its nodes.
+ARTIFACT = "artifact.onnx"
+
+
 def node_config(
     node: PlannedNode,
     plan: LocalPlan,
     *,
-    folder: Path | None = None,
     listen: Sequence[str] = (),
     bootstrap: Sequence[str] = (),
-    artifact: Path = Path("artifact.onnx"),
     wait_s: float = 0.0,
 ) -> NodeConfig:
     """Return the configuration of a node. Raises SettingsRefused."""
     program = plan.program
     flags: dict[str, Any] = {
         "node.name": node.name,
-        "node.state_dir": None if folder is None else str(folder / "state"),
+        # Relative to the file, so that a folder that was moved or copied has its own state.
+        "node.state_dir": "state",
         "node.components": list(program.modules) or None,
-        "artifact.path": str(artifact),
+        "artifact.path": f"../{ARTIFACT}",
         "artifact.sha256": program.artifact.sha256,
         "artifact.targets": list(node.group.classes),
         "network.listen": list(listen) or None,

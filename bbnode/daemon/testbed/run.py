@@ -26,7 +26,15 @@ from bbnode.daemon.control.async_client import AsyncControlClient
 from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
 from bbnode.daemon.control.json_lines import parse_object
-from bbnode.daemon.testbed.nodes import ChildNode, held_folder, holder_of, write_nodes
+from bbnode.daemon.testbed.nodes import (
+    FAILED,
+    ChildNode,
+    has_earlier,
+    held_folder,
+    holder_of,
+    settle,
+    write_nodes,
+)
 from bbnode.daemon.testbed.plan import LocalPlan, totals
 from bbnode.daemon.testbed.report import round_row
 from bbnode.daemon.testbed.view import READY, RoundsView, value_text
@@ -106,8 +114,13 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """The end of a run; `failure` is "" where all was done."""
+    """The end of a run; `failure` is "" where all was done.
 
+    `folder` is that of the report: the output folder, or one inside it where an earlier run came
+    back because this one never got so far as to replace it.
+    """
+
+    folder: Path
     rows: Sequence[Mapping[str, Any]]
     nodes: Sequence[ChildNode]
     values: Mapping[str, Mapping[str, Any]]
@@ -166,6 +179,9 @@ class LocalTestbed:
         self._ended: dict[str, dict[str, Any]] = {}
         self._progress = trio.Event()
         self._up: set[str] = set()
+        # Those that have been ready at some time.
+        self._ready: set[str] = set()
+        self._folder: Path
         self._not_ready_looks: dict[str, int] = {}
         self._absent: list[str] = []
         self._has_begun = False
@@ -186,7 +202,10 @@ class LocalTestbed:
         """Start, watch, stop; return how it went."""
         began = time.monotonic()
         options = self._options
+        failure = ""
+        report_folder = self._out
         with held_folder(self._out, keep=options.keep) as folder:
+            self._folder = folder
             self._nodes = write_nodes(
                 self._plan,
                 folder,
@@ -214,13 +233,22 @@ class LocalTestbed:
                     with trio.CancelScope(shield=True):
                         await self._stop_all()
                 nursery.cancel_scope.cancel()
+            failure = self._verdict()
+            if has_earlier(folder):
+                report_folder = self._out / FAILED
+                failure = failure.replace(str(folder), str(report_folder))
+                self._console.print(
+                    f"the run before stays in {folder}; this one is in {report_folder}",
+                    soft_wrap=True,
+                )
         return RunOutcome(
+            folder=report_folder,
             rows=[self._rows[key] for key in sorted(self._rows, key=lambda key: (key[1], key[0]))],
             nodes=self._nodes,
             values=self._values,
             ended=self._ended,
             seconds=time.monotonic() - began,
-            failure=self._verdict(),
+            failure=failure,
             interrupted=self._interrupted,
         )
 
@@ -387,6 +415,9 @@ class LocalTestbed:
         if found["ready"]:
             self._not_ready_looks.pop(node.name, None)
             self._view.state(node.name, READY)
+            self._ready.add(node.name)
+            if self._plan.invocation is None and len(self._ready) == len(self._nodes):
+                settle(self._folder)
             return
         reasons = "; ".join(str(reason["detail"]) for reason in found["reasons"])
         self._view.state(node.name, f"not ready: {reasons}")
@@ -522,7 +553,9 @@ class LocalTestbed:
     async def _catch_up(self, node: ChildNode, client: AsyncControlClient) -> None:
         answer = await client.get("/v1/rounds")
         for record in answer["rounds"]:
-            self._take(node, {"type": "round_finished", **record})
+            # With `keep`, another program may have made those of before.
+            if record["artifact"] == self._plan.program.artifact.sha256:
+                self._take(node, {"type": "round_finished", **record})
         if answer["invoke"]:
             (told, *_) = answer["invoke"]
             self._ended[node.name] = {key: told.get(key) for key in ("done", "best", "stopped")}
@@ -542,6 +575,8 @@ class LocalTestbed:
                 key = (node.name, event["round"])
                 if key not in self._rows:
                     self._rows[key] = round_row(node.name, event)
+                    if event["ok"]:
+                        settle(self._folder)
                     self._view.round_finished(self._rows[key])
             case "rounds_complete":
                 self._ended.setdefault(node.name, {})["stopped"] = event.get("stopped")

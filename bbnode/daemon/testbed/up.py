@@ -68,7 +68,7 @@ def run_up(options: UpOptions) -> int:
     def finish(outcome: RunOutcome) -> None:
         names.update({node.peer: node.name for node in outcome.nodes})
         report = write_report(
-            options.out.absolute(),
+            outcome.folder,
             {
                 "schema": SCHEMA,
                 "program": options.program,
