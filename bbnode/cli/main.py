@@ -7,6 +7,7 @@ its traceback.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import pkgutil
@@ -25,12 +26,14 @@ from typer.exceptions import Abort, TyperException
 from bbnode.cli import commands, exits, output
 from bbnode.cli.common import expanded
 from bbnode.ir import plugins
-from bbnode.ir.errors import BbnodeError
+from bbnode.ir.errors import BbnodeError, EnvironmentFault
 
 # Entry points of this group are commands: a function, a `typer.Typer`, or a module that has a
 # `command` or an `app`, as those of `bbnode.cli.commands`.
 GROUP = "bbnode.commands"
 TRACEBACK = "--traceback"
+# Of a name that is not UTF-8, in characters.
+_SHOWN_NAME = 200
 
 
 @cache
@@ -52,6 +55,21 @@ def added() -> dict[str, str]:
 def shadowed() -> dict[str, str]:
     """Return the commands of packages that have a shipped command's name, and so never run."""
     return {name: pkg for name, pkg in plugins.names(GROUP).items() if name in shipped()}
+
+
+class MachineRefused(EnvironmentFault):
+    """The machine could not do what a command needed: its disk is full, say."""
+
+
+# Errors of the system that can meet any command, with what helps.
+_CURES = {
+    errno.ENOSPC: "free space on that file system",
+    errno.EDQUOT: "free space in that quota",
+    errno.EROFS: "it is read-only; choose another place",
+    errno.EIO: "the device fails; see the system's log",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "close other programs",
+}
 
 
 class CommandFailed(BbnodeError):
@@ -177,8 +195,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exits.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (head, less) has closed it: no message, and typer's own code
-        # for this. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # for this.
+        _drop_output()
         return exits.FAILURE
     except BbnodeError as error:
         frames = getattr(error, "frames", ())
@@ -193,12 +211,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseExceptionGroup as group:
         return _report_group(group)
     except Exception as error:
-        failed = _failed_command(arguments, error)
+        failed = _failed_command(arguments, error) or _failure_of_the_machine(error)
         if failed is None:
             raise
         output.error(str(failed))
         return exits.code_for(failed)
     return code if isinstance(code, int) else exits.OK
+
+
+def _failure_of_the_machine(error: Exception) -> MachineRefused | None:
+    """Return an error of the system that may meet any command as a typed one, if it is such."""
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        name = error.object[:_SHOWN_NAME]
+        return MachineRefused(f"{name!r}: this name is not UTF-8; rename the file or folder")
+    if not isinstance(error, OSError) or error.errno not in _CURES:
+        return None
+    if error.filename is None:
+        _drop_output()
+    where = error.filename or "standard output"
+    return MachineRefused(f"{where}: {error.strerror}; {_CURES[error.errno]}")
+
+
+def _drop_output() -> None:
+    """Let nothing more be written: Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed_command(arguments: Sequence[str], error: Exception) -> CommandFailed | None:
@@ -221,6 +257,10 @@ def _report_group(group: BaseExceptionGroup[BaseException]) -> int:
     if all(isinstance(error, KeyboardInterrupt) for error in found):
         return exits.INTERRUPTED
     faults = [error for error in found if not isinstance(error, KeyboardInterrupt)]
+    faults = [
+        (isinstance(error, Exception) and _failure_of_the_machine(error)) or error
+        for error in faults
+    ]
     if not all(isinstance(error, BbnodeError) for error in faults):
         raise group
     for message in dict.fromkeys(str(error) for error in faults):

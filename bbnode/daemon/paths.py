@@ -236,8 +236,11 @@ def lock_state_dir(state_dir: Path) -> Iterator[None]:
                 f"state directory {state_dir} is in use by process {holder}; stop that daemon, "
                 "or give this one another node.state_dir"
             ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
         yield
     finally:
         # The file stays: removing it would let two daemons lock two different files.

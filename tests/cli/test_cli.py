@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -17,11 +19,13 @@ import pytest
 
 from bbnode import __version__
 from bbnode.cli import exits
+from bbnode.cli import main as main_module
 from bbnode.cli.main import command_names, main
 from bbnode.daemon.artifacts.artifact import serialize
 from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.config import reference, sources
 from bbnode.transport.identity import load_identity
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -291,6 +295,72 @@ def test_completion_knows_commands_that_are_not_imported_yet(
         cwd=ROOT,
     )
     assert done.stdout.split() == offered
+
+
+@pytest.mark.parametrize("command", ["version", "--help", "components", "components --json"])
+def test_a_disk_that_is_full_takes_one_line(command: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "bbnode", *command.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    assert done.returncode == exits.FAILURE
+    assert done.stderr == (
+        "error: standard output: No space left on device; free space on that file system\n"
+    )
+
+
+def test_errors_of_the_system_are_one_line_and_others_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    raised: list[BaseException] = []
+
+    def fail(*_: object, **__: object) -> None:
+        raise raised.pop()
+
+    monkeypatch.setattr(main_module, "app", fail)
+    for error, said in (
+        (OSError(errno.EROFS, "Read-only file system", "/x"), "/x: Read-only file system; it is"),
+        (OSError(errno.EMFILE, "Too many open files", "/y"), "/y: Too many open files; raise the"),
+        ("b\udcff".encode, "'b\\udcff': this name is not UTF-8; rename"),
+    ):
+        if not isinstance(error, OSError):
+            with pytest.raises(UnicodeEncodeError) as caught:
+                error()
+            error = caught.value
+        for each in (error, ExceptionGroup("tasks", [error])):
+            raised.append(each)
+            code, _, err = run("version")
+            assert (code, err.count("\n")) == (exits.FAILURE, 1)
+            assert err.startswith(f"error: {said}")
+    raised.append(OSError(errno.EBADF, "Bad file descriptor"))
+    with pytest.raises(OSError, match="Bad file"):
+        run("version")
+
+
+def test_an_interrupt_while_it_imports_is_silent() -> None:
+    script = """
+import signal, sys
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == "typer":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+from bbnode.__main__ import run
+run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, "version"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.parametrize("command", ["version", "init --reference"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -38,6 +39,18 @@ def toml(tmp_path: Path):
         return file
 
     return write
+
+
+def test_a_name_that_is_not_utf_8_is_refused_with_its_line(tmp_path: Path) -> None:
+    flags = {
+        "artifact.path": "a.onnx",
+        "artifact.targets": ["t"],
+        "node.state_dir": os.fsdecode(b"/data/b\xffd"),
+    }
+    config = sources.resolve(None, environ={}, flags=flags).config
+    with pytest.raises(sources.ConfigError, match=r"state_dir = .*not UTF-8; rename"):
+        sources.write(tmp_path / "node.toml", config)
+    assert not list(tmp_path.iterdir())
 
 
 def test_defaults_then_file_then_environment_then_flags(toml) -> None:

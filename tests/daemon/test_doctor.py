@@ -68,8 +68,13 @@ def test_ports_that_are_taken_and_peers_that_are_silent(node) -> None:
         found = _found(node(network__bootstrap=[silent, there]))
         assert found["bootstrap"].verdict is CheckResult.WARNING
         assert silent in found["bootstrap"].detail
-        found = _found(node(network__bootstrap=[there]))
-        assert found["bootstrap"].verdict is CheckResult.PASSED
+        for host in ("/ip4/127.0.0.1", "/dns4/localhost", "/dns/localhost"):
+            found = _found(node(network__bootstrap=[f"{host}/tcp/{port}/p2p/{PEER}"]))
+            assert found["bootstrap"].verdict is CheckResult.PASSED, host
+        nowhere = f"/dns4/nowhere.invalid/tcp/{port}/p2p/{PEER}"
+        found = _found(node(network__bootstrap=[nowhere]))
+        assert found["bootstrap"].verdict is CheckResult.FAILED
+        assert nowhere in found["bootstrap"].detail
 
 
 def test_a_running_daemon_has_the_ports(node) -> None:

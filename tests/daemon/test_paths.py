@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -140,6 +141,20 @@ def test_a_lock_is_a_file_of_its_own(kind: str, tmp_path: Path) -> None:
     assert target.exists() is (kind != "dangling")
     if target.exists():
         assert target.read_text() == "precious"
+
+
+def test_a_lock_on_a_full_disk_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with (
+        pytest.raises(paths.StorageError, match=r"lock: .*No space left"),
+        paths.lock_state_dir(tmp_path / "state"),
+    ):
+        pytest.fail("locked")
 
 
 def test_clients_do_not_ask_in_a_directory_of_somebody_else(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bbnode.daemon.testbed.nodes import holder_of
@@ -79,6 +81,32 @@ def test_a_typing_error_costs_no_earlier_run_and_another_program_gets_rounds(
     bbnode(tmp_path, "up", *DIGITS, *rounds, "--arg", "learning_rate=0.05", "--keep")
     later = json.loads((tmp_path / "up-out" / "report.json").read_text())["rounds"]
     assert later[0]["round"] == before + 1
+
+
+def test_a_kill_leaves_no_daemon(tmp_path: Path) -> None:
+    program = "bbnode.examples.gossip_averaging:GossipAveraging"
+    with subprocess.Popen(
+        [*UP, program, "--set", "peer.slots.mass.value=[{i}.0]"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        watchdog = threading.Timer(PATIENCE_S, process.kill)
+        watchdog.start()
+        for line in process.stdout:
+            if "estimate = " in line:
+                break
+        locks = sorted((tmp_path / "up-out").glob("nodes/*/state/lock"))
+        daemons = [holder_of(lock) for lock in locks]
+        assert all(daemons)
+        process.kill()
+        watchdog.cancel()
+    for pid in daemons:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(PATIENCE_S)
+    assert running(tmp_path / "up-out") == []
 
 
 def test_ctrl_c_stops_all_nodes(tmp_path: Path) -> None:

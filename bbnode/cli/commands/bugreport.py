@@ -6,7 +6,6 @@ settings; users should read it before they send it.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +35,7 @@ def command(
         return
     name = resolved.config.node.name
     file = out or Path(f"bbnode-{name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
-    text = json.dumps(report, indent=2, ensure_ascii=False)
+    text = output.json_text(report, indent=2)
     write_atomically(file, text.encode("utf-8"), mode=0o600)
     output.data(str(file))
     output.note("keys, tokens and tickets are not in it; names and addresses are: read it first")

@@ -34,6 +34,14 @@ def command(
             help="Write all that comes in to a new file, for `bbnode replay`.", metavar="FILE"
         ),
     ] = None,
+    stop_at_eof: Annotated[
+        bool,
+        typer.Option(
+            "--stop-at-eof",
+            help="Also stop when standard input ends, as it does when whoever started the node and "
+            "holds the other end of a pipe is gone.",
+        ),
+    ] = False,
 ) -> int:
     """Run a node until SIGTERM or Ctrl-C; a second one forces it."""
     # Looking for garbage among what a start imports costs a tenth of it: `OwnProcess.started`.
@@ -44,16 +52,17 @@ def command(
                 config, settings, {"node.log_level": log_level, "node.log_format": log_format}
             ),
             record,
+            stop_at_eof=stop_at_eof,
         )
     finally:
         gc.enable()
 
 
-def _run(resolved: ResolvedConfig, record: Path | None) -> int:
+def _run(resolved: ResolvedConfig, record: Path | None, *, stop_at_eof: bool) -> int:
     # Before the daemon's modules are imported, which may warn.
     from bbnode.daemon.observing import logs
 
     logs.configure(resolved.config.node.log_level, resolved.config.node.log_format)
     from bbnode.daemon.lifecycle.app import run_daemon
 
-    return run_daemon(resolved, record=record)
+    return run_daemon(resolved, record=record, stop_at_eof=stop_at_eof)

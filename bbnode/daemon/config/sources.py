@@ -139,10 +139,21 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def write(file: Path, config: NodeConfig, *, comment: str = "") -> None:
-    """Write what differs from the defaults; the file is complete or not there at all."""
+    """Write what differs from the defaults; the file is complete or not there at all.
+
+    Raises StorageError, and ConfigError for a value that a file of UTF-8 can't hold.
+    """
     text = "".join(f"# {line}\n" for line in comment.splitlines())
     text += tomli_w.dumps(overrides(config))
-    paths.write_atomically(file, text.encode("utf-8"), mode=0o644)
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        line = text[: error.start].count("\n")
+        raise ConfigError(
+            f"{file}: {text.splitlines()[line]}: the name of a file or folder in it is not UTF-8; "
+            "rename that"
+        ) from error
+    paths.write_atomically(file, data, mode=0o644)
 
 
 def toml_value(value: Any) -> str:

@@ -70,14 +70,19 @@ Companion = Callable[[Host], Awaitable[None]]
 
 
 def run_daemon(
-    resolved: ResolvedConfig, *, companion: Companion | None = None, record: Path | None = None
+    resolved: ResolvedConfig,
+    *,
+    companion: Companion | None = None,
+    record: Path | None = None,
+    stop_at_eof: bool = False,
 ) -> int:
     """Run a node until a signal and return the exit code. Logging is configured already.
 
-    `record` is a new file for all input.
+    `record` is a new file for all input. With `stop_at_eof` the end of standard input is a signal
+    too.
     """
     assembly.import_components(resolved)
-    process = OwnProcess()
+    process = OwnProcess(stop_at_eof=stop_at_eof)
     with (
         paths.lock_state_dir(resolved.state_dir),
         nullcontext() if record is None else RecordFile(record) as sink,

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+import trio
+
 from bbnode.daemon.lifecycle import sd_notify, stopping
 from bbnode.daemon.lifecycle.stopping import LastResort
 from bbnode.daemon.observing import logs
@@ -67,16 +69,23 @@ class OwnProcess(SharedProcess):
 
     logger_name = ""
 
-    def __init__(self) -> None:
-        """Raise the limit of open files; signals are handled once the daemon runs."""
+    def __init__(self, *, stop_at_eof: bool = False) -> None:
+        """Raise the limit of open files; signals are handled once the daemon runs.
+
+        With `stop_at_eof`, the end of standard input stops the node as SIGTERM does.
+        """
         raise_file_limit()
+        self._stop_at_eof = stop_at_eof
         self._last_resort = LastResort()
 
     async def handle_signals(
         self, stop: Callable[[], None], reload: Callable[[], None], stop_begins: Callable[[], None]
     ) -> None:
         """Handle signals for ever, as `stopping.watch` does."""
-        await stopping.watch(stop, reload, stop_begins)
+        async with trio.open_nursery() as nursery:
+            if self._stop_at_eof:
+                nursery.start_soon(stopping.watch_input, stop, stop_begins)
+            await stopping.watch(stop, reload, stop_begins)
 
     def started(self) -> None:
         """Collect garbage from now on, rarely, and only among what is made from now on.

@@ -1,6 +1,7 @@
 """Stopping a daemon: the signals that ask for it, and the last resort when it takes too long.
 
-Rule: SIGTERM and SIGINT stop it, a second one ends the process at once; SIGHUP reloads. A process
+Rule: SIGTERM and SIGINT stop it, a second one ends the process at once; SIGHUP reloads. The end of
+standard input stops it too, where `bbnode run --stop-at-eof` asks for that. A process
 that was asked to stop ends in time, whatever its loop does: the last resort waits neither for the
 loop, nor for another thread, nor for a lock that one of them may hold. A separate thread ends the
 process at the deadline. If native code holds the interpreter's lock, so that this thread can't run,
@@ -13,6 +14,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -26,6 +28,7 @@ logger = logging.getLogger(__name__)
 NOT_SAVED: Final = 1
 # Seconds for the last lines of the log, whose reader may be stuck.
 SAY_S: Final = 0.5
+_READ_BYTES: Final = 4096
 # Beyond the deadline, for the thread; then the kernel.
 ALARM_SLACK_S: Final = 2.0
 
@@ -53,6 +56,20 @@ async def watch(
             else:
                 stopping = True
                 stop()
+
+
+async def watch_input(stop: Callable[[], None], stop_begins: Callable[[], None]) -> None:
+    """Call both when standard input ends; return then. What it holds is read and dropped."""
+    descriptor = sys.stdin.fileno()
+    data = b"-"
+    while data:
+        # A file, or /dev/null, is always readable, and the kernel refuses to wait for it.
+        with contextlib.suppress(PermissionError):
+            await trio.lowlevel.wait_readable(descriptor)
+        data = os.read(descriptor, _READ_BYTES)
+    logger.info("standard input ended")
+    stop_begins()
+    stop()
 
 
 def _before(signum: signal.Signals, first: Callable[[], None]) -> None:

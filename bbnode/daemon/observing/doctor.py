@@ -235,16 +235,7 @@ def _reach(context: CheckContext) -> Finding:
         return _skipped("no peers are configured")
     if context.resolved.config.network.transport != "libp2p":
         return _skipped("only addresses of libp2p are looked at")
-    from bbnode.transport.libp2p.tcp import CONNECT_TIMEOUT_S, listen_endpoint
-
-    silent = []
-    for text in entries:
-        address = Multiaddr(text.partition("/p2p/")[0])
-        try:
-            with socket.create_connection(listen_endpoint(address), CONNECT_TIMEOUT_S):
-                pass
-        except OSError as error:
-            silent.append(f"{text}: {error.strerror or error}")
+    silent = [f"{text}: {why}" for text in entries if (why := _no_answer(text))]
     if len(silent) == len(entries):
         return _failed("; ".join(silent), "start one of them, or open the way to its port")
     if silent:
@@ -253,6 +244,28 @@ def _reach(context: CheckContext) -> Finding:
             "the others answer; remove it from network.bootstrap if it is gone for good",
         )
     return _passed(f"{len(entries)} of {len(entries)} ports answer")
+
+
+def _no_answer(text: str) -> str:
+    """Return why the port of a bootstrap address does not answer; "" if it does."""
+    from bbnode.transport.libp2p.tcp import CONNECT_TIMEOUT_S, dial_endpoint
+
+    # A relay is dialled for whoever is behind it.
+    family, host, port = dial_endpoint(Multiaddr(text.partition("/p2p/")[0]))
+    why = "the name leads to no address"
+    try:
+        found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+    except OSError as error:
+        return error.strerror or str(error)
+    for kind, _, protocol, _, endpoint in found:
+        with socket.socket(kind, socket.SOCK_STREAM, protocol) as probe:
+            probe.settimeout(CONNECT_TIMEOUT_S)
+            try:
+                probe.connect(endpoint)
+                return ""
+            except OSError as error:
+                why = error.strerror or str(error)
+    return why
 
 
 def _going_on(context: CheckContext) -> Finding:
@@ -379,7 +392,7 @@ def _data(context: CheckContext) -> Finding:
     if failed:
         return _failed(
             reasons_text(failed),
-            "the node starts all the same, refuses what needs them, and tries again now and then",
+            "correct it; the node starts without them, and tries again every minute",
         )
     return _passed("all that the program needs can be prepared")
 

@@ -77,6 +77,9 @@ class ChildNode:
     identity: Identity
     python_path: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
+    # The end of its standard input, held open while it runs: a testbed that is killed leaves no
+    # daemon behind.
+    _pipe: int | None = None
     exit_reported: bool = False
     # Where the log of this start begins: before it stands that of earlier ones.
     log_start: int = 0
@@ -116,7 +119,10 @@ class ChildNode:
     @property
     def exit_code(self) -> int | None:
         """The exit code of our process, negative for a signal; None while it runs."""
-        return self.process.poll() if self.process is not None else None
+        code = self.process.poll() if self.process is not None else None
+        if code is not None:
+            self._let_go()
+        return code
 
     def start(self, *, notify_socket: Path | None = None) -> None:
         """Start the daemon's process, its output going to its log.
@@ -138,9 +144,19 @@ class ChildNode:
         try:
             with self.log.open("ab") as log:
                 self.log_start = log.seek(0, os.SEEK_END)
-                self.process = _spawn(self.config, log, environment)
+                self._let_go()
+                stdin, self._pipe = os.pipe()
+                try:
+                    self.process = _spawn(self.config, stdin, log, environment)
+                finally:
+                    os.close(stdin)
         except OSError as error:
             raise NodeNotStarted(f"{self.name}: {self.log}: {error.strerror}") from error
+
+    def _let_go(self) -> None:
+        if self._pipe is not None:
+            os.close(self._pipe)
+            self._pipe = None
 
     def last_words(self) -> str:
         """Return the last line of its log, or the last error in its end."""
@@ -155,10 +171,12 @@ class ChildNode:
         return (errors or lines or ["its log is empty"])[-1].removeprefix("error: ")
 
 
-def _spawn(config: Path, log: IO[bytes], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(
+    config: Path, stdin: int, log: IO[bytes], environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "bbnode", "run", "--config", os.fspath(config)],
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-m", "bbnode", "run", "--config", os.fspath(config), "--stop-at-eof"],
+        stdin=stdin,
         stdout=log,
         stderr=subprocess.STDOUT,
         env=environment,

@@ -122,7 +122,7 @@ async def connect(address: Multiaddr) -> trio.SocketStream:
 
     It has a time-out of its own, and may be cancelled.
     """
-    family, host, port = _dial_endpoint(address)
+    family, host, port = dial_endpoint(address)
     reason = f"no answer within {CONNECT_TIMEOUT_S:g} s"
     with trio.move_on_after(CONNECT_TIMEOUT_S):
         try:
@@ -145,7 +145,7 @@ async def connect(address: Multiaddr) -> trio.SocketStream:
     raise DialError(f"cannot dial {address}: {reason}")
 
 
-def _dial_endpoint(address: Multiaddr) -> tuple[int, str, int]:
+def dial_endpoint(address: Multiaddr) -> tuple[int, str, int]:
     """Return the family, the host and the port of an address to dial; raises DialError."""
     parts = str(address).split("/")[1:]
     names = [protocol.name for protocol in address.protocols()]
