@@ -32,6 +32,24 @@ from bbnode.ir.errors import BbnodeError, EnvironmentFault
 # `command` or an `app`, as those of `bbnode.cli.commands`.
 GROUP = "bbnode.commands"
 TRACEBACK = "--traceback"
+# The commands as the help lists them.
+HELP_GROUPS = {
+    "Begin": ("demo", "new", "up", "compile", "init", "run"),
+    "Run": ("invoke", "emit", "export", "index", "snapshot", "reload", "config", "id", "paths"),
+    "Watch": ("status", "rounds", "peers", "logs", "wait"),
+    "Share": ("network", "invite", "join"),
+    "Debug": ("doctor", "inspect", "trace", "replay", "ping", "components", "bugreport", "version"),
+}
+_EXAMPLES = """\b
+Examples:
+  bbnode demo                                a server and four clients, here
+  bbnode new own && cd own && bbnode up      a project of your own
+  bbnode status -c up-out/nodes/server/node.toml
+  bbnode join TICKET                         take part in somebody's network
+  bbnode COMMAND --help
+"""
+# Of the first sentence of a command's help: it fits beside the name on 80 columns.
+_SUMMARY_CHARS = 64
 # Of a name that is not UTF-8, in characters.
 _SHOWN_NAME = 200
 
@@ -105,10 +123,11 @@ class CommandGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write our commands with their help, and those of packages with the package's name."""
-        width = formatter.width - 6 - max(map(len, command_names()))
-        ours = [(name, self.get_command(ctx, name).get_short_help_str(width)) for name in shipped()]
-        with formatter.section("Commands"):
-            formatter.write_dl(ours)
+        grouped = {name for names in HELP_GROUPS.values() for name in names}
+        rest = tuple(name for name in shipped() if name not in grouped)
+        for title, names in {**HELP_GROUPS, **({"More": rest} if rest else {})}.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self._summary(ctx, name)) for name in names])
         if added():
             with formatter.section("Commands of installed packages"):
                 formatter.write_dl([(name, f"from {package}") for name, package in added().items()])
@@ -117,6 +136,10 @@ class CommandGroup(TyperGroup):
                 why = "bbnode has a command of this name"
                 rows = [(name, f"from {pkg}; {why}") for name, pkg in shadowed().items()]
                 formatter.write_dl(rows)
+
+    def _summary(self, ctx: Any, name: str) -> str:
+        """Return the first sentence of a command's help."""
+        return str(self.get_command(ctx, name).get_short_help_str(_SUMMARY_CHARS))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command as typer does; its suggestions need the names there are."""
@@ -154,7 +177,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Run one ONNX program across many peers.",
-    epilog="\b\n" + exits.help_text(),
+    epilog=f"{_EXAMPLES}\n\b\n{exits.help_text()}",
 )
 
 

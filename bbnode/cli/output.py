@@ -95,6 +95,11 @@ def _csv_cell(value: object) -> str:
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: "1 address", "2 addresses"."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def console() -> Console:
     """Return Rich on stdout; without a terminal it is as wide as its text and has no colour."""
     from rich.console import Console

@@ -78,6 +78,15 @@ def test_every_command_has_help_and_documents_its_options(run, name: str) -> Non
     assert f"Usage: bbnode {name}" in out
 
 
+def test_the_help_has_each_command_once_and_whole(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    grouped = [name for names in main_module.HELP_GROUPS.values() for name in names]
+    assert sorted(grouped) == main_module.shipped()
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run("--help")[1].partition("Begin:")[2].partition("Examples:")[0]
+    assert "..." not in shown  # a sentence that was cut
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 def test_help_loads_nothing_heavy() -> None:
     script = (
         "import sys; from bbnode.cli.main import main; main(['--help'])\n"
@@ -210,7 +219,11 @@ def test_compile_then_inspect_shows_targets_slots_and_edges(run, tmp_path: Path)
 
     code, out, _ = run("inspect", file)
     assert code == 0
-    for shown in (*made["targets"], "bbnode.OnnxModel", "500 ms", "DedupGateRx", "accuracy"):
+    for shown in (*made["targets"], "bbnode.OnnxModel", "accuracy", "messages"):
+        assert shown in out
+    assert "DedupGateRx" not in out
+    code, out, _ = run("inspect", file, "--verbose")
+    for shown in (*made["targets"], "500 ms", "DedupGateRx", "accuracy"):
         assert shown in out
     told = json.loads(run("inspect", file, "--json")[1])
     assert told["schema"] == "bbnode/inspect/1"

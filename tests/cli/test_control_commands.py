@@ -64,6 +64,14 @@ async def test_status(tmp_path: Path, shell: Any) -> None:
         assert told["schema"] == "bbnode/status/1"
         code, out, _ = await bb("status")
         assert code == 0
+        lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+        assert lines["name"] == f"server (…{SERVER.short})"
+        assert lines["state"].startswith("ready, up ")
+        assert lines["program"] == "00000000, plays server"
+        assert lines["peers"] == "1 connected (1 client ready)"
+        assert len(lines) <= 8
+        assert max(map(len, out.splitlines())) <= 80
+        code, out, _ = await bb("status", "--verbose")
         for shown in (str(SERVER), str(CLIENT), "direct", "health", "rtt ms", "transport.links"):
             assert shown in out
         assert told["counters"]["transport.links.refused"] == 0
@@ -492,13 +500,13 @@ async def test_rounds_say_who_was_missing_and_why(
         assert (told["schema"], [r["round"] for r in told["rounds"]]) == ("bbnode/rounds/1", [2])
         code, out, err = await bb("rounds")
         assert code == 0
-        for shown in (str(CLIENT), "DataUnavailable: no shard", "[train, round.py:8]"):
+        for shown in (CLIENT.short, "DataUnavailable: no shard", "[train, round.py:8]"):
             assert shown in out
-        assert "not counted: too large" in out
+        assert "not counted: X (too large)" in out
+        assert "1/2" in out
         assert "QuorumNotReached: nobody" in out
         assert "\x1b[31m" not in out  # a peer's word
-        assert err == "server: 2 of any number of rounds, running: 3\n"
-        assert "loss=-" in out
+        assert err == "server: 2 of any number of rounds, round 3 runs\n"
         code, out, _ = await bb("rounds", "--csv")
         header, first, second = csv.reader(io.StringIO(out))
         assert header[-2:] == ["'=cmd|' /C calc'!A0", "loss"]

@@ -20,6 +20,8 @@ from rich.console import Console
 
 from bbnode.daemon.config import sources
 from bbnode.daemon.config.sources import ConfigError
+from bbnode.daemon.observing import round_table
+from bbnode.daemon.observing.round_table import rounds_table
 from bbnode.daemon.testbed import nodes as folders
 from bbnode.daemon.testbed import plan as plans
 from bbnode.daemon.testbed import view as views
@@ -563,15 +565,51 @@ def test_the_table_names_who_is_missing_and_has_a_column_for_each_number() -> No
     outputs = {"error": 1e-9, "count": 3, "text": "x", "on": True, "vector": [1.0]}
     rows = [row(1, responded=["A"] * 7, missing=["C", "B", "B"], missing_why={"C": "no [d]ata"})]
     rows.append(row(2, outputs=outputs, refused={"B": "it holds [n]aN"}))
-    Console(file=out, width=200).print(
-        views.summary_table(rows, {"B": "client-1", "C": "client-2"}, named=True)
-    )
+    names = {"B": "client-1", "C": "client-2"}
+    Console(file=out, width=200).print(rounds_table(rows, names, width=200, by="node"))
     text = out.getvalue()
     assert "client-1, client-2 (no [d]ata)" in text
-    assert " 1  client-1" in text
-    assert "client-1 (it holds [n]aN)" in text
-    assert text.split()[:6] == ["node", "round", "accuracy", "loss", "error", "count"]
+    assert "1/3  client-1" in text
+    assert "not counted: client-1 (it holds [n]aN)" in text
+    assert text.split()[:6] == ["node", "round", "loss", "accuracy", "count", "error"]
     assert "1.000e-09" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("troubled", [False, True])
+def test_the_table_fits_its_width_and_names_what_does_not(width: int, troubled: bool) -> None:
+    names = [f"metric-{n}" for n in range(9)]
+    rows = [row(n, outputs=dict.fromkeys(names, 0.125)) for n in range(3)]
+    if troubled:
+        rows.append(row(4, missing=["C"], missing_why={"C": "no data " * 20}))
+    out = StringIO()
+    Console(file=out, width=width).print(rounds_table(rows, {}, width=width))
+    assert max(map(len, out.getvalue().splitlines())) <= width
+    shown = out.getvalue().split("seconds")[0]
+    missing = round_table.left_out(rows, width)
+    assert missing
+    assert all((name in shown) is not (name in missing) for name in names)
+
+
+def test_only_the_last_best_round_is_marked() -> None:
+    rows = [{**row(n), "best": n < 3} for n in range(1, 5)]
+    out = StringIO()
+    Console(file=out, width=80).print(rounds_table(rows, {}, width=80))
+    assert [line.split()[0] for line in out.getvalue().splitlines()] == [
+        "round",
+        "1",
+        "2*",
+        "3",
+        "4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.071, "0.07"), (59.5, "59.50"), (1200.0, "20 min"), (11_100.0, "3 h 05 min")],
+)
+def test_times_of_any_length(seconds: float, text: str) -> None:
+    assert round_table.duration(seconds) == text
 
 
 def test_a_program_names_its_outputs_as_it_likes() -> None:
@@ -580,23 +618,23 @@ def test_a_program_names_its_outputs_as_it_likes() -> None:
     outputs = {"[bold]x[/nonsense]": 1.0, "a\x1b[31m": float("nan"), "inf": float("inf")}
     rows = [row(n, outputs=outputs, missing=["[/x]"]) for n in (1, 2)]
     console = Console(file=out, width=200)
-    console.print(views.summary_table(rows, {}))
+    console.print(rounds_table(rows, {}, width=200))
     assert "\x1b" not in out.getvalue()
     assert "[bold]x[/nonsense]" in out.getvalue()
-    assert len(views.trends(rows)) == 3
+    assert len(round_table.trends(rows)) == 3
 
 
 def test_bars_go_from_the_least_to_the_greatest() -> None:
-    assert views.bars([0, 1, 2, 7]) == "▁▂▃█"
-    assert views.bars([1, 1]) == "▄▄"
-    assert views.bars([1, float("nan"), float("inf"), 2]) == "▁  █"
-    assert views.bars([-1e308, 1e308]) == "▄▄"
+    assert round_table.bars([0, 1, 2, 7]) == "▁▂▃█"
+    assert round_table.bars([1, 1]) == "▄▄"
+    assert round_table.bars([1, float("nan"), float("inf"), 2]) == "▁  █"
+    assert round_table.bars([-1e308, 1e308]) == "▄▄"
 
 
 @given(st.lists(st.floats()))
 def test_bars_are_as_many_as_the_numbers(values: list[float]) -> None:
-    assert len(views.bars(values)) == len(values)
-    assert all(views.number("x", value) for value in values)
+    assert len(round_table.bars(values)) == len(values)
+    assert all(round_table.number("x", value) for value in values)
 
 
 def test_values_name_nodes_and_are_one_short_line() -> None:

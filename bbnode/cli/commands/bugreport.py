@@ -24,7 +24,10 @@ def command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a report on a node: versions, configuration, state and log, secrets removed."""
+    """Write a report on a node for somebody else, without secrets.
+
+    It has versions, configuration, state and log.
+    """
     from bbnode.daemon.observing import bugreport
     from bbnode.daemon.paths import write_atomically
 

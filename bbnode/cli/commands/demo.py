@@ -29,7 +29,10 @@ def command(
     ] = 0,
     as_json: JsonOption = False,
 ) -> int:
-    """Train a digit classifier across a server and its clients, each a process of its own."""
+    """Train a digit classifier across a server and four clients.
+
+    Each is a process of its own on this machine.
+    """
     from bbnode.daemon.testbed.demo import DemoOptions, run_demo
 
     return run_demo(

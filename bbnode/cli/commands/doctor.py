@@ -12,7 +12,10 @@ from bbnode.cli.common import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOptio
 def command(
     config: ConfigOption = DEFAULT_CONFIG, settings: SetOption = None, as_json: JsonOption = False
 ) -> int:
-    """Check disk, clock, ports, artifact and components of a node; works while it runs too."""
+    """Check disk, clock, ports, program and data of a node.
+
+    Also while it runs.
+    """
     from bbnode.daemon.observing import doctor
 
     findings = []

@@ -53,7 +53,7 @@ def command(
         bool, typer.Option("--force", help="Write over a file that is no exported model.")
     ] = False,
 ) -> None:
-    """Write the model of a node, with its trained weights, as a plain ONNX file.
+    """Write the trained model of a node as a plain ONNX file.
 
     A running node is asked. Of one that does not run, the last checkpoint is read. The file's
     metadata say from which round the weights are.

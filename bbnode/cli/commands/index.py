@@ -33,7 +33,7 @@ _MOST_ID_DIGITS = 19  # of 2**63 - 1; Python refuses to read thousands of digits
 _SHOWN_SKIPPED = 10  # rows that are told; the others are counted
 _FOUND = 10  # items of a search in a directory
 
-app = group("Keep vectors in a directory, or on a running node, and search them.")
+app = group("Keep vectors in a directory or on a node, and search them.")
 
 NodeOption = Annotated[
     Path | None,

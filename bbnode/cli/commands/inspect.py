@@ -41,9 +41,15 @@ def command(
         Path | None,
         typer.Option("--out", "-o", help="With --extract: the file to write.", metavar="PART.onnx"),
     ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also show graphs of backends, and wire edges with their gates."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show targets, slots with their bindings, and wire edges with their gates; or draw them."""
+    """Show the classes, slots, models and messages of a program."""
     if (extract is None) != (out is None):
         raise typer.BadParameter("--extract FUNCTION and --out PART.onnx go together")
     from bbnode.daemon.artifacts.artifact import load_artifact
@@ -61,7 +67,7 @@ def command(
         for path in pictures.values():
             output.data(path)
     else:
-        _render(describe(model), output.console())
+        _render(describe(model), output.console(), verbose=verbose)
 
 
 def _extract(model: onnx.ModelProto, name: str, out: Path, *, as_json: bool) -> None:
@@ -94,42 +100,57 @@ def _draw(model: onnx.ModelProto, wanted: Mapping[str, Path | None]) -> dict[str
     return {kind: str(path) for kind, path in paths.items()}
 
 
-def _render(description: Mapping[str, Any], out: Console) -> None:
+def _render(description: Mapping[str, Any], out: Console, *, verbose: bool) -> None:
     out.print(f"passport  {output.cell(description['passport'])}")
     out.print(f"sha256    {output.cell(description['sha256'])}\n")
     targets = description["targets"]
+    # Where a class has several targets, its name alone would not tell them apart.
+    names = {t["name"]: t["class"] or t["name"] for t in targets}
+    if verbose or len(set(names.values())) < len(names):
+        names = {t["name"]: t["name"] for t in targets}
     output.table(
         "targets",
-        ("target", "class", "ops", "inputs", "outputs"),
-        [[t[key] for key in ("name", "class", "ops", "inputs", "outputs")] for t in targets],
+        ("target", "ops", "inputs", "outputs"),
+        [[t[key] for key in ("name", "ops", "inputs", "outputs")] for t in targets],
         out=out,
     )
     output.table(
         "slots",
-        ("target", "slot", "role", "bound to", "slot id"),
+        ("class", "slot", "role", "bound to"),
         [
-            [target["name"], slot["slot"], slot["role"], slot["type_name"], slot["slot_id"]]
+            [names[target["name"]], slot["slot"], slot["role"], slot["type_name"]]
             for target in targets
             for slot in target["slots"]
         ],
         out=out,
     )
     if description["models"]:
-        output.table(
-            "models", ("slot", "parameters"), [list(row) for row in description["models"].items()],
-            out=out,
-        )  # fmt: skip
-    if description["parts"]:
-        rows = [[name] for name in description["parts"]]
-        output.table("graphs of backends (--extract)", ("function",), rows, out=out)
+        rows = [list(row) for row in description["models"].items()]
+        output.table("models", ("slot", "parameters"), rows, out=out)
     if description["custom_ops"]:
         columns = ("domain", "op", "version", "package", "nodes")
         rows = [[row[key] for key in columns] for row in description["custom_ops"]]
         output.table("custom ops", columns, rows, out=out)
+    edges = description["wire_edges"]
+    if not verbose:
+        rows = [
+            [
+                edge["value"],
+                names.get(edge["from"], edge["from"]),
+                names.get(edge["to"], edge["to"]),
+            ]
+            for edge in edges
+        ]
+        output.table("messages", ("value", "from", "to"), rows, out=out)
+        output.note("graphs of backends, sites, deadlines and gates: --verbose")
+        return
+    if description["parts"]:
+        rows = [[name] for name in description["parts"]]
+        output.table("graphs of backends (--extract)", ("function",), rows, out=out)
     output.table(
         "wire edges",
         ("value", "op", "from", "to", "site", "transport", "deadline", "gates"),
-        [_edge(edge) for edge in description["wire_edges"]],
+        [_edge(edge) for edge in edges],
         out=out,
     )
 

@@ -153,7 +153,10 @@ def command(
         output.json_object(told)
         return
     output.data(ticket.text)
-    output.note(f"good until {told['expires']}; on the other machine: bbnode join TICKET")
+    output.note(
+        f"The ticket expires {told['expires']}, by clocks that agree to five minutes. On the other "
+        "machine run: bbnode join TICKET"
+    )
     if membership is not None:
         named = played if isinstance(played, str) else ", ".join(played)
         output.note(f"classes that its users may play: {named}")

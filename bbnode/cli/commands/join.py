@@ -61,7 +61,10 @@ def command(
     ] = True,
     as_json: JsonOption = False,
 ) -> int:
-    """Join: dial, fetch the program, show it, ask, and run it until Ctrl-C."""
+    """Take part in somebody's network, with a ticket or an address.
+
+    It dials, fetches the program, shows it, asks, and runs it until Ctrl-C.
+    """
     from bbnode.daemon.join.invitation import read_source
 
     if user and system:
@@ -154,7 +157,9 @@ def _ask() -> None:
     from bbnode.daemon.join.invitation import NotConfirmed
 
     if not sys.stdin.isatty():
-        raise NotConfirmed("nobody can be asked here (no terminal); look at it, then say --yes")
+        raise NotConfirmed(
+            "no terminal to ask on: review the program above, then run again with --yes"
+        )
     # Not typer's: it writes to stdout as well.
     typer.echo("Run this here? [y/N] ", nl=False, err=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -11,7 +11,7 @@ from bbnode.cli.common import DEFAULT_CONFIG, ConfigOption, JsonOption, load_con
 
 
 def command(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Print the paths of a node: configuration, state, key, socket, cache."""
+    """Print the paths of a node: configuration, state, key, socket."""
     from bbnode.daemon import paths
     from bbnode.daemon.state import checkpoint
 

@@ -23,7 +23,7 @@ PeerArgument = Annotated[
     ),
 ]
 
-app = group("Show the peers of a running node and where they are; connect, disconnect, block one.")
+app = group("Show a running node's peers; connect, disconnect, block one.")
 
 
 @app.callback(invoke_without_command=True)
@@ -100,6 +100,10 @@ def book(node: RunningNode = RunningNode()) -> None:
     output.table("address book", ("peer", "addresses"), rows, out=output.console())
 
 
+def _addresses(told: dict[str, Any]) -> str:
+    return output.counted(len(told["addresses"]), "address", "addresses")
+
+
 @app.command()
 def add(
     peer: PeerArgument,
@@ -112,7 +116,7 @@ def add(
     """Add addresses of a peer to the address book, without dialling it."""
     with node.ask() as client:
         told = client.post(_path_of(peer) + "/addresses/add", {"addresses": address})
-    node.show(told, f"{told['peer']} has {len(told['addresses'])} address(es)")
+    node.show(told, f"{told['peer']} has {_addresses(told)}")
 
 
 @app.command()
@@ -125,7 +129,10 @@ def drop(
     with node.ask() as client:
         told = client.post(_path_of(peer) + "/addresses/drop", {"address": address})
     text = "dropped" if told["was_known"] else "was not in the book"
-    node.show(told, f"{address} {text}; {told['peer']} has {len(told['addresses'])} address(es)")
+    node.show(
+        told,
+        f"{address} {text}; {told['peer']} has {_addresses(told)}",
+    )
 
 
 @app.command()

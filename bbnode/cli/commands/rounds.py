@@ -15,15 +15,14 @@ import typer
 from bbnode.cli import output
 from bbnode.cli.common import RunningNode
 
-COLUMNS = ("round", "target", "ok", "seconds", "bytes", "answered", "metrics", "missing", "why")
 CSV_COLUMNS = (
     *("target", "run", "round", "ok", "best", "started_at", "seconds", "bytes_in", "bytes_out"),
     *("answered", "missing", "failures"),
 )
 DEFAULT_LAST = 20
 MAX_LAST = 100_000
-# Of the table; --csv and --json have all metrics.
-_SHOWN_METRICS = 6
+# Digits of a program's digest that tell one from another.
+_DIGEST_CHARS = 8
 
 
 def command(
@@ -38,7 +37,10 @@ def command(
         bool, typer.Option("--follow", "-f", help="Then show each round when it ends.")
     ] = False,
 ) -> None:
-    """Show the rounds of [[invoke]]: metrics, who answered, who did not and why, what failed."""
+    """Show a node's rounds: metrics, who answered, what failed.
+
+    A round is an execution that the node starts by itself, as [[invoke]] in its configuration says.
+    """
     if as_csv and (node.as_json or follow):
         raise typer.BadParameter("stands alone: leave out --json and --follow", param_hint="--csv")
     told = _ask(node, last, must_run=follow)
@@ -80,18 +82,45 @@ def _ask(node: RunningNode, last: int, *, must_run: bool) -> dict[str, Any]:
 
 
 def _follow(node: RunningNode) -> None:
+    from bbnode.daemon.observing import round_table
+
     with node.ask() as client:
         for made in client.stream("/v1/events", {"type": "round_finished"}):
             if node.as_json:
                 output.json_object(made, indent=None)
-            else:
-                for row in _rows(made):
-                    output.data("  ".join(output.cell(item) for item in row))
+                continue
+            row = made["event"]
+            numbers = "".join(
+                f"{name} {round_table.number(name, value)}  "
+                for name, value in round_table.scalar_outputs(row).items()
+            )
+            notes = round_table.notes_text(row, {})
+            output.data(
+                f"{row['target']} round {row['round']}  {numbers}"
+                f"{round_table.duration(row['seconds'])} s  "
+                f"answered {round_table.answered_text(row)}" + (f"  {notes}" if notes else "")
+            )
 
 
 def _print_table(rounds: Sequence[dict[str, Any]]) -> None:
-    rows = [row for made in rounds for row in _rows(made)]
-    output.table("", COLUMNS, rows, out=output.console())
+    """Print the rounds, those of each target, program and run by themselves."""
+    from bbnode.daemon.observing import round_table
+
+    out = output.console()
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for made in rounds:
+        runs.setdefault((made["target"], made.get("run", 1)), []).append(made)
+    missing: list[str] = []
+    for (target, _), rows in runs.items():
+        # A title tells apart what would look like one run.
+        artifact = rows[-1].get("artifact", "")[:_DIGEST_CHARS]
+        title = f"{target}, program {artifact}" if len(runs) > 1 else None
+        out.print(round_table.rounds_table(rows, {}, width=out.width, title=title))
+        missing += [n for n in round_table.left_out(rows, out.width) if n not in missing]
+    if missing:
+        output.note(f"not shown: {', '.join(missing)}; --csv has all metrics")
+    if any(made.get("best") for made in rounds):
+        output.note("* the best round")
 
 
 def _print_csv(rounds: Sequence[dict[str, Any]]) -> None:
@@ -112,27 +141,6 @@ def _print_csv(rounds: Sequence[dict[str, Any]]) -> None:
     output.csv_table([*CSV_COLUMNS, *metrics], rows)
 
 
-def _rows(made: dict[str, Any]) -> list[list[object]]:
-    """Return one row for the round, and one for each further peer that was missing or refused."""
-    notes = list(made["missing_why"].items())
-    notes += [(peer, f"not counted: {text}") for peer, text in made["refused"].items()]
-    notes += [("", text) for text in made["failures"]]
-    (peer, text), *others = notes or [("", "")]
-    first = [made[name] for name in ("round", "target", "ok", "seconds", "bytes")]
-    first.append(len(made["responded"]))
-    # Outputs before entries of Metadata, which are many.
-    metrics = sorted(made.get("metrics", {}).items(), key=lambda each: "." in each[0])
-    shown = " ".join(f"{name}={output.cell(value)}" for name, value in metrics[:_SHOWN_METRICS])
-    if len(metrics) > _SHOWN_METRICS:
-        shown += " …"
-    if made.get("best"):
-        shown += " (best)"
-    return [
-        [*first, shown or None, peer or None, text or None],
-        *([*[""] * 7, peer or None, text] for peer, text in others),
-    ]
-
-
 def _progress(entry: dict[str, Any]) -> str:
     done = f"{entry['target']}: {entry['done']} of {entry['of'] or 'any number of'} rounds"
     best = entry.get("best") or {}
@@ -142,4 +150,7 @@ def _progress(entry: dict[str, Any]) -> str:
         return f"{done}, waiting for {entry['waiting_for']}"
     if entry.get("stopped"):
         return f"{done}, stopped: {entry['stopped']}"
-    return f"{done}, complete" if entry["complete"] else f"{done}, running: {entry['running']}"
+    if entry["complete"]:
+        return f"{done}, complete"
+    running = entry["running"]
+    return f"{done}, {'not running' if running is None else f'round {running} runs'}"

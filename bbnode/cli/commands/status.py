@@ -1,11 +1,15 @@
 """`bbnode status`: what a running daemon says about itself, over its control socket.
 
-Rule: it shows whatever the daemon sends, so that a newer daemon can show more. Only the columns of
-peers, as in `bbnode peers`, and the counters, without those at zero, are known by name.
+Rule: a person gets a summary of a few lines: what runs, how far it is, who is there, and what
+somebody should look at. `--verbose` shows whatever the daemon sends, so that a newer daemon can
+show more; there only the columns of peers and the counters, without those at zero, are known by
+name.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -13,27 +17,120 @@ import typer
 from bbnode.cli import output
 from bbnode.cli.common import PEER_COLUMNS, RunningNode
 
+# Characters of a PeerId and of a digest that tell one from another.
+SHORT_PEER_CHARS = 6
+DIGEST_CHARS = 8
+# Peers and waits that the summary names.
+SHOWN = 3
+
 
 def command(
     node: RunningNode = RunningNode(),
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Show all that the node says, counters included."),
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Then print events until it stops.")
     ] = False,
 ) -> None:
-    """Show a running node: its health, peers, targets, and what it waits for."""
+    """Show a running node: its program, rounds, peers and warnings."""
     with node.ask() as client:
         status = client.get("/v1/status")
         if node.as_json:
             output.json_object(status, indent=None if follow else 2)
-        else:
+        elif verbose:
             shown = {name: value for name, value in status.items() if name != "schema"}
             shown["peers"] = [{n: p.get(n) for n in PEER_COLUMNS} for p in status["peers"]]
             # Most have never counted anything; --json has all of them.
             shown["counters"] = {n: count for n, count in status["counters"].items() if count}
             output.describe(shown, out=output.console())
+        else:
+            for name, text in _summary(status):
+                output.data(f"{name:<9} {text}")
         if follow:
             for line in client.stream("/v1/events"):
                 _show_event(line, as_json=node.as_json)
+
+
+def _summary(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the summary: a name and a text."""
+    from bbnode.daemon.observing.round_table import duration
+
+    yield "name", f"{status['name']} (…{status['peer_id'][-SHORT_PEER_CHARS:]})"
+    up = duration(status["uptime_s"])
+    state = f"{status['phase']}, up {up}{'' if up[-1].isalpha() else ' s'}"
+    yield "state", state
+    targets = ", ".join(target.partition("#")[0] for target in status["targets"])
+    yield "program", f"{status['artifact_sha256'][:DIGEST_CHARS]}, plays {targets or 'nothing'}"
+    addresses = status["listen"]
+    # The end of an address is the PeerId, which the first line has.
+    first = f": {addresses[0].partition('/p2p/')[0]}" if addresses else ""
+    listening = output.counted(len(addresses), "address", "addresses") + first
+    yield "listening", listening if addresses else "no address, it only dials"
+    for entry in status["invoke"]:
+        yield "rounds", _rounds(entry)
+    yield "peers", _peers(status["peers"])
+    if status["waiting"]:
+        yield "waiting", _listed([_wait(each) for each in status["waiting"]])
+    warnings = list(_warnings(status))
+    for warning in warnings or ["none"]:
+        yield "warnings", warning
+
+
+def _rounds(entry: Mapping[str, Any]) -> str:
+    of = f"/{entry['of']}" if entry["of"] else ""
+    text = f"{entry['done']}{of} of {entry['target'].partition('#')[0]}"
+    best = entry.get("best") or {}
+    if best.get("round"):
+        text += f", best {best['metric']} {best['value']:.6g} in round {best['round']}"
+    if entry["waiting_for"]:
+        return f"{text}, waiting for {entry['waiting_for']}"
+    if entry.get("stopped"):
+        return f"{text}, stopped early"
+    if entry["complete"]:
+        return f"{text}, complete"
+    return text if entry["running"] is None else f"{text}, round {entry['running']} runs"
+
+
+def _peers(peers: Sequence[Mapping[str, Any]]) -> str:
+    ready = Counter(name for peer in peers if not peer["not_ready"] for name in peer["classes"])
+    unready = [
+        f"…{peer['peer'][-SHORT_PEER_CHARS:]} is not: {peer['not_ready']}"
+        for peer in peers
+        if peer["not_ready"]
+    ]
+    if not peers:
+        return "none connected"
+    counts = ", ".join(output.counted(n, name) for name, n in sorted(ready.items()))
+    text = f"{len(peers)} connected ({counts or 'none'} ready)"
+    return f"{text}; {_listed(unready)}" if unready else text
+
+
+def _wait(waiting: Mapping[str, Any]) -> str:
+    whom = f" for {waiting['whom']}" if waiting["whom"] else ""
+    return f"{waiting['what']}: {waiting['why']}{whom}, {waiting['remaining_s']:.0f} s left"
+
+
+def _warnings(status: Mapping[str, Any]) -> Iterator[str]:
+    for check in status["health"]:
+        # What the state and the peers say already.
+        if not check["ok"] and check["check"] not in ("phase", "peers"):
+            yield f"{check['check']}: {check['detail']}"
+    upgrade = status.get("upgrade")
+    if upgrade and upgrade["left"]:
+        yield f"not taken over from version {upgrade['version']}: {', '.join(upgrade['left'])}"
+    for entry in status["invoke"]:
+        last = entry.get("last") or {}
+        if last.get("ok") is False:
+            yield f"round {last['round']} failed: {'; '.join(last['failures'])}"
+        if entry.get("stopped"):
+            yield f"rounds stopped: {entry['stopped']}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - SHOWN
+    return "; ".join([*texts[:SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _show_event(line: dict[str, Any], *, as_json: bool) -> None:

@@ -36,7 +36,7 @@ def command(
         bool | None, typer.Option("--on/--off", help="Switch tracing on or off, and stop.")
     ] = None,
 ) -> None:
-    """Follow one execution: its ops, what it sent, and what that started elsewhere."""
+    """Follow one execution: its ops, and what it started elsewhere."""
     with node.ask() as client:
         if on is not None or execution is None:
             told = client.get("/v1/trace") if on is None else client.put("/v1/trace", {"on": on})

@@ -58,7 +58,8 @@ def command(
     if node.as_json:
         output.json_object({**found, "waited_s": waited_s})
     else:
-        output.note(f"so it is, after {waited_s:g} s")
+        wanted = "ready" if ready else output.counted(len(found["peers"]), "peer") + " connected"
+        output.note(f"{wanted} after {waited_s:.1f} s")
 
 
 def _look(

@@ -177,7 +177,7 @@ def health(host: Host) -> list[answers.Check]:
     ]
     # A node that starts or stops is not expected to make progress.
     checks += [
-        (f"going on: {thing.what}", thing.what not in stalled, stalled.get(thing.what, "it does"))
+        (thing.what, thing.what not in stalled, stalled.get(thing.what, "ok"))
         for thing in LIVENESS_CHECKS
     ]
     return [{"check": name, "ok": ok, "detail": detail} for name, ok, detail in checks]
@@ -185,19 +185,23 @@ def health(host: Host) -> list[answers.Check]:
 
 def _components(host: Host) -> tuple[bool, str]:
     failed = host.node.not_ready()
-    return not failed, reasons_text(failed) or "all that the program needs are prepared"
+    return not failed, reasons_text(failed) or "all that the program needs is prepared"
 
 
 def _peers_ready(host: Host) -> tuple[bool, str]:
     told = host.node.peers_not_ready()
+    if not told:
+        return True, "all connected peers are ready"
     lines = [f"{peer.short}: {said.reason}" for peer, said in told.items()]
-    return not told, f"{len(told)} connected peers are not ready: {listed(lines, SHOWN_PEERS)}"
+    return False, f"not ready: {listed(lines, SHOWN_PEERS)}"
 
 
 def _versions(host: Host) -> tuple[bool, str]:
     others = versions(host)
     differing = sum(bool(each["differs"]) for each in others)
-    detail = f"{len(others)} peers run another version of the program, {differing} disagree"
+    if not others:
+        return True, "all connected peers run this version of the program"
+    detail = f"peers with another version of the program: {len(others)}; they disagree: {differing}"
     return not differing, detail
 
 
@@ -205,7 +209,7 @@ def _listening(host: Host) -> tuple[bool, str]:
     if not host.resolved.config.network.listen:
         return True, "it only dials"
     found = host.backend.listen_addresses()
-    return bool(found), f"{len(found)} addresses"
+    return bool(found), f"{len(found)} address{'' if len(found) == 1 else 'es'}"
 
 
 def readiness(host: Host) -> answers.Readiness:

@@ -31,6 +31,14 @@ def scalars_of(output: str, value: Value) -> Iterator[tuple[str, float]]:
         yield name, number
 
 
+def metric_order(name: str) -> tuple[bool, bool, str]:
+    """Return the sort key of a metric: outputs before entries of Metadata, losses first.
+
+    Outputs of a round come as they are computed, in an order that nobody chose.
+    """
+    return "." in name, not name.endswith("loss"), name
+
+
 def numbers_of(metadata: Mapping[str, object], most: int = MAX_METRICS) -> dict[str, float]:
     """Return the first entries that are numbers, under printable names."""
     found: dict[str, float] = {}

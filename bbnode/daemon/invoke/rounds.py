@@ -20,7 +20,7 @@ import numpy as np
 import trio
 
 from bbnode.daemon.config import InputValue, InvokeSection, TextInput
-from bbnode.daemon.history.scalars import MAX_METRICS, metric_name, scalars_of
+from bbnode.daemon.history.scalars import MAX_METRICS, metric_name, metric_order, scalars_of
 from bbnode.daemon.invoke.best import BestSoFar
 from bbnode.daemon.invoke.numbers import numbers
 from bbnode.daemon.observing.events import summarize
@@ -137,7 +137,9 @@ class Round:
     def as_json(self) -> dict[str, Any]:
         """Return the round as events, the control plane and the history show it."""
         shown = {name: getattr(self, name) for name in _SHOWN_OF_A_ROUND}
-        return {"round": self.number, **shown, "seconds": round(self.seconds, 6)}
+        metrics = {name: self.metrics[name] for name in sorted(self.metrics, key=metric_order)}
+        seconds = round(self.seconds, 6)
+        return {"round": self.number, **shown, "metrics": metrics, "seconds": seconds}
 
     def take_output(self, name: str, value: Value) -> None:
         """Add an output, and the metrics that are in it; bounded, as peers make some of them."""

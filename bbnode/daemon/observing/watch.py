@@ -216,7 +216,7 @@ class Watch:
         for what, each in found.items():
             if what not in self._since_s:
                 self._since_s[what] = now_s
-                logger.warning("stands still", extra={"what": what, "detail": each.detail})
+                logger.warning("stalled", extra={"what": what, "detail": each.detail})
                 self.publish({"type": "stalled", "what": what, "detail": each.detail})
         for what in self._since_s.keys() - found.keys():
             lasted_s = round(now_s - self._since_s.pop(what), 1)

@@ -20,6 +20,7 @@ from bbnode.components.errors import NotExportable
 from bbnode.components.models.state_vector import StateVector
 from bbnode.components.registry import build_config, component_class
 from bbnode.daemon import paths
+from bbnode.daemon.history.scalars import metric_order
 from bbnode.daemon.state.checkpoint import Checkpoint, CheckpointRefused
 from bbnode.engine import Node, plan_program, saved_components
 from bbnode.engine.errors import SnapshotRefused, describe, did_you_mean
@@ -120,9 +121,9 @@ class WeightsOrigin:
             return "untrained: the weights that the program began with"
         if not self.round:
             return "trained"
-        # Outputs before entries of Metadata, which are many.
-        shown = sorted(self.metrics.items(), key=lambda each: "." in each[0])[:SHOWN_METRICS]
-        return f"after round {self.round}" + "".join(f", {name} {n:.4g}" for name, n in shown)
+        names = sorted(self.metrics, key=metric_order)[:SHOWN_METRICS]
+        shown = "".join(f", {name} {self.metrics[name]:.4g}" for name in names)
+        return f"after round {self.round}{shown}"
 
 
 # Metrics of a round that one line shows.

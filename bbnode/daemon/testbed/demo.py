@@ -142,7 +142,7 @@ def _finish(options: DemoOptions, plan: LocalPlan, outcome: RunOutcome, console:
         sys.stdout.write(report.read_text("utf-8"))
     else:
         names = {node.peer: node.name for node in outcome.nodes}
-        console.print(views.summary_table(outcome.rows, names))
+        views.print_summary(console, outcome.rows, names)
     if done:
         console.print(f"picture  {draw_accuracy(out, rows)}", soft_wrap=True)
     console.print(f"report   {report}", soft_wrap=True)

@@ -32,15 +32,6 @@ def round_row(node: str, record: Mapping[str, Any]) -> dict[str, Any]:
     return {"node": node, **{key: record[key] for key in _KEPT if key in record}, **coded}
 
 
-def numbers_of(outputs: Mapping[str, Any]) -> dict[str, float]:
-    """Return the outputs that are one number."""
-    return {
-        name: float(value)
-        for name, value in outputs.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-
-
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that did the work."""
     found = {"python": platform.python_version()}

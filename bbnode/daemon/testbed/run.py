@@ -365,7 +365,7 @@ class LocalTestbed:
             node.start()
             pid = node.process.pid if node.process is not None else 0
             self._view.state(node.name, "starting")
-            self._view.note(f"started {node.name:<9} pid {pid:<7} {node.peer}")
+            self._view.note(f"started {node.name:<9} pid {pid}")
 
     def _is_starting(self, node: ChildNode) -> bool:
         return node.process is not None and node.exit_code is None and node.name not in self._up
@@ -585,7 +585,9 @@ class LocalTestbed:
                 self._take_value(node, event)
             case "peer_up" | "peer_down" if node is self._invokers[0]:
                 name = self._names.get(event["peer"], "a peer")
-                self._view.note(f"{name} {'is up' if event['type'] == 'peer_up' else 'is down'}")
+                self._view.note(
+                    f"{name} {'connected' if event['type'] == 'peer_up' else 'disconnected'}"
+                )
 
     def _completed(self, node: ChildNode) -> None:
         if node.name not in self._complete and not self._rows and self._options.keep:

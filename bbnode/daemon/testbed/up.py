@@ -98,12 +98,8 @@ def run_up(options: UpOptions) -> int:
         )
         if options.as_json:
             sys.stdout.write(report.read_text("utf-8"))
-        elif outcome.rows and not (console.is_terminal and len(outcome.rows) <= views.SHOWN_ROUNDS):
-            # Else the last picture of the live view has the same.
-            named = len(plan.invokers) > 1
-            console.print(views.summary_table(outcome.rows, names, named))
-            for line in views.trends(outcome.rows):
-                console.print(line, soft_wrap=True)
+        else:
+            views.print_summary(console, outcome.rows, names, named=len(plan.invokers) > 1)
         console.print(f"report   {report}", soft_wrap=True)
         console.print(f"{outcome.seconds:.1f} s in all")
 

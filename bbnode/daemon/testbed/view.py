@@ -1,7 +1,6 @@
 """The view of a testbed: live on a terminal, one line per event elsewhere.
 
-Rule: it only draws what it is given. The scalar outputs of a round are columns, in the order in
-which they first came.
+Rule: it only draws what it is given; rounds as `bbnode.daemon.observing.round_table` does.
 """
 
 from __future__ import annotations
@@ -15,19 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from bbnode.daemon.invoke.rounds import CODED_METRICS
+from bbnode.daemon.observing import round_table
 from bbnode.daemon.observing.live_view import LiveView, size
-from bbnode.daemon.testbed.report import numbers_of
+from bbnode.daemon.observing.round_table import as_text
 from bbnode.ir.texts import printable
 
 SHOWN_ROUNDS = 12
 _SHOWN_NOTES = 6
-_SHOWN_COLUMNS = 6
 _SHOWN_STATES = 8
 _SHOWN_VALUES = 8
-_TREND_ROUNDS = 40
 _MAX_VALUE_CHARS = 100
-_MAX_PLAIN_INTEGER = 1e15
-_BARS = "▁▂▃▄▅▆▇█"
 _WIDTH_OF_A_FILE = 200
 READY = "ready"
 
@@ -60,6 +56,8 @@ class RoundsView(LiveView):
         self._running: dict[str, int] = {}
         self._answered: list[str] = []
         self._states: dict[str, str] = {}
+        # Lines about states that were printed, of a view that is not live.
+        self._said: set[tuple[str, str]] = set()
         # Outputs outside rounds: the last value of each, and how many there were.
         self._values: dict[tuple[str, str], tuple[Any, int]] = {}
         super().__init__(
@@ -77,7 +75,8 @@ class RoundsView(LiveView):
             return
         was = self._states.get(node)
         self._states[node] = text
-        if self._live is None and was is not None:
+        if self._live is None and was is not None and (node, text) not in self._said:
+            self._said.add((node, text))
             self.note(f"{node} is {text}")
 
     def print(self, text: str) -> None:
@@ -114,16 +113,18 @@ class RoundsView(LiveView):
         of = f"/{self._total}" if self._total else ""
         head = f"{who}round {row['round']:>3}{of}"
         if not row["ok"]:
-            return f"{head}  FAILED  {printable(failures_text(row, self._names))}"
-        missing = printable(missing_text(row, self._names))
-        refused = printable(refused_text(row, self._names))
-        numbers = list(numbers_of(row["outputs"]).items())[:_SHOWN_COLUMNS]
-        shown = "".join(f"{printable(name)} {number(name, value)}  " for name, value in numbers)
+            return f"{head}  FAILED  {printable(round_table.failures_text(row, self._names))}"
+        missing = printable(round_table.missing_text(row, self._names))
+        refused = printable(round_table.refused_text(row, self._names))
+        numbers = list(round_table.scalar_outputs(row).items())[: round_table.SHOWN_COLUMNS]
+        shown = "".join(
+            f"{printable(name)} {round_table.number(name, value)}  " for name, value in numbers
+        )
         return (
             f"{head}  {shown}{row['seconds']:6.2f} s  {size(row['bytes']):>9}  {_coded(row)}"
-            f"answered {len(set(row['responded']))}"
+            f"answered {round_table.answered_text(row)}"
             + (f"  missing {missing}" if missing else "")
-            + (f"  refused {refused}" if refused else "")
+            + (f"  not counted {refused}" if refused else "")
         )
 
     def _draw(self) -> Group:
@@ -133,10 +134,16 @@ class RoundsView(LiveView):
         if self._values:
             parts.append(self._value_table())
         if self._rows or self._running:
-            parts.append(summary_table(self._rows[-SHOWN_ROUNDS:], self._names, self._named))
-            parts += [Text(line) for line in trends(self._rows)]
+            parts.append(self.table(self._rows[-SHOWN_ROUNDS:]))
+            parts += [Text(line) for line in round_table.trends(self._rows)]
             parts.append(Text(self._progress()))
         return Group(*parts)
+
+    def table(self, rows: Sequence[Mapping[str, Any]]) -> Table:
+        """Return rounds as a table that fits the console."""
+        return round_table.rounds_table(
+            rows, self._names, width=self._console.width, by="node" if self._named else ""
+        )
 
     def _progress(self) -> str:
         of = f"/{self._total}" if self._total else ""
@@ -152,10 +159,31 @@ class RoundsView(LiveView):
             table.add_column(column, justify="right" if column == "times" else "left")
         shown = list(self._values.items())
         for (node, output), (value, count) in shown[:_SHOWN_VALUES]:
-            table.add_row(*map(_text, (node, output, str(count), value_text(value, self._names))))
+            table.add_row(*map(as_text, (node, output, str(count), value_text(value, self._names))))
         if len(shown) > _SHOWN_VALUES:
             table.add_row("…", f"{len(shown) - _SHOWN_VALUES} more", "", "")
         return table
+
+
+def print_summary(
+    console: Console,
+    rows: Sequence[Mapping[str, Any]],
+    names: Mapping[str, str],
+    *,
+    named: bool = False,
+) -> None:
+    """Print of the rounds of a run what is not on the screen yet.
+
+    On a terminal that is the table of many rounds: of few, the last picture of the live view has
+    it. Elsewhere each round has had its line, and the courses of the metrics are left.
+    """
+    if console.is_terminal and len(rows) <= SHOWN_ROUNDS:
+        return
+    if console.is_terminal:
+        by = "node" if named else ""
+        console.print(round_table.rounds_table(rows, names, width=console.width, by=by))
+    for line in round_table.trends(rows):
+        console.print(line, soft_wrap=True)
 
 
 def states_text(states: Mapping[str, str]) -> str:
@@ -168,91 +196,11 @@ def states_text(states: Mapping[str, str]) -> str:
     return printable("; ".join([text, *others]))
 
 
-def summary_table(
-    rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], named: bool = False
-) -> Table:
-    """Return the rounds as a table; `named` adds the node that made each."""
-    outputs = list(dict.fromkeys(name for row in rows for name in numbers_of(row["outputs"])))
-    outputs = outputs[:_SHOWN_COLUMNS]
-    table = Table(box=None, pad_edge=False)
-    for column in ("node",) if named else ():
-        table.add_column(column)
-    for column in ("round", *outputs, "seconds", "bytes", "answered"):
-        table.add_column(_text(column), justify="right")
-    table.add_column("missing")
-    if any(row["refused"] for row in rows):
-        table.add_column("refused")
-    for row in rows:
-        who = [row["node"]] if named else []
-        values = numbers_of(row["outputs"]) if row["ok"] else {}
-        shown = [number(name, values[name]) if name in values else "" for name in outputs]
-        cells = [*who, str(row["round"]), *shown, f"{row['seconds']:.2f}"]
-        if row["ok"]:
-            cells += [size(row["bytes"]), str(len(set(row["responded"]))), missing_text(row, names)]
-        else:
-            cells += ["", "", f"FAILED: {failures_text(row, names)}"]
-        table.add_row(*map(_text, [*cells, refused_text(row, names)][: len(table.columns)]))
-    return table
-
-
-def _text(shown: str) -> Text:
-    """Return what a program or a peer named as it stands: it may look like Rich's markup."""
-    return Text(printable(shown))
-
-
-def trends(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each scalar output, with its course over the last rounds as bars."""
-    series: dict[str, list[float]] = {}
-    for row in rows[-_TREND_ROUNDS:]:
-        if row["ok"]:
-            for name, value in numbers_of(row["outputs"]).items():
-                series.setdefault(name, []).append(value)
-    shown = [(name, values) for name, values in series.items() if len(values) > 1]
-    shown = shown[:_SHOWN_COLUMNS]
-    width = max((len(name) for name, _ in shown), default=0)
-    return [
-        f"{printable(name):<{width}} {bars(values)} {number(name, values[-1])}"
-        for name, values in shown
-    ]
-
-
-def bars(values: Sequence[float]) -> str:
-    """Return numbers as a row of bars; one that is not finite is a blank."""
-    finite = [value for value in values if abs(value) < float("inf")]
-    if not finite:
-        return " " * len(values)
-    low, span = min(finite), max(finite) - min(finite)
-    if not 0 < span < float("inf"):
-        return "".join(_BARS[3] if abs(value) < float("inf") else " " for value in values)
-    return "".join(
-        _BARS[round((value - low) / span * (len(_BARS) - 1))] if abs(value) < float("inf") else " "
-        for value in values
-    )
-
-
-def number(name: str, value: float) -> str:
-    """Return a number as people read it; an accuracy in percent."""
-    if name.endswith("accuracy") and 0 <= value <= 1:
-        return f"{value:.2%}"
-    if value.is_integer() and 1 <= abs(value) < _MAX_PLAIN_INTEGER:
-        return f"{value:.0f}"
-    is_usual = value == 0 or 1e-3 <= abs(value) < 1e4
-    return f"{value:.4f}" if is_usual else f"{value:.3e}"
-
-
 def value_text(value: Any, names: Mapping[str, str]) -> str:
     """Return any output on one line, cut where it is long, nodes by their names."""
     text = f"{value:.6g}" if isinstance(value, float) else _named(value, names)
     text = printable(text)
     return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…"
-
-
-def failures_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Return why a round failed, nodes by their names."""
-    text = "; ".join(row["failures"]) or "no reason was told"
-    for peer, name in names.items():
-        text = text.replace(peer, name)
-    return text
 
 
 def _named(value: Any, names: Mapping[str, str]) -> str:
@@ -262,20 +210,6 @@ def _named(value: Any, names: Mapping[str, str]) -> str:
         inner = (f"{_named(k, names)}: {_named(each, names)}" for k, each in value.items())
         return f"{{{', '.join(inner)}}}"
     return names.get(value, value) if isinstance(value, str) else str(value)
-
-
-def missing_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Return the missing peers by name, each with its reason where one is known."""
-    why = {names.get(peer, peer[-6:]): text for peer, text in row["missing_why"].items()}
-    # A round may hold several requests; each tells of all.
-    found = sorted({names.get(peer, peer[-6:]) for peer in row["missing"]})
-    return ", ".join(f"{name} ({why[name]})" if name in why else name for name in found)
-
-
-def refused_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Return the peers whose answers were not counted by name, each with the reason."""
-    why = {names.get(peer, peer[-6:]): text for peer, text in row["refused"].items()}
-    return ", ".join(f"{name} ({why[name]})" for name in sorted(why))
 
 
 def _coded(row: Mapping[str, Any]) -> str:
