@@ -21,7 +21,7 @@ import numpy as np
 
 from bbnode.daemon import paths
 from bbnode.daemon.artifacts.artifact import Artifact, parse_artifact, serialize
-from bbnode.daemon.artifacts.build import compile_program
+from bbnode.daemon.artifacts.build import argument_fault, compile_program
 from bbnode.daemon.config import sources
 from bbnode.daemon.config.sources import ConfigError, ResolvedConfig
 from bbnode.dsl import Module
@@ -194,10 +194,10 @@ def _is_model(program: Any) -> bool:
 
 
 def _made(program: type[Module], args: Mapping[str, Any]) -> Module:
-    try:
-        return program(**args)
-    except TypeError as error:
-        raise ConfigError(f"{program.__name__} can't be made with {dict(args)}: {error}") from error
+    fault = argument_fault(program, args)
+    if fault:
+        raise ConfigError(f"{program.__name__}: {fault}")
+    return program(**args)
 
 
 def _called(program: Any) -> str:

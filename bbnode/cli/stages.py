@@ -13,7 +13,6 @@ Rule: arguments are Python literals and nothing is evaluated; the module is impo
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,14 +62,12 @@ class StageSpec:
 
         Raises StageRefused, and as `Compiler.with_pass`.
         """
+        from bbnode.daemon.artifacts.build import argument_fault
+
         cls = self._class()
-        try:
-            inspect.signature(cls).bind(**self.arguments)
-        except TypeError as error:
-            raise StageRefused(
-                f"stage {self.name} can't be made with {dict(self.arguments)}: {error}; it takes "
-                f"{inspect.signature(cls)}"
-            ) from error
+        fault = argument_fault(cls, self.arguments)
+        if fault:
+            raise StageRefused(f"stage {self.name}: {fault}")
         return compiler.with_pass(cls(**self.arguments), before=self.before, after=self.after)
 
     def _class(self) -> type[Any]:

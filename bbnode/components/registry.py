@@ -92,10 +92,10 @@ def component_class(type_name: str) -> type[Component]:
         )
     if cls is None:
         near = difflib.get_close_matches(type_name, known_types(), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"did you mean {near[0]!r}? Otherwise install" if near else "install"
         raise UnknownComponentType(
-            f"component type {type_name!r} is not installed here{hint}. Install the package that "
-            "provides it, or name its module under `components` in the config"
+            f"component type {type_name!r} is not installed here; {hint} the package that provides "
+            "it, or name its module under `components` in the config"
         )
     return cls
 

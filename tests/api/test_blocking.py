@@ -213,7 +213,7 @@ def test_wrong_inputs_are_refused_where_they_are_given(
         ({"program": "nothing.txt", "targets": "x"}, "neither a .toml nor an .onnx file"),
         ({"program": "some.onnx"}, "targets='client'"),
         ({"program": TellBack}, "targets='client'; it has client, server"),
-        ({"program": TellBack, "targets": "client", "args": {"x": 1}}, "can't be made with"),
+        ({"program": TellBack, "targets": "client", "args": {"x": 1}}, "no argument 'x'"),
         (
             {"program": TellBack(), "targets": "client", "args": {"x": 1}},
             "args are for a Module class",

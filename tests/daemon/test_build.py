@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bbnode.daemon.artifacts.build import ModuleNotUsable, load_module
+from bbnode.daemon.artifacts.build import ModuleNotUsable, argument_fault, load_module
 from bbnode.ir.authors_code import AuthorsCodeFailed
 
 
@@ -58,3 +58,27 @@ def test_a_file_is_the_module_that_it_is(tmp_path: Path, monkeypatch: pytest.Mon
         assert type(load_module(spec, {})).__module__ == "package_of_one.prog"
     for name in ("package_of_one", "package_of_one.prog", "package_of_one.helper"):
         monkeypatch.delitem(sys.modules, name)
+
+
+class _Takes:
+    def __init__(self, clients: int, *, rounds: int = 1) -> None: ...
+
+
+class _TakesAny(_Takes):
+    def __init__(self, clients: int, **more: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("cls", "args", "fault"),
+    [
+        (_Takes, {"clients": 1}, ""),
+        (_Takes, {"clients": 1, "round": 2}, "no argument 'round'; did you mean 'rounds'"),
+        (_Takes, {"clients": 1, "zzz": 2}, "no argument 'zzz'; it has: clients, rounds"),
+        (_Takes, {"rounds": 2}, "it needs clients"),
+        (_TakesAny, {"clients": 1, "zzz": 2}, ""),
+        (_TakesAny, {"zzz": 2}, "it needs clients"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(cls: type, args: dict[str, int], fault: str) -> None:
+    told = argument_fault(cls, args)
+    assert fault in told if fault else told == ""

@@ -15,9 +15,13 @@ import onnx
 
 from bbnode.compiler import Compiler
 from bbnode.dsl import Module
+from bbnode.engine.errors import did_you_mean
 from bbnode.ir.authors_code import authors_code
 from bbnode.ir.class_names import ClassNotLoaded, load_class, load_from_file
 from bbnode.ir.errors import DeploymentError
+
+# Of a class with many, in a message.
+_SHOWN_ARGUMENTS = 12
 
 
 class ModuleNotUsable(DeploymentError):
@@ -48,14 +52,30 @@ def load_module(spec: str, args: Mapping[str, Any]) -> Module:
             cls = load_class(place, class_name, Module)
     except ClassNotLoaded as error:
         raise ModuleNotUsable(f"{spec!r}: {error}") from error
-    try:
-        inspect.signature(cls).bind(**args)
-    except TypeError as error:
-        raise ModuleArgsRefused(
-            f"{spec!r} can't be made with {dict(args)}: {error}; it takes {inspect.signature(cls)}"
-        ) from error
+    fault = argument_fault(cls, args)
+    if fault:
+        raise ModuleArgsRefused(f"{spec!r}: {fault}")
     with authors_code(f"{spec!r} can't be made"):
         return cls(**args)
+
+
+def argument_fault(cls: type, args: Mapping[str, Any]) -> str:
+    """Return why a class can't be called with these keyword arguments; "" if it can."""
+    parameters = list(inspect.signature(cls).parameters.values())
+    kinds = {each.kind for each in parameters}
+    named = {
+        each.name: each
+        for each in parameters
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    }
+    unknown = next((name for name in args if name not in named), None)
+    if unknown is not None and inspect.Parameter.VAR_KEYWORD not in kinds:
+        near = did_you_mean(unknown, named)
+        has = f"; it has: {', '.join(list(named)[:_SHOWN_ARGUMENTS])}" if not near else ""
+        more = ", …" if has and len(named) > _SHOWN_ARGUMENTS else ""
+        return f"there is no argument {unknown!r}{near}{has}{more}"
+    missing = [n for n, each in named.items() if each.default is each.empty and n not in args]
+    return f"it needs {', '.join(missing)}" if missing else ""
 
 
 def compile_module(spec: str, args: Mapping[str, Any]) -> onnx.ModelProto:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from bbnode.daemon.config import NodeConfig
 from bbnode.daemon.config.sources import ConfigError
+from bbnode.engine.errors import did_you_mean
 from bbnode.ir.decoding import shown
 
 
@@ -53,5 +54,6 @@ def parse_setting(text: str, classes: Sequence[str] = ()) -> Setting:
         raise ConfigError(
             f"--set: {shown(text)}: {shown(first)} is neither a class ({', '.join(classes)}) nor a "
             f"section of node.toml ({', '.join(sections)})"
+            f"{did_you_mean(first, [*classes, *sections])}"
         )
     return Setting(key=key, text=value)
