@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from bbnode.api.outcome import InvokeResult as InvokeResult
     from bbnode.api.outcome import InvokeTimeout as InvokeTimeout
     from bbnode.api.outcome import OutputValue as OutputValue
+    from bbnode.api.training import RoundsFailed as RoundsFailed
+    from bbnode.api.training import TrainResult as TrainResult
     from bbnode.daemon.config.sources import ConfigError as ConfigError
     from bbnode.daemon.control.errors import ControlError as ControlError
     from bbnode.daemon.control.errors import NotRunning as NotRunning

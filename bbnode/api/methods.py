@@ -12,9 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, Self, cast
 
-from bbnode.api.errors import WaitTimeout
+from bbnode.api.errors import InputRefused, WaitTimeout
 from bbnode.api.inputs import seconds
 from bbnode.api.outcome import InvokeResult
+from bbnode.api.training import TrainResult, result_of
 from bbnode.daemon.control import answers
 from bbnode.daemon.control.client import Query, parse_answer, target
 
@@ -142,6 +143,72 @@ class AsyncMethods(ABC):
         """
         query = {"since": since, **({} if last is None else {"last": last})}
         return cast("answers.RoundsAnswer", await self._ask("GET", "/v1/rounds", query=query))
+
+    async def start_rounds(
+        self,
+        invoke: Mapping[str, Any] | None = None,
+        trackers: Sequence[Mapping[str, Any]] | None = None,
+    ) -> answers.RoundsStarted:
+        """Have the node make rounds of a target; returns when they have begun.
+
+        `invoke` has the keys of an `[[invoke]]` entry; without a target it is the one that needs
+        nothing but triggers. `times` counts from now on; 0 is for ever. `trackers` are entries as
+        `[[trackers]]`, by default those of the configuration. Raises ControlError: `RoundsRefused`
+        while the target makes rounds, `InvalidRounds`.
+        """
+        body = {
+            "invoke": dict(invoke or {}),
+            **({} if trackers is None else {"trackers": [dict(each) for each in trackers]}),
+        }
+        return cast("answers.RoundsStarted", await self._ask("POST", "/v1/rounds", body))
+
+    async def stop_rounds(self, target: str | None = None) -> answers.RoundsStopping:
+        """End the rounds of a target, or of all, after the one that runs."""
+        body = {} if target is None else {"target": target}
+        return cast("answers.RoundsStopping", await self._ask("POST", "/v1/rounds/stop", body))
+
+    async def train(
+        self,
+        rounds: int = 1,
+        *,
+        target: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        trackers: Sequence[Mapping[str, Any]] | None = None,
+        **invoke: Any,
+    ) -> TrainResult:
+        """Make so many rounds of a target, and return them once they have ended.
+
+        The node makes them by itself, one after the other, keeps them (`rounds()`, `bbnode
+        rounds`) and hands them to its trackers. Cancelling the wait leaves them running; end them
+        with `stop_rounds`.
+
+        Args:
+            rounds: how many, at least 1.
+            target: a class; by default the one that needs nothing but triggers.
+            inputs: its inputs but triggers: numbers, lists of them, or texts as {"text": …}.
+            trackers: entries as `[[trackers]]`, such as {"kind": "tensorboard"}.
+            invoke: further keys of `[[invoke]]`: `best="loss"` keeps the weights of the best
+                round, `patience=5` ends the rounds when five were not better, `until=0.95` when
+                one is as good; `wait_for={"class": "client", "peers": 3}`, `every_s`.
+
+        Raises:
+            RoundsFailed: no round ended well; `.result` has the reasons.
+            ControlError: `RoundsRefused` while the target makes rounds; `InvalidRounds`.
+        """
+        entry = {"times": rounds, "inputs": dict(inputs or {}), **invoke}
+        if target is not None:
+            entry["target"] = target
+        if rounds < 1:
+            raise InputRefused(f"rounds is {rounds}; give 1 or more")
+        # Before they begin, so that their end is not missed.
+        async with await self.events(["rounds_complete"]) as ends:
+            started = await self.start_rounds(entry, trackers)
+            async for line in ends:
+                if line["event"]["target"] == started["target"]:
+                    break
+        answer = await self.rounds(rounds, since=started["done_before"])
+        made = [one for one in answer["rounds"] if one["target"] == started["target"]]
+        return result_of(started, answer, made)
 
     async def snapshot(self) -> answers.SnapshotWritten:
         """Write the node's state to its state directory now."""

@@ -39,7 +39,7 @@ def api_markdown() -> str:
     for name, member in _own(bbnode.BlockingNode):
         lines += _entry(name, member)
     lines += ["", "## Values"]
-    for cls in (bbnode.InvokeResult, bbnode.OutputValue):
+    for cls in (bbnode.InvokeResult, bbnode.OutputValue, bbnode.TrainResult):
         lines += ["", f"### `{cls.__name__}`", "", *_text(cls)]
     lines += ["", "## Errors", "", "| error | meaning |", "|---|---|"]
     for name in dir(bbnode):

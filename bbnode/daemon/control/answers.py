@@ -232,6 +232,21 @@ class RoundsAnswer(TypedDict):
     trouble: str
 
 
+class RoundsStarted(TypedDict):
+    """Rounds that begin: number `done_before` + 1 is the first, `run` tells them from others."""
+
+    target: str
+    run: int
+    done_before: int
+
+
+class RoundsStopping(TypedDict):
+    """Rounds that end after the one that runs; `stopping` is False where none were made."""
+
+    target: str
+    stopping: bool
+
+
 class TraceView(TypedDict):
     """The traced steps of some executions."""
 

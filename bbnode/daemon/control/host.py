@@ -15,8 +15,10 @@ import trio
 from bbnode.components.contracts import Component
 from bbnode.components.errors import NotExportable
 from bbnode.daemon.access.control import AccessControl
+from bbnode.daemon.config import InvokeSection, TrackerSection
 from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.config.sources import ResolvedConfig
+from bbnode.daemon.control import answers
 from bbnode.daemon.control.feed import Feed
 from bbnode.daemon.control.trace import TraceLog
 from bbnode.daemon.history.history import RoundHistory
@@ -26,6 +28,7 @@ from bbnode.daemon.network.dial_back import Ask
 from bbnode.daemon.observing.watch import Stalled
 from bbnode.daemon.state.checkpoint import Upgrade
 from bbnode.engine import Node
+from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Transport
 from bbnode.transport.driver import Driver
@@ -34,6 +37,17 @@ from bbnode.transport.driver import Driver
 def unknown_initial(slot: str) -> Component:
     """Raise NotExportable: nothing is known of the slot before its training."""
     raise NotExportable(f"slot {slot!r}: its initial state is not known")
+
+
+class RoundsRefused(DeploymentError):
+    """Rounds can't be started: the target makes some, or the node does not run."""
+
+
+def no_rounds(
+    _entry: InvokeSection, _trackers: Sequence[TrackerSection] | None
+) -> answers.RoundsStarted:
+    """Raise RoundsRefused: nothing makes rounds here."""
+    raise RoundsRefused("this node makes no rounds")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +81,11 @@ class Host:
     # The outputs of a target that may come after an execution that all inputs, or one, start.
     later: Callable[[str, str | None], frozenset[str]] = lambda _target, _entry: frozenset()
     rounds: Sequence[Rounds] = ()
+    # Makes rounds of a target, beside those of the configuration. Raises RoundsRefused, and the
+    # errors of trackers.
+    start_rounds: Callable[
+        [InvokeSection, Sequence[TrackerSection] | None], answers.RoundsStarted
+    ] = no_rounds
     # Makes the component of a slot as the program has it, before any training.
     initial: Callable[[str], Component] = unknown_initial
     # Rounds on disk; None where nothing is kept.

@@ -16,13 +16,14 @@ from typing import Any, Literal
 
 import trio
 from multiaddr import Multiaddr
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from bbnode.daemon.config import InvokeSection, TrackerSection
 from bbnode.daemon.control import answers, views
 from bbnode.daemon.control.asgi import Response, StreamedResponse
 from bbnode.daemon.control.client import FILE
 from bbnode.daemon.control.errors import Problem
-from bbnode.daemon.control.host import Host
+from bbnode.daemon.control.host import Host, RoundsRefused
 from bbnode.daemon.control.http import (
     LINES,
     TEXT,
@@ -44,6 +45,7 @@ from bbnode.daemon.observing.events import summarize
 from bbnode.daemon.paths import StorageError
 from bbnode.daemon.state import weights
 from bbnode.engine.errors import AddressBookFull
+from bbnode.ir import types
 from bbnode.ir.address import parse_address
 from bbnode.ir.caps import KEPT_ITEMS, MAX_ADDRESSES_PER_PEER, MAX_WAIT_S
 from bbnode.ir.errors import BbnodeError
@@ -156,6 +158,78 @@ async def rounds(host: Host, query: RoundsQuery) -> answers.RoundsAnswer:
         "invoke": [r.as_json() for r in host.rounds],
         "trouble": trouble,
     }
+
+
+class StartRoundsBody(RequestBody):
+    """An entry as `[[invoke]]` has it, without a target where one needs nothing but triggers.
+
+    `times` counts from now on. `trackers` get the rounds, by default those of the configuration.
+    """
+
+    invoke: dict[str, Any] = Field(default_factory=dict)
+    trackers: list[dict[str, Any]] | None = None
+
+
+@ENDPOINTS.add("POST", "/v1/rounds", "rounds-start")
+async def start_rounds(host: Host, body: StartRoundsBody) -> answers.RoundsStarted:
+    """Have the node make rounds of a target, from now on and until it stops."""
+    try:
+        entry = InvokeSection.model_validate({"target": _startable(host), **body.invoke})
+        trackers = (
+            None
+            if body.trackers is None
+            else [TrackerSection.model_validate(each) for each in body.trackers]
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Problem(422, "InvalidRounds", f"{where or 'invoke'}: {first['msg']}") from error
+    declared = host.node.inputs(entry.target)
+    triggers = {
+        name: "trigger"
+        for name, kind in declared.items()
+        if kind is types.TRIGGER and name not in entry.inputs
+    }
+    entry = entry.model_copy(update={"inputs": {**triggers, **entry.inputs}})
+    unknown = next((name for name in entry.inputs if name not in declared), None)
+    missing = [name for name in declared if name not in entry.inputs]
+    if unknown is not None or missing:
+        what = f"there is no input {unknown!r}" if unknown else f"give {', '.join(missing)}"
+        raise Problem(422, "InvalidRounds", f"{entry.target}: {what}")
+    try:
+        return host.start_rounds(entry, trackers)
+    except RoundsRefused as error:
+        raise Problem(409, "RoundsRefused", str(error)) from error
+
+
+def _startable(host: Host) -> str:
+    """Return the one target that needs nothing but triggers; "" for none, or several."""
+    able = [
+        target
+        for target in host.node.targets
+        if (declared := host.node.inputs(target))
+        and all(kind is types.TRIGGER for kind in declared.values())
+    ]
+    return able[0].partition("#")[0] if len(able) == 1 else ""
+
+
+class StopRoundsBody(RequestBody):
+    """The target whose rounds are to end; without one, those of all targets."""
+
+    target: str | None = None
+
+
+@ENDPOINTS.add("POST", "/v1/rounds/stop", "rounds-stop")
+async def stop_rounds(host: Host, body: StopRoundsBody) -> answers.RoundsStopping:
+    """End rounds after the one that runs."""
+    found = [
+        each
+        for each in host.rounds
+        if not each.complete and body.target in (None, each.entry.target)
+    ]
+    for each in found:
+        each.stop()
+    return {"target": body.target or "", "stopping": bool(found)}
 
 
 @ENDPOINTS.add("POST", "/v1/snapshot", "snapshot")

@@ -1,19 +1,20 @@
 """The history of a node: each round that has ended goes to disk and to all trackers.
 
-Rule: a node without `[[invoke]]` makes no rounds, and so no file. Nothing here waits while the node
-runs; what it could not keep is counted.
+Rule: a node that makes no rounds has no file. Nothing here waits while the node runs; what it could
+not keep is counted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bbnode.daemon.config import InvokeSection, NodeConfig
+from bbnode.daemon.config import InvokeSection, NodeConfig, TrackerSection
 from bbnode.daemon.history.recorder import RoundRecorder
+from bbnode.daemon.history.store import read_rounds, rounds_file
 from bbnode.daemon.history.trackers import RunInfo, make_tracker
 from bbnode.daemon.history.tracking import TrackerThread, join_all
 
@@ -34,7 +35,7 @@ class RoundHistory:
     def __init__(
         self, state_dir: Path, config: NodeConfig, *, artifact_sha256: str, peer_id: str
     ) -> None:
-        """Open the file of rounds, if there will be any.
+        """Open nothing yet: `begin` opens the file of rounds.
 
         Raises the errors of `make_tracker`: a tracker that is misspelled is found before a round
         is made.
@@ -46,18 +47,32 @@ class RoundHistory:
         self._trackers: dict[str, list[TrackerThread]] = {}
         for entry in config.trackers:
             make_tracker(entry.kind, entry.settings)
-        keep = config.node.keep_rounds
-        self._recorder = RoundRecorder(state_dir, keep=keep) if config.invoke else None
+        self._recorder: RoundRecorder | None = None
 
-    def begin(self, entry: InvokeSection, done: int) -> None:
-        """Begin, or go on with, the rounds of a target, of which `done` were made."""
+    def begin(
+        self,
+        entry: InvokeSection,
+        done: int,
+        *,
+        anew: bool = False,
+        trackers: Sequence[TrackerSection] | None = None,
+    ) -> int:
+        """Begin, or go on with, the rounds of a target, of which `done` were made.
+
+        Returns the number of the run, which is another one with `anew`. `trackers` get its rounds,
+        by default those of the configuration. Raises the errors of `make_tracker`; nothing has
+        begun then.
+        """
+        wanted = self._config.trackers if trackers is None else trackers
+        made = [(each.kind, make_tracker(each.kind, each.settings)) for each in wanted]
         if self._recorder is None:
-            return
+            keep = self._config.node.keep_rounds
+            self._recorder = RoundRecorder(self._state_dir, keep=keep)
         maker = {
             "artifact": self._artifact_sha256,
             "settings": settings_digest(self._config, entry),
         }
-        run = self._recorder.begin(entry.target, done, maker)
+        run = self._recorder.begin(entry.target, done, maker, anew=anew)
         name = self._config.node.name
         info = RunInfo(
             name=f"{name}-{entry.target.partition('#')[0].lstrip('@')}-{run}",
@@ -72,10 +87,9 @@ class RoundHistory:
                 mode="json", exclude_defaults=True, exclude={"target"}, by_alias=True
             ),
         )
-        self._trackers[entry.target] = [
-            TrackerThread(each.kind, make_tracker(each.kind, each.settings), info)
-            for each in self._config.trackers
-        ]
+        join_all(self._trackers.pop(entry.target, []))
+        self._trackers[entry.target] = [TrackerThread(kind, one, info) for kind, one in made]
+        return run
 
     def series(self, target: str, metric: str) -> list[tuple[int, bool, float | None]]:
         """Return number, outcome and metric of the rounds of a target's run, oldest first."""
@@ -93,7 +107,8 @@ class RoundHistory:
     ) -> list[dict[str, Any]]:
         """Return the rounds on disk, as `read_rounds`. Waits: use a thread. Raises StorageError."""
         if self._recorder is None:
-            return []
+            file = rounds_file(self._state_dir)  # of before
+            return read_rounds(file, last=last, since=since, max_bytes=max_bytes)
         return self._recorder.read(last=last, since=since, max_bytes=max_bytes)
 
     def close(self) -> None:

@@ -50,14 +50,18 @@ class RoundRecorder:
         self._thread = threading.Thread(target=self._work, name="rounds", daemon=True)
         self._thread.start()
 
-    def begin(self, target: str, done: int, maker: Mapping[str, str]) -> int:
+    def begin(self, target: str, done: int, maker: Mapping[str, str], *, anew: bool = False) -> int:
         """Say that a target's rounds go on after `done` of them, and return the number of the run.
 
-        `maker` is as in `RoundStore.run_of`. Call it before any of them is added.
+        `maker` and `anew` are as in `RoundStore.run_of`. Call it before any of them is added.
         """
+        # Those of the run before are to be in the file.
+        self._drain(DRAIN_S)
         with self._lock:
             try:
-                self._runs[target] = self._store.run_of(target, done, maker) if self._store else 1
+                self._runs[target] = (
+                    self._store.run_of(target, done, maker, anew=anew) if self._store else 1
+                )
             except (sqlite3.Error, ValueError) as error:
                 self._runs[target] = 1
                 self._troubled(str(error))

@@ -91,8 +91,10 @@ class RoundStore:
         """Close the file; the write-ahead log is merged into it."""
         self._db.close()
 
-    def run_of(self, target: str, done: int, maker: Mapping[str, str]) -> int:
-        """Return the run of a target that goes on after `done` rounds.
+    def run_of(
+        self, target: str, done: int, maker: Mapping[str, str], *, anew: bool = False
+    ) -> int:
+        """Return the run of a target that goes on after `done` rounds; with `anew` the next one.
 
         `maker` has the fields of a round that say which program made it, and with which settings.
         """
@@ -105,7 +107,7 @@ class RoundStore:
         last, content = int(row[0]), json.loads(row[1])
         # Earlier releases wrote no settings.
         is_same = all((content.get(name) or value) == value for name, value in maker.items())
-        return last if done and is_same else last + 1
+        return last if done and is_same and not anew else last + 1
 
     def add(self, made: Mapping[str, Any], run: int) -> None:
         """Write one round. Raises sqlite3.Error."""

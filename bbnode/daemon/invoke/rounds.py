@@ -239,6 +239,7 @@ class Rounds:
         self._good_s: float | None = None
         self._failed_in_a_row = 0
         self.complete = False
+        self._stop_asked = trio.Event()
         # trio's time when the last round ended or, before the first, when the rounds began.
         self._quiet_since_s: float | None = None
 
@@ -328,6 +329,8 @@ class Rounds:
             finished = self._resumed()
             if finished is None:
                 await self._until_start_condition()
+                if self._stop_asked.is_set():
+                    continue
                 finished = self._start()
             started = finished.started_s
             self._due_s = None
@@ -343,10 +346,11 @@ class Rounds:
             told = trio.Event()
             await save(partial(self._tell, finished, told))
             await self._keep_best(finished)
-            if not finished.ok:
-                await trio.sleep(RETRY_PAUSE_S)
-            if self._entry.every_s:
-                await trio.sleep_until(started + self._entry.every_s)
+            pause_s = 0.0 if finished.ok else RETRY_PAUSE_S
+            due_s = max(trio.current_time() + pause_s, started + self._entry.every_s)
+            if due_s > trio.current_time():
+                with trio.move_on_at(due_s):
+                    await self._stop_asked.wait()
         await told.wait()
         self.complete = True
         complete = {"type": "rounds_complete", "target": self._entry.target, "done": self.done}
@@ -356,7 +360,9 @@ class Rounds:
         if self._entry.times and self.done >= self._entry.times:
             return False
         best = self.best
-        if self._final:
+        if self._stop_asked.is_set():
+            self.stopped = "asked to stop"
+        elif self._final:
             self.stopped = self._final
         elif best is not None and best.reached is not None:
             self.stopped = f"{best.metric} {best.reached:.6g} reached until={best.until:g}: {best}"
@@ -496,6 +502,11 @@ class Rounds:
                 self._current = None
                 current.finished.set()
 
+    def stop(self) -> None:
+        """End the rounds after the one that runs."""
+        self._stop_asked.set()
+        self.peers_changed()
+
     def peers_changed(self) -> None:
         """Look at the start condition again."""
         self._peers_changed.set()
@@ -513,6 +524,8 @@ class Rounds:
         with trio.move_on_after(wait.timeout_s):
             await self._until_settled(wanted)
         have = len(self._node.connected_peers(wait.peer_class))
+        if self._stop_asked.is_set():
+            return
         if have < wait.enough_peers and wait.on_timeout == "fail":
             raise TooFewPeers(
                 f"{have} of {wait.enough_peers} peers of class {wait.peer_class!r} "
@@ -533,7 +546,7 @@ class Rounds:
         while True:
             for peer_class, peers in wanted.items():
                 await self._until_connected(peers, peer_class)
-            if self.waiting_since_s is None:
+            if self.waiting_since_s is None or self._stop_asked.is_set():
                 return
             # Who has just come may say next that it is not ready.
             await trio.sleep(SETTLE_S)
@@ -550,6 +563,8 @@ class Rounds:
 
     async def _until_connected(self, want: int, peer_class: str) -> None:
         while (have := len(self._node.connected_peers(peer_class))) < want:
+            if self._stop_asked.is_set():
+                return
             unready = self._not_ready(peer_class)
             text = f"{want} peers of class {peer_class!r}, {have} {_connected(unready)}"
             if text != self.waiting_for:

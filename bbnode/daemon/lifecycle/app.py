@@ -19,10 +19,11 @@ import trio
 from bbnode.daemon import paths
 from bbnode.daemon.access.protocol import AccessProtocol
 from bbnode.daemon.artifacts.artifact import Artifact
-from bbnode.daemon.config import InvokeSection
+from bbnode.daemon.config import InvokeSection, TrackerSection
 from bbnode.daemon.config.reload import Changes, compare
 from bbnode.daemon.config.sources import ResolvedConfig
-from bbnode.daemon.control.host import Host
+from bbnode.daemon.control import answers
+from bbnode.daemon.control.host import Host, RoundsRefused
 from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.trace import TRACE_STEPS
 from bbnode.daemon.history.history import RoundHistory, settings_digest
@@ -158,10 +159,16 @@ class Daemon:
         self._stop = trio.Event()
         self._reach: Reach | None = None
         self._rounds: list[Rounds] = []
+        # Of each target, also of those that the configuration does not invoke.
+        self._done_before = saved.rounds_done if saved else {}
         # Called with each step of the node, after the daemon's own parts.
         self.observers: list[StepObserver] = []
         self._checkpointer = checkpoint.Checkpointer(
-            self._state_dir, self._artifact.sha256, self._node, self._rounds
+            self._state_dir,
+            self._artifact.sha256,
+            self._node,
+            self._rounds,
+            self._done_before,
         )
         self._control = ControlPlane(
             resolved,
@@ -202,6 +209,7 @@ class Daemon:
         )
         self._control.host.counters.append(self._history.counters)
         self._control.host.later = self._later
+        self._control.host.start_rounds = self._start_rounds
         self._control.host.counters.append(self._discovery.counters)
         if self._introductions is not None:
             self._control.host.counters.append(self._introductions.counters)
@@ -282,6 +290,7 @@ class Daemon:
                     self._discovery.miss(peer)
                 await work.start(self._checkpointer.run)
                 self._checkpointer.set_period(self._resolved.config.node.snapshot_every_s)
+                self._work = work
                 for rounds in self._rounds:
                     work.start_soon(rounds.run, self._checkpointer.save_beside)
                 self._say_started()
@@ -496,6 +505,42 @@ class Daemon:
             ):
                 # The node was killed before the round was in the history.
                 best.take(kept.round, kept.value)
+        running = saved.rounds_running.get(entry.target) if saved else None
+        return self._rounds_of(entry, done=done, best=best, settings=settings, running=running)
+
+    def _start_rounds(
+        self, entry: InvokeSection, trackers: Sequence[TrackerSection] | None
+    ) -> answers.RoundsStarted:
+        """Make `entry.times` rounds from now on. Raises RoundsRefused, and as trackers do."""
+        if self._control.host.phase != "ready":
+            raise RoundsRefused(f"the node is {self._control.host.phase}; start rounds once it is")
+        before = next((r for r in self._rounds if r.entry.target == entry.target), None)
+        if before is not None and not before.complete:
+            raise RoundsRefused(
+                f"{entry.target} makes rounds already ({before.done} done): wait until they are "
+                "complete, or stop them"
+            )
+        done = self._done_before.get(entry.target, 0) if before is None else before.done
+        times = done + entry.times if entry.times else 0
+        entry = entry.model_copy(update={"times": times})
+        settings = settings_digest(self._resolved.config, entry)
+        run = self._history.begin(entry, done, anew=True, trackers=trackers)
+        made = self._rounds_of(entry, done=done, best=BestSoFar.of(entry), settings=settings)
+        if before is not None:
+            self._rounds.remove(before)
+        self._rounds.append(made)
+        self._work.start_soon(made.run, self._checkpointer.save_beside)
+        return {"target": entry.target, "run": run, "done_before": done}
+
+    def _rounds_of(
+        self,
+        entry: InvokeSection,
+        *,
+        done: int,
+        best: BestSoFar | None,
+        settings: str,
+        running: int | None = None,
+    ) -> Rounds:
         return Rounds(
             entry,
             self._node,
@@ -503,7 +548,7 @@ class Daemon:
             traffic=self._traffic,
             publish=self._control.publish,
             done=done,
-            running=saved.rounds_running.get(entry.target) if saved else None,
+            running=running,
             best=best,
             save_best=partial(self._save_best, settings),
             keep=self._history.add,

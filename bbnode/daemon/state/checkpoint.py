@@ -17,7 +17,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -578,13 +578,22 @@ class Checkpointer:
     """
 
     def __init__(
-        self, state_dir: Path, artifact_sha256: str, node: Node, rounds: Sequence[Rounds]
+        self,
+        state_dir: Path,
+        artifact_sha256: str,
+        node: Node,
+        rounds: Sequence[Rounds],
+        done_before: Mapping[str, int] | None = None,
     ) -> None:
-        """Make the checkpointer of a node and its rounds; nothing is written yet."""
+        """Make the checkpointer of a node and its rounds; nothing is written yet.
+
+        `done_before` has the rounds of targets of which none are made now.
+        """
         self._state_dir = state_dir
         self._artifact_sha256 = artifact_sha256
         self._node = node
         self._rounds = rounds
+        self._done_before = dict(done_before or {})
         # Held from when one is taken until it is written, so that no older one comes after it,
         # and no more than one is in memory.
         self._turn = trio.Semaphore(1)
@@ -691,7 +700,7 @@ class Checkpointer:
         return Checkpoint(
             artifact_sha256=self._artifact_sha256,
             node=self._node.snapshot(trio_clock_ns()),
-            rounds_done={r.entry.target: r.done for r in self._rounds},
+            rounds_done=self._done_before | {r.entry.target: r.done for r in self._rounds},
             rounds_running={
                 r.entry.target: r.running for r in self._rounds if r.running is not None
             },
