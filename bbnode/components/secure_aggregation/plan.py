@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -18,7 +19,8 @@ from bbnode.components.secure_aggregation.ring import MOST_LEVELS, Ring
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 
-_VERSION: Final = 1
+# Of the messages and of what is signed: peers of another version have another digest.
+_VERSION: Final = 2
 # Clients of one round: the keys of all travel in one value.
 MAX_CLIENTS: Final = 4096
 
@@ -37,12 +39,13 @@ class SecAggConfig:
         clip: the largest absolute value of a number; larger ones count as this.
         levels: steps from 0 to `clip`; 0: as many as words of 32 bits leave, or words of 64 where
             these are few.
-        max_samples: the largest weight of one client, in examples; more count as this.
-        equal_weights: every client weighs 1.
+        max_samples: the largest weight of an honest client, in examples; more count as this.
+        equal_weights: every client weighs 1. Otherwise a client weighs the examples that it claims.
         norm: the largest L2 norm of a client's vector; longer ones are scaled down. 0: any.
         client_noise: deviation of the noise in the sum, in units of `norm`, that the fewest honest
             clients who stay add together; it needs `norm` and `equal_weights`. 0: none.
         members: PeerIds, as text, of which alone clients believe keys; empty: of all peers.
+        pardoned: PeerIds, as text, that the server asks again although they lied about shares.
         max_rounds: rounds under way at once; beyond, the oldest one ends.
     """
 
@@ -54,10 +57,11 @@ class SecAggConfig:
     clip: float = 1.0
     levels: int = 0
     max_samples: int = 10_000
-    equal_weights: bool = False
+    equal_weights: bool = True
     norm: float = 0.0
     client_noise: float = 0.0
     members: tuple[str, ...] = ()
+    pardoned: tuple[str, ...] = ()
     max_rounds: int = 4
 
 
@@ -111,10 +115,7 @@ class RoundPlan:
                 f"neighbours={degree} of {clients} clients, {corrupt} of them corrupt, are not "
                 "safe: take as many as bbnode.components.neighbours_for says",
             )
-        try:
-            members = frozenset(PeerId.parse(text) for text in config.members)
-        except DecodeError as error:
-            raise InvalidComponentConfig(f"secure aggregation: members: {error}") from error
+        members = peers_of("members", config.members)
         for name in ("norm", "client_noise"):
             given = getattr(config, name)
             _require(0 <= given < math.inf, f"{name}={given} is not 0 or a number above")
@@ -134,7 +135,7 @@ class RoundPlan:
 
     @cached_property
     def digest(self) -> bytes:
-        """A hash of all that has to be the same on all sides; `members` is each client's own."""
+        """A hash of all that has to be the same on all sides; whom a node believes is its own."""
         c, r = self.config, self.ring
         said = (
             *(_VERSION, c.size, c.clients, self.threshold, self.share_threshold, c.neighbours),
@@ -146,6 +147,23 @@ class RoundPlan:
     def head(self, server: PeerId, round_id: bytes) -> bytes:
         """Return what every signature of a round begins with."""
         return self.digest + round_id + hashlib.sha256(server.to_bytes()).digest()
+
+
+def peers_of(setting: str, texts: Sequence[str]) -> frozenset[PeerId]:
+    """Return the PeerIds of a setting. Raises InvalidComponentConfig."""
+    try:
+        return frozenset(PeerId.parse(text) for text in texts)
+    except DecodeError as error:
+        raise InvalidComponentConfig(f"secure aggregation: {setting}: {error}") from error
+
+
+def session(head: bytes, listing: bytes) -> bytes:
+    """Return what all that follows the exchange of keys is bound to: the round and all its keys.
+
+    Letters, masks and signatures of two clients fit together only where both have seen the same
+    list of keys. Each client's own, drawn for this round, are in its list.
+    """
+    return head + hashlib.sha256(listing).digest()
 
 
 def _ring(config: SecAggConfig, honest: int) -> tuple[Ring, float]:

@@ -3,13 +3,18 @@
 Rule: what a client says is checked, and a client whose answer is refused counts as one that dropped
 out. The server has no secret: it sees public keys, sealed letters, masked vectors and the shares
 that survivors reveal.
+
+Who lied about a share is known: a share that was revealed and does not fit the commitment of its
+sender is its holder's lie, as an honest holder reveals none that did not fit. Shares that fit their
+commitments, and do not give the sender's secret back, are the sender's. `liars` names both.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -21,6 +26,7 @@ from bbnode.components.secure_aggregation.client_round import (
     CLIENT_TYPE,
     own_purpose,
     pair_purpose,
+    route_of,
 )
 from bbnode.components.secure_aggregation.errors import (
     RoundViolated,
@@ -40,9 +46,12 @@ from bbnode.components.secure_aggregation.messages import (
     HASH_BYTES,
     KEY,
     LETTER_BYTES,
+    SEALED_BYTES,
     SEED,
     SIGNATURE_BYTES,
     Advert,
+    check_sorted,
+    commitment,
     pack_adverts,
     pack_by_peer,
     pack_peers,
@@ -51,26 +60,42 @@ from bbnode.components.secure_aggregation.messages import (
     read_share,
     signed_list,
 )
-from bbnode.components.secure_aggregation.plan import RoundPlan
+from bbnode.components.secure_aggregation.plan import RoundPlan, session
 from bbnode.components.secure_aggregation.ring import Words
 from bbnode.ir.peer import PeerId
+from bbnode.ir.texts import listed
 
 Answers: TypeAlias = Iterable[tuple[PeerId, Any]]
 Refused: TypeAlias = dict[PeerId, str]
 
 # With it public keys are tried: of those that agree on nothing, no private key agrees on more.
 _ANY_PRIVATE_KEY: Final = bytes([8] * KEY_BYTES)
-# Sets of shares that are tried for a secret where one of them was a lie.
-_MOST_TRIES: Final = 64
+# Names in a message for people.
+_MOST_NAMES: Final = 8
 
 
 class ServerRound:
-    """The clients that are left in one round, and what they sent."""
+    """The clients that are left in one round, and what they sent.
 
-    def __init__(self, plan: RoundPlan, *, me: PeerId, round_id: bytes) -> None:
+    Attributes:
+        liars: clients that lied about shares, as `unmask` found out, and how. Also where it failed.
+    """
+
+    def __init__(
+        self,
+        plan: RoundPlan,
+        *,
+        me: PeerId,
+        round_id: bytes,
+        barred: Mapping[PeerId, str] = MappingProxyType({}),
+    ) -> None:
+        """Begin a round, in which the clients in `barred` have no part, each for a reason."""
         self._plan = plan
         self.round_id = round_id
+        self.liars: dict[PeerId, str] = {}
+        self._barred = barred
         self._head = plan.head(me, round_id)
+        self._session = b""
         self._adverts: dict[PeerId, Advert] = {}
         self._neighbours: dict[PeerId, list[PeerId]] = {}
         self._points: dict[PeerId, int] = {}
@@ -82,6 +107,8 @@ class ServerRound:
         """Take what clients advertise; return the list of all keys. Raises TooFewClients."""
 
         def take(peer: PeerId, answer: Any) -> None:
+            if peer in self._barred:
+                raise RoundViolated(f"it lied in an earlier round: {self._barred[peer]}")
             lengths = (KEY_BYTES, KEY_BYTES, HASH_BYTES, SIGNATURE_BYTES)
             rows = read_rows("its advertisement", answer, lengths, 1)
             if len(rows) != 1:
@@ -105,9 +132,9 @@ class ServerRound:
         refused = _taken(answers, take)
         self._enough("the exchange of keys", len(self._adverts), refused)
         listing = pack_adverts(self._adverts.values())
-        seed = hashlib.sha256(self._head + listing).digest()
+        self._session = session(self._head, listing)
         peers = sorted(self._adverts)
-        graph = MaskGraph(peers, self._plan.config.neighbours, seed)
+        graph = MaskGraph(peers, self._plan.config.neighbours, self._session)
         self._neighbours = {peer: graph.neighbours(peer) for peer in peers}
         self._points = {peer: at for at, peer in enumerate(peers, 1)}
         return listing, refused
@@ -163,7 +190,7 @@ class ServerRound:
 
     def take_signatures(self, answers: Answers) -> tuple[bytes, Refused]:
         """Take what survivors signed; return all signatures. Raises TooFewClients."""
-        body = signed_list(self._head, self._survivors)
+        body = signed_list(self._session, self._survivors)
         signatures: dict[PeerId, bytes] = {}
 
         def take(peer: PeerId, answer: Any) -> None:
@@ -179,22 +206,31 @@ class ServerRound:
     def unmask(self, answers: Answers) -> tuple[npt.NDArray[np.float32], int, Refused]:
         """Take the shares that survivors reveal; return the weighted mean and the sum of weights.
 
+        `liars` are among the refused, though all that they said and that was true has counted.
         Raises TooFewClients and UnmaskingFailed.
         """
-        seeds: dict[PeerId, dict[int, int]] = defaultdict(dict)
-        keys: dict[PeerId, dict[int, int]] = defaultdict(dict)
+        # Shares by whose secret they are of and by who revealed them: each dealer's kind is known.
+        shares: dict[PeerId, dict[PeerId, int]] = defaultdict(dict)
         revealed: list[PeerId] = []
         survivors, gone = set(self._survivors), self._letters.keys() - set(self._survivors)
 
         def take(peer: PeerId, answer: Any) -> None:
-            holders = {*self._neighbours[peer], peer}
-            rows = read_rows("its shares", answer, (-1, 1, shamir.SHARE_BYTES), len(holders))
-            found = [(of, kind, read_share("a share", raw)) for of, kind, raw in rows]
-            for of, kind, _ in found:
+            holders = {*self._neighbours[peer], peer} & self._letters.keys()
+            most = len(self._neighbours[peer]) + 1
+            rows = read_rows("its shares", answer, (-1, 1, shamir.SHARE_BYTES), most)
+            for of, kind, _ in rows:
                 if of not in holders or kind != (SEED if of in survivors else KEY):
                     raise RoundViolated("it revealed what it was not asked for")
-            for of, kind, share in found:
-                (seeds if kind == SEED else keys)[of][self._points[peer]] = share
+            check_sorted("the list of its shares", [of for of, _, _ in rows])
+            found = {of: (kind, raw, read_share("a share", raw)) for of, kind, raw in rows}
+            wrong = [of for of in found if not self._as_sent(of, peer, *found[of][:2])]
+            for of in found.keys() - set(wrong):
+                shares[of][peer] = found[of][2]
+            if wrong:
+                self.liars[peer] = (
+                    f"{len(wrong)} of the {len(found)} shares that it revealed are not those that "
+                    f"it was sent, as that of {wrong[0]}"
+                )
             revealed.append(peer)
 
         refused = _taken(answers, take, self._survivors)
@@ -202,20 +238,21 @@ class ServerRound:
         words = self._sum
         for peer in self._survivors:
             seed_hash = self._adverts[peer].seed_hash
-            seed = self._recovered(peer, seeds[peer], _hash, seed_hash)
-            add_mask(words, derived(seed, own_purpose(self._head)), subtract=True)
+            seed = self._recovered(peer, shares[peer], revealed, _hash, seed_hash)
+            add_mask(words, derived(seed, own_purpose(self._session)), subtract=True)
         for peer in sorted(gone):
             left = survivors.intersection(self._neighbours[peer])
             if not left:
                 continue
-            private = self._recovered(peer, keys[peer], public_key, self._adverts[peer].pairs)
+            pairs = self._adverts[peer].pairs
+            private = self._recovered(peer, shares[peer], revealed, public_key, pairs)
             for other in sorted(left):
                 shared = agreed(private, self._adverts[other].pairs)
-                purpose = pair_purpose(self._head, self._points, peer, other)
+                purpose = pair_purpose(self._session, self._points, peer, other)
                 # What `other` added for itself is taken back.
                 add_mask(words, derived(shared, purpose), subtract=other < peer)
         mean, total = self._plan.ring.mean(words, len(self._survivors))
-        return mean, total, refused
+        return mean, total, {**refused, **self.liars}
 
     @property
     def survivors(self) -> list[PeerId]:
@@ -229,29 +266,59 @@ class ServerRound:
             why = "; ".join(f"{peer}: {refused[peer]}" for peer in sorted(refused)[:4])
             raise TooFewClients(step=step, left=left, needed=self._plan.threshold, why=why)
 
+    def _as_sent(self, sender: PeerId, holder: PeerId, kind: bytes, share: bytes) -> bool:
+        """Return True for a share that its sender committed to; nobody commits to its own."""
+        if sender == holder:
+            return True
+        both = self._letters[sender][holder][SEALED_BYTES:]
+        wanted = both[:HASH_BYTES] if kind == SEED else both[HASH_BYTES:]
+        route = route_of(self._session, self._points, sender, holder)
+        return commitment(route, kind, share) == wanted
+
     def _recovered(
         self,
         peer: PeerId,
-        shares: Mapping[int, int],
+        shares: Mapping[PeerId, int],
+        revealed: Sequence[PeerId],
         known_by: Callable[[bytes], bytes],
         known: bytes,
     ) -> bytes:
-        """Return a client's secret, of which something is known; try others for wrong shares."""
+        """Return a client's secret, of which something is known, from the shares of its holders.
+
+        Raises UnmaskingFailed, which names who can be at fault; `liars` then has who surely is.
+        """
         needed = self._plan.share_threshold
-        points = sorted(shares)
-        if len(points) < needed:
-            raise UnmaskingFailed(
-                f"{len(points)} of {needed} shares of {peer} are there: too many of its "
-                "neighbours dropped out; begin another round"
+        if len(shares) < needed:
+            near = {*self._neighbours[peer], peer}
+            without = [each for each in revealed if each in near and each not in shares]
+            honest = [each for each in without if each not in self.liars]
+            if len(honest) >= needed:  # more than can collude
+                lie = f"{len(honest)} clients could not read the letters that it sent"
+                self.liars.setdefault(peer, lie)
+            why = (
+                f"; {listed([str(each) for each in without], _MOST_NAMES)} revealed none that fits:"
+                " either its letters were no good, or they lied"
             )
-        rotations = len(points) if len(points) > needed else 1
-        for first in range(min(rotations, _MOST_TRIES)):
-            tried = [points[(first + k) % len(points)] for k in range(needed)]
-            secret = shamir.recover({point: shares[point] for point in tried})
+            raise UnmaskingFailed(
+                f"{len(shares)} of {needed} shares of {peer} are there: too many of its "
+                f"neighbours dropped out{why if without else ''}; begin another round"
+            )
+        # Its own share has no commitment, and a wrong one is its own lie as well. First the same
+        # holders as for others, whose weights are known; then those without it.
+        order = sorted(shares)
+        others = [each for each in order if each != peer]
+        for holders in (order, others):
+            taken = {self._points[each]: shares[each] for each in holders[:needed]}
+            secret = shamir.recover(taken) if len(taken) == needed else None
             if secret is not None and known_by(secret) == known:
+                if holders is others:
+                    self.liars.setdefault(peer, "the share that it revealed of itself is wrong")
                 return secret
+        lie = "the shares that it sent do not give the secret back that it announced"
+        self.liars.setdefault(peer, lie)
         raise UnmaskingFailed(
-            f"the shares of {peer} do not give its secret back: it, or some who hold them, lied"
+            f"the shares of {peer} do not give its secret back: it lied, and is refused from now "
+            "on; begin another round"
         )
 
 

@@ -111,6 +111,7 @@ class Play:
 
 def play(count: int, size: int = 50, seed: int = 0, gone: Any = None, **settings: Any) -> Play:
     random = np.random.default_rng(seed)
+    settings = {"equal_weights": False, **settings}
     config = SecAggConfig(size=size, clients=count, clip=2.0, max_samples=100, **settings)
     return Play(
         RoundPlan.of(config),
