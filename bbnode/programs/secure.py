@@ -57,13 +57,15 @@ class SecureTraining(FederatedTraining):
     leave without them is refused.
 
     Nobody sees an update, so nobody can check one: a client that lies can move the mean by as much
-    as all others together, and with `weighted` it can claim any number of examples.
+    as all others together, and with `weighted` it can claim any number of examples. With `groups`
+    it spoils the sum of its group alone, and the median of the groups' means is what counts.
     """
 
     deltas: bool = True
     weighted: bool = False  # a client weighs the examples that it claims; nobody can check them
     corrupt: float = 1 / 3  # part of the clients that may collude with the server
-    threshold: int = 0  # clients that have to stay; 0: the fewest that are safe
+    threshold: int = 0  # clients that have to stay, of each group; 0: the fewest that are safe
+    groups: int = 1  # with sums of their own, whose median counts; 1, or 3 and more
     neighbours: int = 0  # with which a client shares masks (SecAgg+), an even number; 0: all
     clip: float = 1.0  # the largest absolute value of a number of an update
     levels: int = 0  # steps from 0 to clip; 0: as many as words of 32 bits leave
@@ -126,6 +128,7 @@ class SecureTraining(FederatedTraining):
             clients=self.clients,
             corrupt=float(self.corrupt),
             threshold=self.threshold,
+            groups=self.groups,
             neighbours=self.neighbours,
             clip=float(self.clip),
             levels=self.levels,
@@ -140,7 +143,7 @@ class SecureTraining(FederatedTraining):
         super().check()
         self._keep_masks()
         self.refuse_extra_numbers("the clip of masked answers")
-        self.require_counts(clients=2, threshold=0, neighbours=0, levels=0, max_samples=1)
+        self.require_counts(clients=2, threshold=0, groups=1, neighbours=0, levels=0, max_samples=1)
         self.require_numbers("clip")
         for name in ("norm", "client_noise"):
             self.require(name, _is_number(getattr(self, name)), "0 or a number above")
@@ -174,7 +177,7 @@ class SecureTraining(FederatedTraining):
         self, g: Graph, name: str, peers: Output, value: Output, codec: CodecSlot | None = None
     ) -> Request:
         return g.request(
-            name, peers, value, quorum=RoundPlan.of(self.settings).threshold,
+            name, peers, value, quorum=RoundPlan.of(self.settings).quorum,
             deadline=float(self.deadline_s), codec=codec,
         )  # fmt: skip
 

@@ -436,9 +436,31 @@ def test_fewer_neighbours(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["model"], before + made.mean("c3"))
 
 
+def test_with_groups_a_client_that_sends_junk_costs_its_group(tmp_path: Path) -> None:
+    made = Federation(Secure(clients=9, groups=3, corrupt=0.0), tmp_path)
+    before = made.weights()
+    found = made.round()
+    assert found["stats"]["groups"] == 3
+    assert found["stats"]["contributors"] == 9
+    assert 1e-4 < np.abs(found["model"] - before - made.mean()).max() < 0.1  # a median, and no mean
+
+    def junk(real: Any, ctx: Any, *inputs: Any) -> Any:
+        words, told = real(ctx, *inputs)
+        return np.random.default_rng(0).integers(0, 256, words.size).astype(np.uint8), told
+
+    made.change("c2", "mask", junk)
+    found = made.round()
+    assert (found["stats"]["groups"], found["stats"]["contributors"]) == (2, 6)
+    assert "one of them lied" in found["stats"]["groups_lost"]
+    assert made.server.failures() == []
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
+        ({"groups": 2}, "groups=2 is not 1, nor 3 to 7"),
+        ({"groups": 3}, "take fewer groups or a smaller corrupt"),
+        ({"groups": 0}, "groups=0 has to be"),
         ({"clients": 1}, "clients=1 has to be an integer of at least 2"),
         ({"threshold": 3}, "threshold=3 is outside 5 .. 7"),
         ({"neighbours": 5}, "no even number"),

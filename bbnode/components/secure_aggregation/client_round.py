@@ -23,7 +23,7 @@ from bbnode.components.secure_aggregation.errors import (
     RoundViolated,
     TooFewClients,
 )
-from bbnode.components.secure_aggregation.graph import MaskGraph
+from bbnode.components.secure_aggregation.graph import MaskGraph, groups_of
 from bbnode.components.secure_aggregation.masking import (
     KEY_BYTES,
     WeakKey,
@@ -81,6 +81,7 @@ class ClientRound:
         self._letters = self._pairs = self._seed = b""
         self._adverts: dict[PeerId, Advert] = {}
         self._points: dict[PeerId, int] = {}
+        self._group: frozenset[PeerId] = frozenset()
         self._graph = MaskGraph((), 0, b"")
         self._neighbours: tuple[PeerId, ...] = ()
         self._masked_with: tuple[PeerId, ...] = ()
@@ -113,13 +114,16 @@ class ClientRound:
         """
         self._take(Step.SHARE)
         adverts = read_adverts("the list of keys", listing, self._plan.config.clients)
-        self._enough("the exchange of keys", len(adverts))
         mine = self._adverts[self._me]
         self._adverts = {each.peer: each for each in adverts}
         self._check_keys(mine)
         peers = list(self._adverts)
         self._session = session(self._head, bytes(listing))
-        self._graph = MaskGraph(peers, self._plan.config.neighbours, self._session)
+        groups = groups_of(peers, self._plan.config.groups, self._session)
+        (group,) = (each for each in groups if self._me in each)
+        self._enough("the exchange of keys", len(group))
+        self._group = frozenset(group)
+        self._graph = MaskGraph(group, self._plan.config.neighbours, self._session)
         self._points = {peer: at for at, peer in enumerate(peers, 1)}
         self._neighbours = tuple(self._graph.neighbours(self._me))
         self._check_signatures()
@@ -184,12 +188,13 @@ class ClientRound:
         Raises TooFewClients and RoundViolated.
         """
         self._take(Step.CONFIRM)
-        survivors = read_peers("the list of survivors", listing, self._plan.config.clients)
+        everybody = read_peers("the list of survivors", listing, self._plan.config.clients)
+        if not set(everybody) <= self._adverts.keys():
+            raise RoundViolated("the list of survivors names a client without keys")
+        survivors = tuple(peer for peer in everybody if peer in self._group)
         self._enough("the masked vectors", len(survivors))
         if self._me not in survivors:
             raise RoundViolated("the list of survivors leaves out a client that is there")
-        if not set(survivors) <= self._adverts.keys():
-            raise RoundViolated("the list of survivors names a client without keys")
         if not set(survivors).intersection(self._neighbours) <= set(self._masked_with):
             raise RoundViolated("a neighbour survived whose letter was held back")
         if not self._graph.is_connected(survivors):
@@ -206,9 +211,11 @@ class ClientRound:
         held, survivors = self._held, set(self._survivors)
         self.forget()
         most = self._plan.config.clients
-        given = read_by_peer("the signatures", signatures, SIGNATURE_BYTES, most)
-        if not given.keys() <= survivors:
+        everybody = read_by_peer("the signatures", signatures, SIGNATURE_BYTES, most)
+        others = self._adverts.keys() - self._group
+        if not everybody.keys() <= survivors | others:
             raise RoundViolated("the signatures are not of survivors alone")
+        given = {peer: everybody[peer] for peer in everybody if peer in survivors}
         body = signed_list(self._session, self._survivors)
         needed = self._plan.threshold
         self._enough("the consistency check", len(given))

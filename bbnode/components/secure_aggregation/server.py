@@ -102,8 +102,9 @@ class SecAggServer(ProtocolComponent):
         """Return the weighted mean, [P] float32, and `num_samples`, `contributors`, `refused`.
 
         If some were refused, `refused_why` names them; with noise of clients, `zcdp_rho` says how
-        private the sum is for one of them (`noise.concentrated`). The round is over. Clients that
-        lied about shares are named in the log too, and refused in all later rounds.
+        private the sum is for one of them (`noise.concentrated`). With groups, `groups` is how
+        many the result is made of, and `groups_lost` says of others why. The round is over.
+        Clients that lied about shares are named in the log too, and refused in all later rounds.
         """
         found = self._round(ctx)
         try:
@@ -119,7 +120,12 @@ class SecAggServer(ProtocolComponent):
             "refused": len(refused),
         }
         if self._plan.deviation:
-            told["zcdp_rho"] = self._plan.rho(len(found.survivors))
+            told["zcdp_rho"] = self._plan.rho(found.fewest)
+        if self.config.groups > 1:
+            told["groups"] = self.config.groups - len(found.lost)
+        if found.lost:
+            rows = [f"group {place}: {found.lost[place]}" for place in sorted(found.lost)]
+            told["groups_lost"] = listed(rows, _MOST_TOLD)
         if refused:
             rows = [f"{peer}: {refused[peer]}" for peer in sorted(refused)]
             told["refused_why"] = listed(rows, _MOST_TOLD)
@@ -170,7 +176,10 @@ class SecAggServer(ProtocolComponent):
         for peer in sorted(refused):
             ctx.refuse(peer, refused[peer])
         self._refused[ctx.execution].update(refused)
-        return np.array([peer not in refused for peer in _peers(responses)], bool)
+        found = self._round(ctx)
+        return np.array(
+            [peer not in refused and found.has(peer) for peer in _peers(responses)], bool
+        )
 
 
 def _peers(responses: ResponseBatch) -> Iterable[PeerId]:

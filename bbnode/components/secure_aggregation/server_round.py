@@ -33,7 +33,7 @@ from bbnode.components.secure_aggregation.errors import (
     TooFewClients,
     UnmaskingFailed,
 )
-from bbnode.components.secure_aggregation.graph import MaskGraph
+from bbnode.components.secure_aggregation.graph import MaskGraph, groups_of
 from bbnode.components.secure_aggregation.masking import (
     KEY_BYTES,
     WeakKey,
@@ -77,7 +77,11 @@ _MOST_NAMES: Final = 8
 class ServerRound:
     """The clients that are left in one round, and what they sent.
 
+    Each group is a round of its own as far as masks, shares and thresholds go. One that comes to
+    nothing is given up, as long as more than half of the groups stay.
+
     Attributes:
+        lost: groups that were given up, by their place, and why.
         liars: clients that lied about shares, as `unmask` found out, and how. Also where it failed.
     """
 
@@ -92,6 +96,7 @@ class ServerRound:
         """Begin a round, in which the clients in `barred` have no part, each for a reason."""
         self._plan = plan
         self.round_id = round_id
+        self.lost: dict[int, str] = {}
         self.liars: dict[PeerId, str] = {}
         self._barred = barred
         self._head = plan.head(me, round_id)
@@ -100,7 +105,9 @@ class ServerRound:
         self._neighbours: dict[PeerId, list[PeerId]] = {}
         self._points: dict[PeerId, int] = {}
         self._letters: dict[PeerId, dict[PeerId, bytes]] = {}  # by sender, to receivers
-        self._sum: Words = np.zeros(plan.config.size + 1, plan.ring.dtype)
+        self._groups: list[list[PeerId]] = []
+        self._places: dict[PeerId, int] = {}  # of each client's group
+        self._sums: dict[int, Words] = {}  # by group
         self._survivors: list[PeerId] = []
 
     def take_keys(self, answers: Answers) -> tuple[bytes, Refused]:
@@ -130,13 +137,16 @@ class ServerRound:
             self._adverts[peer] = advert
 
         refused = _taken(answers, take)
-        self._enough("the exchange of keys", len(self._adverts), refused)
         listing = pack_adverts(self._adverts.values())
         self._session = session(self._head, listing)
         peers = sorted(self._adverts)
-        graph = MaskGraph(peers, self._plan.config.neighbours, self._session)
-        self._neighbours = {peer: graph.neighbours(peer) for peer in peers}
         self._points = {peer: at for at, peer in enumerate(peers, 1)}
+        self._groups = groups_of(peers, self._plan.config.groups, self._session)
+        for place, group in enumerate(self._groups):
+            self._places |= dict.fromkeys(group, place)
+            graph = MaskGraph(group, self._plan.config.neighbours, self._session)
+            self._neighbours |= {peer: graph.neighbours(peer) for peer in group}
+        self._enough("the exchange of keys", self._adverts, refused)
         return listing, refused
 
     def take_letters(self, answers: Answers) -> Refused:
@@ -150,17 +160,21 @@ class ServerRound:
             self._letters[peer] = letters
 
         refused = _taken(answers, take, self._adverts)
-        self._enough("the exchange of shares", len(self._letters), refused)
+        self._enough("the exchange of shares", self._letters, refused)
         return refused
 
     @property
     def writers(self) -> list[PeerId]:
         """The clients whose letters are there, sorted: those that are asked for their vectors."""
-        return sorted(self._letters)
+        return [peer for peer in sorted(self._letters) if self.has(peer)]
+
+    def has(self, peer: PeerId) -> bool:
+        """Return True for a client whose group has not been given up."""
+        return self._places.get(peer, -1) not in self.lost
 
     def mail(self, peer: PeerId) -> bytes:
         """Return the letters to one client. Raises RoundViolated."""
-        if peer not in self._letters:
+        if peer not in self._letters or not self.has(peer):
             raise RoundViolated(f"{peer} is no client of this round, or dropped out of it")
         return pack_by_peer(
             {
@@ -180,39 +194,45 @@ class ServerRound:
                 raise RoundViolated(
                     f"its masked vector is not {count} words of {dtype.itemsize} bytes"
                 )
-            self._sum += words.view(dtype)
+            place = self._places[peer]
+            if place not in self._sums:
+                self._sums[place] = np.zeros(count, dtype)
+            self._sums[place] += words.view(dtype)
             self._survivors.append(peer)
 
-        refused = _taken(answers, take, self._letters)
-        self._survivors.sort()
-        self._enough("the masked vectors", len(self._survivors), refused)
-        return pack_peers(self._survivors), refused
+        refused = _taken(answers, take, self.writers)
+        self._enough("the masked vectors", self._survivors, refused)
+        return pack_peers(self.survivors), refused
 
     def take_signatures(self, answers: Answers) -> tuple[bytes, Refused]:
         """Take what survivors signed; return all signatures. Raises TooFewClients."""
-        body = signed_list(self._session, self._survivors)
+        bodies = {
+            place: signed_list(self._session, self._left(place))
+            for place in range(len(self._groups))
+        }
         signatures: dict[PeerId, bytes] = {}
 
         def take(peer: PeerId, answer: Any) -> None:
             signature = bytes(answer) if isinstance(answer, bytes | memoryview) else b""
-            if not signed_as(CLIENT_TYPE, peer, body, signature):
+            if not signed_as(CLIENT_TYPE, peer, bodies[self._places[peer]], signature):
                 raise RoundViolated("it did not sign the list of survivors")
             signatures[peer] = signature
 
-        refused = _taken(answers, take, self._survivors)
-        self._enough("the consistency check", len(signatures), refused)
+        refused = _taken(answers, take, self.survivors)
+        self._enough("the consistency check", signatures, refused)
         return pack_by_peer(signatures), refused
 
     def unmask(self, answers: Answers) -> tuple[npt.NDArray[np.float32], int, Refused]:
         """Take the shares that survivors reveal; return the weighted mean and the sum of weights.
 
-        `liars` are among the refused, though all that they said and that was true has counted.
+        Of several groups it is the median of their means, in each number. `liars` are among the
+        refused, though all that they said and that was true has counted.
         Raises TooFewClients and UnmaskingFailed.
         """
         # Shares by whose secret they are of and by who revealed them: each dealer's kind is known.
         shares: dict[PeerId, dict[PeerId, int]] = defaultdict(dict)
         revealed: list[PeerId] = []
-        survivors, gone = set(self._survivors), self._letters.keys() - set(self._survivors)
+        survivors = set(self._survivors)
 
         def take(peer: PeerId, answer: Any) -> None:
             holders = {*self._neighbours[peer], peer} & self._letters.keys()
@@ -233,38 +253,78 @@ class ServerRound:
                 )
             revealed.append(peer)
 
-        refused = _taken(answers, take, self._survivors)
-        self._enough("the unmasking", len(revealed), refused)
-        words = self._sum
-        for peer in self._survivors:
+        refused = _taken(answers, take, self.survivors)
+        self._enough("the unmasking", revealed, refused)
+        means: list[npt.NDArray[np.float32]] = []
+        total = 0
+        for place in range(len(self._groups)):
+            if place in self.lost:
+                continue
+            try:
+                mean, weight = self._mean_of(place, shares, revealed)
+            except UnmaskingFailed as error:
+                self.lost[place] = str(error)
+                if len(self._groups) - len(self.lost) < self._plan.needed_groups:
+                    raise
+            else:
+                means.append(mean)
+                total += weight
+        middle = means[0] if len(means) == 1 else np.median(np.stack(means), axis=0)
+        return middle.astype(np.float32, copy=False), total, {**refused, **self.liars}
+
+    @property
+    def survivors(self) -> list[PeerId]:
+        """The clients whose vectors are in the result, sorted."""
+        return [peer for peer in sorted(self._survivors) if self.has(peer)]
+
+    @property
+    def fewest(self) -> int:
+        """The number of survivors in the group that has the fewest."""
+        places = [place for place in range(len(self._groups)) if place not in self.lost]
+        return min(len(self._left(place)) for place in places)
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _left(self, place: int) -> list[PeerId]:
+        """Return the clients of a group whose vectors are in its sum, sorted."""
+        return sorted(set(self._survivors).intersection(self._groups[place]))
+
+    def _enough(self, step: str, left: Iterable[PeerId], refused: Refused) -> None:
+        """Give up groups of which too few are left. Raises TooFewClients with too few groups."""
+        there, needed, counts = set(left), self._plan.threshold, []
+        for place, group in enumerate(self._groups):
+            count = len(there.intersection(group))
+            if place not in self.lost and count < needed:
+                counts.append(count)
+                self.lost[place] = f"{count} of its clients were left at {step}, {needed} needed"
+        if len(self._groups) - len(self.lost) < self._plan.needed_groups:
+            why = "; ".join(f"{peer}: {refused[peer]}" for peer in sorted(refused)[:4])
+            raise TooFewClients(step=step, left=min(counts), needed=needed, why=why)
+
+    def _mean_of(
+        self,
+        place: int,
+        shares: Mapping[PeerId, Mapping[PeerId, int]],
+        revealed: Sequence[PeerId],
+    ) -> tuple[npt.NDArray[np.float32], int]:
+        """Return the weighted mean of a group, and the sum of weights. Raises UnmaskingFailed."""
+        words, survivors = self._sums[place], self._left(place)
+        for peer in survivors:
             seed_hash = self._adverts[peer].seed_hash
-            seed = self._recovered(peer, shares[peer], revealed, _hash, seed_hash)
+            seed = self._recovered(peer, shares.get(peer, {}), revealed, _hash, seed_hash)
             add_mask(words, derived(seed, own_purpose(self._session)), subtract=True)
-        for peer in sorted(gone):
-            left = survivors.intersection(self._neighbours[peer])
-            if not left:
+        for peer in self._groups[place]:
+            left = set(survivors).intersection(self._neighbours[peer])
+            if peer in survivors or peer not in self._letters or not left:
                 continue
             pairs = self._adverts[peer].pairs
-            private = self._recovered(peer, shares[peer], revealed, public_key, pairs)
+            private = self._recovered(peer, shares.get(peer, {}), revealed, public_key, pairs)
             for other in sorted(left):
                 shared = agreed(private, self._adverts[other].pairs)
                 purpose = pair_purpose(self._session, self._points, peer, other)
                 # What `other` added for itself is taken back.
                 add_mask(words, derived(shared, purpose), subtract=other < peer)
-        mean, total = self._plan.ring.mean(words, len(self._survivors))
-        return mean, total, {**refused, **self.liars}
-
-    @property
-    def survivors(self) -> list[PeerId]:
-        """The clients whose vectors are in the sum, sorted."""
-        return list(self._survivors)
-
-    # -- parts -------------------------------------------------------------------------------
-
-    def _enough(self, step: str, left: int, refused: Refused) -> None:
-        if left < self._plan.threshold:
-            why = "; ".join(f"{peer}: {refused[peer]}" for peer in sorted(refused)[:4])
-            raise TooFewClients(step=step, left=left, needed=self._plan.threshold, why=why)
+        return self._plan.ring.mean(words, len(survivors))
 
     def _as_sent(self, sender: PeerId, holder: PeerId, kind: bytes, share: bytes) -> bool:
         """Return True for a share that its sender committed to; nobody commits to its own."""
@@ -330,8 +390,12 @@ def _taken(
     """Take answers in PeerId order; return why some are refused."""
     known = None if expected is None else set(expected)
     refused: Refused = {}
+    heard: set[PeerId] = set()
     for peer, answer in sorted(answers, key=lambda pair: pair[0]):
         try:
+            if peer in heard:
+                raise RoundViolated("it answered twice; its first answer counts")
+            heard.add(peer)
             if known is not None and peer not in known:
                 raise RoundViolated("it is no client of this step")
             take(peer, answer)
