@@ -290,7 +290,7 @@ class ServerRound:
         return sorted(set(self._survivors).intersection(self._groups[place]))
 
     def _enough(self, step: str, left: Iterable[PeerId], refused: Refused) -> None:
-        """Give up groups of which too few are left. Raises TooFewClients with too few groups."""
+        """Drop groups of which too few are left. Raises TooFewClients with too few groups."""
         there, needed, counts = set(left), self._plan.threshold, []
         for place, group in enumerate(self._groups):
             count = len(there.intersection(group))
