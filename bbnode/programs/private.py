@@ -161,9 +161,9 @@ class DPFedAvg(FederatedTraining):
             whole = "left out with quantile: a code would change the norm that is sent"
             self.require("codec_down", self.codec_down is None, whole)
 
-    def recorded(self, function: Function) -> None:
+    def check_recorded(self, function: Function) -> None:
         """Check that the server makes nothing of answers but their noisy mean. BadArgument."""
-        super().recorded(function)
+        super().check_recorded(function)
         self._keep_released()
         self.keep_fence(DPFedAvg, _RELEASED, function)
 
@@ -232,9 +232,9 @@ class DPSGDTraining(FederatedTraining):
         except BbnodeError as error:
             raise self.bad(f"model can't be trained privately: {error}") from error
 
-    def recorded(self, function: Function) -> None:
+    def check_recorded(self, function: Function) -> None:
         """Check that clients send nothing but what was trained privately. Raises BadArgument."""
-        super().recorded(function)
+        super().check_recorded(function)
         self._keep_trained_privately()
         self.keep_fence(DPSGDTraining, _TRAINED_PRIVATELY, function)
 

@@ -163,9 +163,9 @@ class SecureTraining(FederatedTraining):
         except DeploymentError as error:
             raise self.bad(str(error)) from error
 
-    def recorded(self, function: Function) -> None:
+    def check_recorded(self, function: Function) -> None:
         """Check that updates leave their clients under masks alone. Raises BadArgument."""
-        super().recorded(function)
+        super().check_recorded(function)
         self._keep_masks()
         self.keep_fence(SecureTraining, _FENCE, function)
 

@@ -175,9 +175,9 @@ def test_gradients_are_not_sent(tmp_path: Path) -> None:
             grads, _ = self.client_model.gradient(g, examples, labels)
             return grads, g.constant(values.Metadata(num_samples=1), after=grads)
 
-        def recorded(self, function: Any) -> None:
+        def check_recorded(self, function: Any) -> None:
             if self._fenced:
-                super().recorded(function)
+                super().check_recorded(function)
 
     with pytest.raises(BadArgument, match="DPSGDTraining does not act in Leaks"):
         made(Leaks, **QUIET).build()

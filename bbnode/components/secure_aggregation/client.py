@@ -61,7 +61,8 @@ class SecAggClient(ProtocolComponent):
         round_id, digest = _head(round)
         if digest != self._plan.digest:
             raise RoundViolated(
-                "the server's round has other settings than this client's; run the same artifact"
+                "the server's round has other settings, or is of another version of bbnode, than "
+                "this client's; run the same artifact and version"
             )
         server = self._server(ctx)
         self._use(server, round_id)

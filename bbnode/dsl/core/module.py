@@ -60,7 +60,7 @@ class Module:
             f"Module {self.name!r} has no body; define `def body(self, g: Graph) -> None`"
         )
 
-    def recorded(self, function: Function) -> None:
+    def check_recorded(self, function: Function) -> None:
         """Check what `body` has recorded; nothing, unless overridden. Raises RecordingError."""
 
     def bootstrap(self, g: Graph) -> None:
@@ -146,7 +146,7 @@ class Module:
             (self.bootstrap if is_bootstrap else self.body)(graph)
             function = graph.finish()
             if not is_bootstrap:
-                self.recorded(function)
+                self.check_recorded(function)
             return function
 
         return ModuleSource(identity=self, name=name, record=record)
