@@ -35,14 +35,14 @@ class Fence:
         trains: TYPE_NAME of models whose training is a gate; "": of none.
         answers: clients' answers may hold values of examples; what the server hands out, or sends,
             may not, unless they have passed a gate.
-        open_data: slots of data sources whose examples are nobody's secret.
+        open_slots: data sources whose examples are nobody's secret, and models that train on such.
     """
 
     gates: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
     trains: str = ""
     answers: bool = False
-    open_data: tuple[str, ...] = ()
+    open_slots: tuple[str, ...] = ()
 
     def missing(self, function: Function) -> list[str]:
         """Return the gates and steps that a recorded body does not have."""
@@ -119,9 +119,10 @@ class _Flow:
             self._places.add(place)
         slot, concrete = (node.metadata.get(k) for k in (keys.SLOT_KEY, keys.CONCRETE_TYPE_KEY))
         if node.domain == _DATA:
-            is_told = is_told or slot not in self._fence.open_data
+            is_told = is_told or slot not in self._fence.open_slots
         elif node.domain == _MODEL and node.op_type in _TRAINS:
-            if place is not None and (not self._fence.trains or concrete != self._fence.trains):
+            is_gate = bool(self._fence.trains) and concrete == self._fence.trains
+            if place is not None and not is_gate and slot not in self._fence.open_slots:
                 self._places.add(place)
         elif node.domain == keys.MODULE_DOMAIN:
             is_told = True

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeAlias
 
 from bbnode.components import (
     Aggregator,
@@ -273,6 +273,7 @@ class FederatedTraining(AskingProgram):
     def keep_fence(self, keeper: type, fence: Fence, function: Function) -> None:
         """Raise BadArgument where values of examples leave, in what was recorded, unprotected."""
         mine = type(self).__name__
+        fence = replace(fence, open_slots=(TEST_SLOT, *self.public_slots))
         missing = fence.missing(function)
         if missing:
             raise self.bad(
@@ -283,8 +284,12 @@ class FederatedTraining(AskingProgram):
         if leaks:
             raise self.bad(
                 f"{mine} sends or hands out {leaks[0]}, which tells of examples and is not "
-                f"protected by {keeper.__name__}; send nothing but what client_update returns"
+                f"protected by {keeper.__name__}; send nothing but what client_update returns, or "
+                "name the slot in public_slots where its examples are nobody's secret"
             )
+
+    # Slots whose examples are nobody's secret, as of a server's own: see `dsl.Fence.open_slots`.
+    public_slots: ClassVar[tuple[str, ...]] = ()
 
     # Numbers of another kind that an answer has behind the move of the weights: what clips, encodes
     # or scales answers would bend them.

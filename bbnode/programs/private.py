@@ -24,7 +24,6 @@ from bbnode.programs.federated import AskingProgram, FederatedTraining
 from bbnode.programs.secure import SecureTraining
 from bbnode.programs.strategies.drift import Scaffold
 from bbnode.programs.strategies.topologies import HierarchicalTraining
-from bbnode.programs.training import TEST_SLOT
 
 PRIVACY_SLOT = "privacy"
 ACCOUNTANTS = ("rdp", "pld")
@@ -35,8 +34,8 @@ _OWN_STEPS = (
     "body", "cohort", "sent", "outgoing", "respond", "client_update", "client_loads", "answer",
     "protected", "combined", "gathered", "results", "answer_size",
 )  # fmt: skip
-_RELEASED = Fence(gates=("privacy.Release",), answers=True, open_data=(TEST_SLOT,))
-_TRAINED_PRIVATELY = Fence(trains=PrivateModel.TYPE_NAME, open_data=(TEST_SLOT,))
+_RELEASED = Fence(gates=("privacy.Release",), answers=True)
+_TRAINED_PRIVATELY = Fence(trains=PrivateModel.TYPE_NAME)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -25,7 +25,6 @@ from bbnode.dsl import (
     peer_lists,
 )
 from bbnode.programs.federated import FederatedTraining
-from bbnode.programs.training import TEST_SLOT
 
 _PROTOCOL = "secagg"
 SERVER_SLOT, CLIENT_SLOT = "secagg", "masking"
@@ -39,7 +38,6 @@ _STEPS = (
 _FENCE = Fence(
     gates=(f"{_PROTOCOL}.Mask",),
     steps=tuple(f"{_PROTOCOL}.{step}" for step in _STEPS),
-    open_data=(TEST_SLOT,),
 )
 
 

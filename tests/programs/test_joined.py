@@ -386,6 +386,22 @@ def test_a_step_that_changes_nothing_of_it_is_taken(tmp_path: Path) -> None:
     check(tmp_path, Scaled)
 
 
+def test_a_server_may_train_on_what_is_nobody_s_secret() -> None:
+    class Tuned(SecureTraining):
+        public_slots = ("tuned", "proxy")
+
+        def server_update(self, g: Graph, mean: Output, stats: Output) -> Output:
+            model = self.trained_model("tuned")
+            model.load_parameters(g, super().server_update(g, mean, stats))
+            model.train(g, epochs=1, batch=8)
+            return model.params(g)
+
+    Tuned(**SOFTMAX).build()
+    Tuned.public_slots = ()
+    with pytest.raises(BadArgument, match="name the slot in public_slots"):
+        Tuned(**SOFTMAX).build()
+
+
 def test_a_program_that_is_called_is_looked_at_as_well() -> None:
     class Mine(SecureTraining):
         check = check_nothing
