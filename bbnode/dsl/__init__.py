@@ -51,6 +51,7 @@ from bbnode.dsl.errors import UnknownName as UnknownName
 from bbnode.dsl.errors import UnknownValue as UnknownValue
 from bbnode.dsl.errors import UnsupportedDomain as UnsupportedDomain
 from bbnode.dsl.errors import UnsupportedPort as UnsupportedPort
+from bbnode.dsl.fences import Fence as Fence
 from bbnode.dsl.onnx.module import OnnxModule as OnnxModule
 from bbnode.dsl.onnx.module import OnnxPart as OnnxPart
 from bbnode.dsl.onnx.module import OnnxPipeline as OnnxPipeline
@@ -64,6 +65,7 @@ from bbnode.dsl.roles import ProtocolSlot as ProtocolSlot
 from bbnode.dsl.roles import protocol_op as protocol_op
 from bbnode.ir import types as types
 from bbnode.ir import values as values
+from bbnode.ir.graph import Function as Function
 from bbnode.ir.peer import PeerId as PeerId
 from bbnode.ir.slots import ConcreteSpec as ConcreteSpec
 

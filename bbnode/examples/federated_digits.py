@@ -53,7 +53,7 @@ class FederatedRound(Module):
     home = "server"
 
     clients: int = 4  # peers that a round asks
-    quorum: int = 0  # answers that are enough at the deadline; 0: three of four, rounded up
+    quorum: int = 0  # answers that are enough at the deadline; 0: three of four, not all
     deadline_s: float = 10.0  # that a round waits for its answers
     seed: int = 0  # of the initial weights, of the split of the data, and of its shuffling
     epochs: int = 5  # this and the next two: of the training on each client
@@ -70,7 +70,9 @@ class FederatedRound(Module):
         cohort = PeerSelectorSlot("cohort", peer_class="client")
         peers = cohort.sample(g, n=self.clients, after=tick)
         weights = server_model.params(g, after=peers)
-        quorum = self.quorum or math.ceil(3 * self.clients / 4)
+        # Not all of them: one wrong answer costs that answer, and not the round.
+        most = max(1, self.clients - 1)
+        quorum = self.quorum or min(most, math.ceil(3 * self.clients / 4))
         r = g.request("round", peers, weights, quorum=quorum, deadline=self.deadline_s)
 
         # On each client. Ops of one slot fire in the order in which they stand here.
@@ -126,7 +128,7 @@ class FederatedRound(Module):
         for name, least in {"clients": 1, "epochs": 1, "batch": 1, "seed": 0, "quorum": 0}.items():
             value = getattr(self, name)
             require(name, type(value) is int and value >= least, f"an integer of at least {least}")
-        most = f"an integer between 0 (three of four) and clients={self.clients}"
+        most = f"an integer between 0 (the default) and clients={self.clients}"
         require("quorum", self.quorum <= self.clients, most)
         for name in ("deadline_s", "learning_rate"):
             value = getattr(self, name)

@@ -8,7 +8,8 @@ turn them into unit vectors, stores keep a part of the vectors each:
     document:  door -> encoder -> store -> door            (a ring: the door hears the id)
     question:  door -> encoder => all stores => encoder -> door      (=> is a request)
 
-`g.request` waits until every store has answered, and goes on once, with all answers. `Encode` is a
+`g.request` waits until every store has answered or refused, and goes on once, with all answers: one
+(`quorum`) is enough, so that a store that is broken costs its own answer alone. `Encode` is a
 Module too: it is called in two places, and runs where its input is.
 """
 
@@ -71,7 +72,8 @@ class Retrieval(Module):
         question = g.input("question", types.TENSOR_FLOAT)
         asked = g.net_out("question", encoders.sample(g, n=1, after=question), question)
         wanted = Encode().call().input("raw", asked).build(g).output("unit")
-        r = g.request("search", stores.current_view(g, after=wanted), wanted, deadline=5.0)
+        near = stores.current_view(g, after=wanted)
+        r = g.request("search", near, wanted, quorum=1, deadline=5.0)
         r.respond(index.search(g, r.received, k=1))
         g.output("nearest", g.net_out("nearest", asked.sender, r.responses))
 

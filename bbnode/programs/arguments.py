@@ -61,9 +61,23 @@ class ReadyProgram(Module):
         cls.__annotations__ = annotated
         dataclass(kw_only=True, eq=False)(cls)
 
+    def __post_init__(self) -> None:
+        """Refuse a class that joins programs of ours of which one alone would run. BadArgument."""
+        ours = [base for base in type(self).__mro__ if "body" in vars(base) and _is_ours(base)]
+        for other in ours[1:]:
+            if not issubclass(ours[0], other):
+                raise self.bad(
+                    f"{ours[0].__name__} and {other.__name__} each have a kind of round of their "
+                    "own, of which one alone would take place; take one of the two"
+                )
+
     def bad(self, what: str) -> BadArgument:
-        """Return the error for an argument; `what` says which, and what it has to be."""
-        return BadArgument(what, self.name)
+        """Return the error for an argument; `what` says which, and what it has to be.
+
+        Where a class of the author's joins several programs, they are named: none of them alone is
+        at fault.
+        """
+        return BadArgument(what + _joined(type(self)), self.name)
 
     def require(self, name: str, good: bool, wanted: str) -> None:
         """Raise BadArgument unless an argument is as it has to be."""
@@ -104,6 +118,30 @@ class ReadyProgram(Module):
         """Check that an argument is one of some words."""
         known = tuple(choices)
         self.require(name, getattr(self, name) in known, f"one of {', '.join(known)}")
+
+
+def enough(asked: int) -> int:
+    """Return the default quorum of so many peers: three of four, rounded up, but not all of them.
+
+    So one peer that answers nonsense, refuses, is late or gone costs its answer and not the round.
+    Of one peer, it is one.
+    """
+    return min(-(-3 * asked // 4), max(1, asked - 1))
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.startswith(f"{__package__}.")
+
+
+def _joined(cls: type) -> str:
+    """Return which programs a class of an author joins; "" where it is one of ours, or has one."""
+    for base in cls.__mro__:
+        if _is_ours(base):
+            break
+        parts = [each.__name__ for each in base.__bases__ if issubclass(each, ReadyProgram)]
+        if len(parts) > 1:
+            return f" ({base.__name__} joins {', '.join(parts[:-1])} and {parts[-1]})"
+    return ""
 
 
 def _other_default(cls: type, name: str) -> Any:

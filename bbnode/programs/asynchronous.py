@@ -30,7 +30,16 @@ STALENESS = ("constant", "hinge", "polynomial")
 # Steps of a round that have no place here.
 _OF_ROUNDS = {
     name: getattr(FederatedTraining, name)
-    for name in ("cohort", "heard", "respond", "combined", "aggregated", "aggregator_slot")
+    for name in (
+        "cohort",
+        "heard",
+        "respond",
+        "protected",
+        "combined",
+        "gathered",
+        "aggregated",
+        "aggregator_slot",
+    )
 }
 
 

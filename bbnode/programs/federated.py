@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeAlias
 
 from bbnode.components import (
     Aggregator,
@@ -28,6 +28,8 @@ from bbnode.dsl import (
     BackendSlot,
     CodecSlot,
     ConcreteSpec,
+    Fence,
+    Function,
     Graph,
     ModelSlot,
     Output,
@@ -35,6 +37,7 @@ from bbnode.dsl import (
     Request,
     types,
 )
+from bbnode.programs.arguments import enough
 from bbnode.programs.training import TEST_SLOT, TRAIN_SLOT, TrainingProgram, component_of
 
 PLACES = ("server", "clients", "both", "none")
@@ -55,7 +58,7 @@ class AskingProgram(TrainingProgram):
     home = "server"
 
     clients: int = 4  # peers that a round asks
-    quorum: int = 0  # answers that are enough at the deadline; 0: three of four, rounded up
+    quorum: int = 0  # answers that are enough at the deadline; 0: as `enough` says: of 3 clients 2
     deadline_s: float = 60.0  # that a round waits for its answers, seconds
     selector: Selects = ConnectedView  # chooses the clients; a PeerSelector, as `concrete(…)` too
 
@@ -88,7 +91,7 @@ class AskingProgram(TrainingProgram):
 
     def ask(self, g: Graph, name: str, peers: Output, value: Output) -> Request:
         """Send a value to clients and wait for their answers, as quorum and deadline say."""
-        quorum = self.quorum or math.ceil(3 * self.clients / 4)
+        quorum = self.quorum or enough(self.clients)
         return g.request(
             name, peers, value, quorum=quorum, deadline=float(self.deadline_s),
             codec=self.codec_of_questions(),
@@ -102,7 +105,7 @@ class AskingProgram(TrainingProgram):
         """Check the arguments. Raises BadArgument."""
         super().check()
         self.require_counts(clients=1, quorum=0)
-        most = f"an integer between 0 (three of four) and clients={self.clients}"
+        most = f"an integer between 0 (the default) and clients={self.clients}"
         self.require("quorum", self.quorum <= self.clients, most)
         self.require_numbers("deadline_s")
         found = self._selector_class
@@ -143,7 +146,8 @@ class FederatedTraining(AskingProgram):
 
     A strategy is a subclass that overrides steps of a round, in this order: `cohort`, `sent`,
     `client_update`, `combined`, `server_update`; and `server_model` or `client_model`, where these
-    have other settings.
+    have other settings. What keeps answers secret overrides the two steps around the wire,
+    `protected` and `gathered`, which no strategy has.
     """
 
     evaluate: str = "server"
@@ -174,7 +178,14 @@ class FederatedTraining(AskingProgram):
         tensor, told = self.client_update(g, asked)
         if not self.weighted:
             told = g.constant(Metadata(num_samples=1), after=tensor)
+        tensor, told = self.protected(g, asked, tensor, told)
         asked.respond(g.bundle([tensor, told]), codec=self.codec_of_answers())
+
+    def protected(
+        self, g: Graph, asked: Request, tensor: Output, told: Output  # noqa: ARG002
+    ) -> tuple[Output, Output]:  # fmt: skip
+        """Return an answer as it leaves the client: the last step there, after all strategies."""
+        return tensor, told
 
     def results(
         self, g: Graph, peers: Output, weights: Output, stats: Output, loaded: Output
@@ -242,6 +253,44 @@ class FederatedTraining(AskingProgram):
         """Keep what a client evaluates on out of its training, which begins after the result."""
         return self.train_part(g, after) if self.holds_out else None
 
+    def keep_steps(self, keeper: type, owner: type, *steps: str) -> None:
+        """Raise BadArgument where a class has its own of the steps that a promise rests on.
+
+        Args:
+            keeper: the class whose promise it is.
+            owner: the class whose steps have to be the ones that are used.
+            steps: names of methods.
+        """
+        for step in steps:
+            first = next(base for base in type(self).__mro__ if step in vars(base))
+            if first is not owner:
+                raise self.bad(
+                    f"{first.__name__} has a {step} of its own, and without that of "
+                    f"{owner.__name__} {keeper.__name__} would not act; leave one of the two out, "
+                    f"or change another step, such as local_training or server_update"
+                )
+
+    def keep_fence(self, keeper: type, fence: Fence, function: Function) -> None:
+        """Raise BadArgument where values of examples leave, in what was recorded, unprotected."""
+        mine = type(self).__name__
+        fence = replace(fence, open_slots=(TEST_SLOT, *self.public_slots))
+        missing = fence.missing(function)
+        if missing:
+            raise self.bad(
+                f"{keeper.__name__} does not act in {mine}, which never comes to its "
+                f"{', '.join(missing)}; call its steps by super(), or leave it out"
+            )
+        leaks = fence.leaks(function)
+        if leaks:
+            raise self.bad(
+                f"{mine} sends or hands out {leaks[0]}, which tells of examples and is not "
+                f"protected by {keeper.__name__}; send nothing but what client_update returns, or "
+                "name the slot in public_slots where its examples are nobody's secret"
+            )
+
+    # Slots whose examples are nobody's secret, as of a server's own: see `dsl.Fence.open_slots`.
+    public_slots: ClassVar[tuple[str, ...]] = ()
+
     # Numbers of another kind that an answer has behind the move of the weights: what clips, encodes
     # or scales answers would bend them.
     extra_numbers = 0
@@ -265,6 +314,13 @@ class FederatedTraining(AskingProgram):
 
     def combined(self, g: Graph, asked: Request) -> tuple[Output, Output]:
         """Combine the answers on the server; return a tensor [P] and its Metadata."""
+        return self.gathered(g, asked)
+
+    def gathered(self, g: Graph, asked: Request) -> tuple[Output, Output]:
+        """Return the mean of the answers, as `protected` sent them: the first step on the server.
+
+        A tensor [`answer_size`], and its Metadata.
+        """
         return self.aggregated(g, asked, AGGREGATOR_SLOT)
 
     def aggregated(self, g: Graph, asked: Request, name: str) -> tuple[Output, Output]:

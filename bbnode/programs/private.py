@@ -8,6 +8,8 @@ from typing import Any
 from bbnode.components import FedAvg, PrivateModel, PrivateModelConfig, PrivateSum, concrete
 from bbnode.dsl import (
     BackendSlot,
+    Fence,
+    Function,
     Graph,
     ModelSlot,
     Output,
@@ -17,6 +19,7 @@ from bbnode.dsl import (
     peer_lists,
 )
 from bbnode.ir.errors import BbnodeError
+from bbnode.programs.arguments import enough
 from bbnode.programs.federated import AskingProgram, FederatedTraining
 from bbnode.programs.secure import SecureTraining
 from bbnode.programs.strategies.drift import Scaffold
@@ -29,8 +32,10 @@ LEAST_NOISE = 1e-6  # of `PrivateSum`
 # Steps of a round that the guarantee is about, so that no other base may have its own.
 _OWN_STEPS = (
     "body", "cohort", "sent", "outgoing", "respond", "client_update", "client_loads", "answer",
-    "combined", "results", "answer_size",
+    "protected", "combined", "gathered", "results", "answer_size",
 )  # fmt: skip
+_RELEASED = Fence(gates=("privacy.Release",), answers=True)
+_TRAINED_PRIVATELY = Fence(trains=PrivateModel.TYPE_NAME)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -77,7 +82,7 @@ class DPFedAvg(FederatedTraining):
 
     def ask(self, g: Graph, name: str, peers: Output, value: Output) -> Request:
         """Ask clients; with `population`, whose cohorts differ in size, one answer is enough."""
-        quorum = self.quorum or (1 if self.population else -(-3 * self.clients // 4))
+        quorum = self.quorum or (1 if self.population else enough(self.clients))
         return g.request(
             name, peers, value, quorum=quorum, deadline=float(self.deadline_s),
             codec=self.codec_of_questions(),
@@ -92,27 +97,34 @@ class DPFedAvg(FederatedTraining):
         return BackendSlot("compute").concat(g, weights, norm, axis=0)
 
     def client_update(self, g: Graph, asked: Request) -> tuple[Output, Output]:
-        """Train, and clip the move; with `quantile` 1 or 0 follows: 1 where it was not clipped."""
-        compute, one = BackendSlot("compute"), g.constant([1])
+        """Train from the weights that were received, without the norm behind them."""
         weights = asked.received
+        if self.quantile:
+            ends = g.constant([0]), g.constant([self.size])
+            weights = BackendSlot("compute").slice(g, asked.received, *ends)
+        self.client_loads(g, weights)
+        return self.local_training(g, weights)
+
+    def protected(
+        self, g: Graph, asked: Request, tensor: Output, told: Output
+    ) -> tuple[Output, Output]:
+        """Clip the move; with `quantile` 1 or 0 follows: 1 where it was not clipped."""
+        compute, one = BackendSlot("compute"), g.constant([1])
         norm = g.constant([float(self.clip)])
         if self.quantile:
-            ends = [g.constant([at]) for at in (0, self.size, self.size + 1)]
-            weights = compute.slice(g, asked.received, ends[0], ends[1])
-            norm = compute.slice(g, asked.received, ends[1], ends[2])
-        self.client_loads(g, weights)
-        update, trained = self.local_training(g, weights)
-        squares = compute.reduce_sum(g, compute.mul(g, update, update), keepdims=False)
+            ends = g.constant([self.size]), g.constant([self.size + 1])
+            norm = compute.slice(g, asked.received, *ends)
+        squares = compute.reduce_sum(g, compute.mul(g, tensor, tensor), keepdims=False)
         length = compute.reshape(g, compute.sqrt(g, squares), one)
         # length >= norm in the divisor, so that nothing is divided by 0, and nothing grows.
         factor = compute.div(g, norm, compute.max(g, length, norm))
-        clipped = compute.mul(g, update, factor)
+        clipped = compute.mul(g, tensor, factor)
         if not self.quantile:
-            return clipped, trained
+            return clipped, told
         inside = compute.cast(g, compute.less_or_equal(g, length, norm), to=1)
-        return compute.concat(g, clipped, inside, axis=0), trained
+        return compute.concat(g, clipped, inside, axis=0), told
 
-    def combined(self, g: Graph, asked: Request) -> tuple[Output, Output]:
+    def gathered(self, g: Graph, asked: Request) -> tuple[Output, Output]:
         """Return the noisy mean of the clipped moves, and what is told of it."""
         mean, stats = self._slot.release(g, asked.responses)
         return mean, stats
@@ -126,16 +138,7 @@ class DPFedAvg(FederatedTraining):
         """Check the arguments. Raises BadArgument."""
         super().check()
         self.refuse_extra_numbers("the clip")
-        for name in _OWN_STEPS:
-            for base in type(self).__mro__:
-                if base in (DPFedAvg, FederatedTraining) or base in AskingProgram.__mro__:
-                    continue
-                if name in vars(base):
-                    raise self.bad(
-                        f"{base.__name__} has a {name} of its own, for which the privacy of "
-                        "DPFedAvg does not hold; take a strategy of local_training or of "
-                        "server_update, such as FedProx or FedAdam"
-                    )
+        self._keep_released()
         self.require("deltas", self.deltas, "true: what is clipped is the move of the weights")
         self.require("weighted", not self.weighted, "false: a weight would tell, and be no bound")
         self.require("aggregator", self.aggregator is FedAvg, "left out: moves are summed")
@@ -156,6 +159,24 @@ class DPFedAvg(FederatedTraining):
             self.require("count_noise", 2 * count > self.noise, above)
             whole = "left out with quantile: a code would change the norm that is sent"
             self.require("codec_down", self.codec_down is None, whole)
+
+    def check_recorded(self, function: Function) -> None:
+        """Check that the server makes nothing of answers but their noisy mean. BadArgument."""
+        super().check_recorded(function)
+        self._keep_released()
+        self.keep_fence(DPFedAvg, _RELEASED, function)
+
+    def _keep_released(self) -> None:
+        for name in _OWN_STEPS:
+            for base in type(self).__mro__:
+                if base in (DPFedAvg, FederatedTraining) or base in AskingProgram.__mro__:
+                    continue
+                if name in vars(base):
+                    raise self.bad(
+                        f"{base.__name__} has a {name} of its own, for which the privacy of "
+                        "DPFedAvg does not hold; take a strategy of local_training or of "
+                        "server_update, such as FedProx or FedAdam"
+                    )
 
     @property
     def _slot(self) -> ProtocolSlot:
@@ -204,18 +225,28 @@ class DPSGDTraining(FederatedTraining):
         names = ("example_clip", "example_noise", "example_epsilon", "example_delta")
         self.require_numbers(*names)
         self.require_one_of("accountant", ACCOUNTANTS)
-        for base in type(self).__mro__:
-            own = "client_update" in vars(base) or "respond" in vars(base)
-            if own and base not in _PRIVATE_ANSWERS and base not in AskingProgram.__mro__:
-                raise self.bad(
-                    f"{base.__name__} answers more than what was trained, and that would have no "
-                    "noise; take a strategy of local_training or of server_update, such as "
-                    "FedProx or FedAdam"
-                )
+        self._keep_trained_privately()
         try:
             PrivateModel(self._private())
         except BbnodeError as error:
             raise self.bad(f"model can't be trained privately: {error}") from error
+
+    def check_recorded(self, function: Function) -> None:
+        """Check that clients send nothing but what was trained privately. Raises BadArgument."""
+        super().check_recorded(function)
+        self._keep_trained_privately()
+        self.keep_fence(DPSGDTraining, _TRAINED_PRIVATELY, function)
+
+    def _keep_trained_privately(self) -> None:
+        self.keep_steps(DPSGDTraining, DPSGDTraining, "trained_model")
+        for base in type(self).__mro__:
+            own = "client_update" in vars(base) or "respond" in vars(base)
+            if own and base not in _PRIVATE_ANSWERS and base not in AskingProgram.__mro__:
+                raise self.bad(
+                    f"{base.__name__} answers more than what DPSGDTraining trained, and that would "
+                    "have no noise; take a strategy of local_training or of server_update, such "
+                    "as FedProx or FedAdam"
+                )
 
     def _private(self, **other: Any) -> PrivateModelConfig:
         given = {each.name: getattr(self._config, each.name) for each in fields(self._config)}

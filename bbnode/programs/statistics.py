@@ -33,7 +33,7 @@ from bbnode.dsl import (
     Request,
     types,
 )
-from bbnode.programs.arguments import ReadyProgram
+from bbnode.programs.arguments import ReadyProgram, enough
 from bbnode.programs.training import TEST_SLOT, TRAIN_SLOT, Source, component_of
 
 MAX_BINS = 1 << 16
@@ -49,13 +49,13 @@ class MeasuringProgram(ReadyProgram):
     home = "server"
 
     clients: int = 4  # peers that are asked
-    quorum: int = 0  # answers that are enough at the deadline; 0: all
+    quorum: int = 0  # answers that are enough at the deadline; 0: as `enough` says: of 3 clients 2
     deadline_s: float = 60.0  # that the server waits for answers to each question, seconds
     data: Source = "bbnode.ArrayDataSource"  # a DataSource, or its TYPE_NAME
 
     def ask(self, g: Graph, name: str, peers: Output, value: Output) -> Request:
         """Send a value to clients and wait for their answers."""
-        quorum = self.quorum or self.clients
+        quorum = self.quorum or enough(self.clients)
         return g.request(name, peers, value, quorum=quorum, deadline=float(self.deadline_s))
 
     def cohort(self, g: Graph, tick: Output) -> Output:
@@ -74,7 +74,7 @@ class MeasuringProgram(ReadyProgram):
     def check(self) -> None:
         """Check the arguments. Raises BadArgument."""
         self.require_counts(clients=1, quorum=0)
-        most = f"an integer between 0 (all) and clients={self.clients}"
+        most = f"an integer between 0 (the default) and clients={self.clients}"
         self.require("quorum", self.quorum <= self.clients, most)
         self.require_numbers("deadline_s")
         _ = self.source

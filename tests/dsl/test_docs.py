@@ -42,7 +42,13 @@ def programs(module: python_types.ModuleType) -> dict[str, type[dsl.Module]]:
         if inspect.isclass(member)
         and issubclass(member, dsl.Module)
         and member.__module__ == "guide"
-        and name not in ("Typo", "Compares", "Doubled")  # wrong on purpose; open without a caller
+        and name
+        not in (
+            "Typo",
+            "Compares",
+            "Doubled",
+            "Collected",
+        )  # wrong on purpose; open without a caller
     }
 
 

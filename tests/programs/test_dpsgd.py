@@ -113,7 +113,7 @@ def test_it_goes_with_secure_aggregation_and_with_privacy_of_clients(tmp_path: P
     class Masked(DPSGDTraining, SecureTraining): ...
 
     (tmp_path / "a").mkdir()
-    program = made(Masked, example_clip=0.4, clip=4.0, max_samples=50, **QUIET)
+    program = made(Masked, example_clip=0.4, clip=4.0, weighted=True, max_samples=50, **QUIET)
     secure = Federation(tmp_path / "a", program, keys=True)
     w = secure.start
     (found,) = secure.rounds(1)
@@ -165,14 +165,23 @@ def test_evaluation_on_clients_of_a_personal_strategy_is_refused() -> None:
 
 
 def test_gradients_are_not_sent(tmp_path: Path) -> None:
-    """A program that asks a private model for a gradient gets a failure and no answer."""
+    """A program that asks a private model for a gradient is refused, and would get no answer."""
 
     class Leaks(DPSGDTraining):
+        _fenced = True
+
         def local_training(self, g: Any, weights: Any) -> Any:
             _, examples, labels = self.examples(g, self.train_data(), weights)
             grads, _ = self.client_model.gradient(g, examples, labels)
             return grads, g.constant(values.Metadata(num_samples=1), after=grads)
 
+        def check_recorded(self, function: Any) -> None:
+            if self._fenced:
+                super().check_recorded(function)
+
+    with pytest.raises(BadArgument, match="DPSGDTraining does not act in Leaks"):
+        made(Leaks, **QUIET).build()
+    Leaks._fenced = False
     federation = Federation(tmp_path, made(Leaks, **QUIET))
     _ = federation.start
     federation.server.invoke("server", {"tick": values.TRIGGER})

@@ -108,14 +108,17 @@ def failing(_real: Any, _ctx: Any, *_inputs: Any) -> Any:
     raise ComponentError("dropped out")
 
 
-def test_the_new_weights_are_moved_by_the_mean_of_the_quantised_updates(tmp_path: Path) -> None:
-    made = Federation(Secure(), tmp_path)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_new_weights_are_moved_by_the_mean_of_the_quantised_updates(
+    tmp_path: Path, weighted: bool
+) -> None:
+    made = Federation(Secure(weighted=weighted), tmp_path)
     for _ in range(2):
         before = made.weights()
         found = made.round()
         np.testing.assert_array_equal(found["model"], before + made.mean())
         assert dict(found["stats"]) == {
-            "num_samples": sum(20 + 3 * i for i in range(CLIENTS)),
+            "num_samples": sum(20 + 3 * i if weighted else 1 for i in range(CLIENTS)),
             "contributors": CLIENTS,
             "refused": 0,
         }
@@ -128,7 +131,7 @@ def test_it_is_fedavg_but_for_the_rounding(tmp_path: Path) -> None:
         clients = CLIENTS
         deltas = True
 
-    secure = Federation(Secure(evaluate="server"), tmp_path).round()
+    secure = Federation(Secure(evaluate="server", weighted=True), tmp_path).round()
     plain = Federation(Plain(), tmp_path, keys=True).round()
     np.testing.assert_allclose(secure["model"], plain["model"], atol=1e-4)
     assert secure.keys() == plain.keys()
@@ -193,7 +196,7 @@ def test_below_the_threshold_the_round_fails_and_the_next_one_works(
 
 
 def test_a_client_that_restarts_drops_out_and_comes_back(tmp_path: Path) -> None:
-    """A snapshot in the middle of a round holds nothing of it, and the masks are not used again."""
+    """A snapshot in the middle of a round holds its id alone, and masks are not used again."""
     made = Federation(Secure(), tmp_path)
     saved: list[bytes] = []
 
@@ -212,7 +215,7 @@ def test_a_client_that_restarts_drops_out_and_comes_back(tmp_path: Path) -> None
     made.change("c4", "share_keys", restart)
     before = made.weights()
     found = made.round()
-    assert saved == [b""]
+    assert [len(each) for each in saved] == [16]
     assert found["stats"]["contributors"] == CLIENTS - 1
     np.testing.assert_array_equal(found["model"], before + made.mean("c4"))
     assert made.round()["stats"]["contributors"] == CLIENTS
@@ -390,7 +393,7 @@ def test_a_record_has_no_secret_and_replays_without_any(
 
 def test_it_is_a_base_for_strategies(tmp_path: Path) -> None:
     class SecureAdam(Secure, FedAdam):
-        pass
+        weighted = True
 
     class PlainAdam(FedAdam):
         model = (FEATURES, 8, CLASSES)
@@ -433,9 +436,31 @@ def test_fewer_neighbours(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["model"], before + made.mean("c3"))
 
 
+def test_with_groups_a_client_that_sends_junk_costs_its_group(tmp_path: Path) -> None:
+    made = Federation(Secure(clients=9, groups=3, corrupt=0.0), tmp_path)
+    before = made.weights()
+    found = made.round()
+    assert found["stats"]["groups"] == 3
+    assert found["stats"]["contributors"] == 9
+    assert 1e-4 < np.abs(found["model"] - before - made.mean()).max() < 0.1  # a median, and no mean
+
+    def junk(real: Any, ctx: Any, *inputs: Any) -> Any:
+        words, told = real(ctx, *inputs)
+        return np.random.default_rng(0).integers(0, 256, words.size).astype(np.uint8), told
+
+    made.change("c2", "mask", junk)
+    found = made.round()
+    assert (found["stats"]["groups"], found["stats"]["contributors"]) == (2, 6)
+    assert "one of them lied" in found["stats"]["groups_lost"]
+    assert made.server.failures() == []
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
+        ({"groups": 2}, "groups=2 is not 1, nor 3 to 7"),
+        ({"groups": 3}, "take fewer groups or a smaller corrupt"),
+        ({"groups": 0}, "groups=0 has to be"),
         ({"clients": 1}, "clients=1 has to be an integer of at least 2"),
         ({"threshold": 3}, "threshold=3 is outside 5 .. 7"),
         ({"neighbours": 5}, "no even number"),
@@ -449,6 +474,7 @@ def test_fewer_neighbours(tmp_path: Path) -> None:
         ({"levels": -1}, "levels=-1"),
         ({"levels": 1 << 62}, "64 are the most"),
         ({"max_samples": 0}, "max_samples=0"),
+        ({"max_samples": 50}, "max_samples=50 has to be left out"),
         ({"weighted": 1}, "weighted=1"),
         ({"codec": "bbnode.Int8Codec"}, "codec="),
         ({"deltas": False}, "deltas=False"),

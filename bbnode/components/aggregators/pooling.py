@@ -48,11 +48,12 @@ class PoolingConfig:
 
 @dataclass(slots=True)
 class _Gathering:
-    """Checked contributions to one execution, refusals, and the number of the missing."""
+    """Checked contributions to one execution, refusals, and who is missing, and why."""
 
     answers: dict[PeerId, tuple[Value, Metadata]] = field(default_factory=dict)
     refused: dict[PeerId, str] = field(default_factory=dict)
     missing: int = 0
+    missing_why: str = ""
 
 
 class PoolingAggregator(Aggregator):
@@ -116,6 +117,9 @@ class PoolingAggregator(Aggregator):
         """
         pool = self._pool(ctx.execution)
         pool.missing += len(responses.missing)
+        why_missing = dict(responses.reasons)
+        rows = [f"{peer}: {why_missing[peer]}" for peer in sorted(why_missing)]
+        pool.missing_why = listed(rows, _MOST_TOLD) if rows else ""
         for peer, answer in responses.responses:
             why: str | None = "the answer is not a composite of (tensor, metadata)"
             if self.answers is TENSOR:
@@ -132,7 +136,7 @@ class PoolingAggregator(Aggregator):
         """Return what `merge` makes, and what it is of.
 
         The metadata has `num_samples`, `contributors`, `refused`, `missing`, where there is reason
-        `refused_why`, and what `merge` tells.
+        `refused_why` and `missing_why`, and what `merge` tells.
 
         Raises:
             NothingToAggregate: nobody contributed in this execution.
@@ -169,6 +173,8 @@ class PoolingAggregator(Aggregator):
         if pool.refused:
             rows = [f"{peer}: {pool.refused[peer]}" for peer in sorted(pool.refused)]
             told["refused_why"] = listed(rows, _MOST_TOLD)
+        if pool.missing_why:
+            told["missing_why"] = pool.missing_why
         return merged, Metadata({**told, **more})
 
     def current_tensor(self, ctx: OpContext) -> Value:
@@ -182,7 +188,9 @@ class PoolingAggregator(Aggregator):
         pools = [
             Composite(
                 (
-                    Metadata(execution=execution, missing=pool.missing),
+                    Metadata(
+                        execution=execution, missing=pool.missing, missing_why=pool.missing_why
+                    ),
                     Composite(
                         Composite((peer, *pool.answers[peer])) for peer in sorted(pool.answers)
                     ),
@@ -208,6 +216,7 @@ class PoolingAggregator(Aggregator):
             pools: dict[int, _Gathering] = {}
             for head, answers, refused in saved:
                 pool = pools[int(head["execution"])] = _Gathering(missing=int(head["missing"]))
+                pool.missing_why = str(head.get("missing_why", ""))
                 for peer, tensor, metadata in answers:
                     why = self._take(pool, peer, tensor, metadata)
                     if why is not None:

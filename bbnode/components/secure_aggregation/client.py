@@ -1,18 +1,21 @@
 """`SecAggClient`: the client's side of secure aggregation, as a component.
 
-Rule: nothing of a round is ever saved. A client that restarts has dropped out of it: keys and
-masks are not used twice, and a snapshot holds no secret. Every method is offloaded, so that a
+Rule: of a round its id alone is saved, by which this client takes part in it once, over restarts
+too. A client that restarts has dropped out of its round: keys and masks are not used twice, and a
+snapshot holds no secret. Every method is offloaded, so that a
 record of a run holds the results, and a replay, which has no secrets, takes them from there.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import numpy as np
 
 from bbnode.components.contracts import OpContext, ProtocolComponent, offload
+from bbnode.components.errors import ComponentError
 from bbnode.components.registry import register_component
 from bbnode.components.secure_aggregation import ops as ops
 from bbnode.components.secure_aggregation.client_round import CLIENT_TYPE, ClientRound
@@ -28,6 +31,11 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Metadata, Value
 
 Made = TypeVar("Made")
+
+_USED_BYTES: Final = 16
+# Rounds, of all servers, that this client remembers: 128 KiB of a snapshot. That an older one is
+# asked for again gains nothing, as no signature of it names this client's new keys.
+MAX_USED: Final = 1 << 13
 
 
 @register_component
@@ -45,6 +53,7 @@ class SecAggClient(ProtocolComponent):
         super().__init__(config)
         self._plan = RoundPlan.of(config)
         self._rounds: dict[PeerId, tuple[bytes, ClientRound]] = {}  # by server, oldest first
+        self._used: dict[bytes, None] = {}  # rounds that it took part in, oldest first
 
     @offload
     def advertise_keys(self, ctx: OpContext, round: Value) -> bytes:
@@ -52,9 +61,11 @@ class SecAggClient(ProtocolComponent):
         round_id, digest = _head(round)
         if digest != self._plan.digest:
             raise RoundViolated(
-                "the server's round has other settings than this client's; run the same artifact"
+                "the server's round has other settings, or is of another version of bbnode, than "
+                "this client's; run the same artifact and version"
             )
         server = self._server(ctx)
+        self._use(server, round_id)
         self._rounds.pop(server, None)
         while len(self._rounds) >= self.config.max_rounds:
             del self._rounds[next(iter(self._rounds))]
@@ -105,12 +116,33 @@ class SecAggClient(ProtocolComponent):
         finally:
             self._rounds.pop(self._server(ctx), None)
 
+    def serialize(self) -> bytes:
+        """Return by which rounds are known that this client took part in; nothing secret."""
+        return b"".join(self._used)
+
     def restore(self, data: bytes) -> None:
-        """Forget all rounds: what a node knew before it was restored is gone."""
-        super().restore(data)
+        """Forget the rounds under way, but not which there were. Raises ComponentError."""
+        if len(data) % _USED_BYTES or len(data) > MAX_USED * _USED_BYTES:
+            raise ComponentError(
+                f"{self.TYPE_NAME}: {len(data)} bytes are no list of up to {MAX_USED} rounds"
+            )
+        starts = range(0, len(data), _USED_BYTES)
+        self._used = dict.fromkeys(data[at : at + _USED_BYTES] for at in starts)
         self._rounds = {}
 
     # -- parts -------------------------------------------------------------------------------
+
+    def _use(self, server: PeerId, round_id: bytes) -> None:
+        """Note a round that a server begins. Raises RoundViolated for one that there was."""
+        digest = hashlib.sha256(server.to_bytes() + round_id).digest()[:_USED_BYTES]
+        if digest in self._used:
+            raise RoundViolated(
+                f"{self.TYPE_NAME}: the server began round {round_id.hex()} before; a round is "
+                "taken part in once, and its keys are not drawn again"
+            )
+        while len(self._used) >= MAX_USED:
+            del self._used[next(iter(self._used))]
+        self._used[digest] = None
 
     def _server(self, ctx: OpContext) -> PeerId:
         if ctx.source_peer is None:

@@ -2,7 +2,9 @@
 
 Rule: each step is taken once and in order, whatever comes of it, and no secret outlives the last.
 Of each other client it reveals the share of its mask's seed or the share of its key, never both,
-and only for one list of survivors, which at least `threshold` of them have signed.
+and only for one list of survivors, which at least `threshold` of them have signed. What they sign
+names the keys of all clients, its own fresh ones among them: a signature of another round, or of a
+client that was shown other keys, is no signature here.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from bbnode.components.secure_aggregation.errors import (
     RoundViolated,
     TooFewClients,
 )
-from bbnode.components.secure_aggregation.graph import MaskGraph
+from bbnode.components.secure_aggregation.graph import MaskGraph, groups_of
 from bbnode.components.secure_aggregation.masking import (
     KEY_BYTES,
     WeakKey,
@@ -35,9 +37,11 @@ from bbnode.components.secure_aggregation.masking import (
 from bbnode.components.secure_aggregation.messages import (
     KEY,
     LETTER_BYTES,
+    SEALED_BYTES,
     SEED,
     SIGNATURE_BYTES,
     Advert,
+    commitment,
     pack_by_peer,
     pack_rows,
     pack_share,
@@ -46,7 +50,7 @@ from bbnode.components.secure_aggregation.messages import (
     read_peers,
     signed_list,
 )
-from bbnode.components.secure_aggregation.plan import RoundPlan
+from bbnode.components.secure_aggregation.plan import RoundPlan, session
 from bbnode.components.secure_aggregation.ring import Words
 from bbnode.ir.peer import PeerId
 
@@ -72,10 +76,12 @@ class ClientRound:
         self.server = server
         self._round_id = round_id
         self._head = plan.head(server, round_id)
+        self._session = b""
         self._next = Step.ADVERTISE
         self._letters = self._pairs = self._seed = b""
         self._adverts: dict[PeerId, Advert] = {}
         self._points: dict[PeerId, int] = {}
+        self._group: frozenset[PeerId] = frozenset()
         self._graph = MaskGraph((), 0, b"")
         self._neighbours: tuple[PeerId, ...] = ()
         self._masked_with: tuple[PeerId, ...] = ()
@@ -108,13 +114,16 @@ class ClientRound:
         """
         self._take(Step.SHARE)
         adverts = read_adverts("the list of keys", listing, self._plan.config.clients)
-        self._enough("the exchange of keys", len(adverts))
         mine = self._adverts[self._me]
         self._adverts = {each.peer: each for each in adverts}
         self._check_keys(mine)
         peers = list(self._adverts)
-        seed = hashlib.sha256(self._head + bytes(listing)).digest()
-        self._graph = MaskGraph(peers, self._plan.config.neighbours, seed)
+        self._session = session(self._head, bytes(listing))
+        groups = groups_of(peers, self._plan.config.groups, self._session)
+        (group,) = (each for each in groups if self._me in each)
+        self._enough("the exchange of keys", len(group))
+        self._group = frozenset(group)
+        self._graph = MaskGraph(group, self._plan.config.neighbours, self._session)
         self._points = {peer: at for at, peer in enumerate(peers, 1)}
         self._neighbours = tuple(self._graph.neighbours(self._me))
         self._check_signatures()
@@ -131,8 +140,9 @@ class ClientRound:
             if holder == self._me:
                 self._held[holder] = pair
             else:
-                key = self._letter_key(self._me, holder)
-                letters[holder] = seal(key, b"".join(pair), self._route(self._me, holder))
+                route = self._route(self._me, holder)
+                sealed = seal(self._letter_key(self._me, holder), b"".join(pair), route)
+                letters[holder] = sealed + _commitments(route, pair)
         return pack_by_peer(letters)
 
     def mask(self, mail: Any, vector: npt.NDArray[Any], weight: int, draw: Draw) -> Words:
@@ -161,16 +171,15 @@ class ClientRound:
             words[:-1] += of_noise.astype(words.dtype)
         for peer in letters:
             key = derived(
-                self._agreed[peer][1], pair_purpose(self._head, self._points, self._me, peer)
+                self._agreed[peer][1], pair_purpose(self._session, self._points, self._me, peer)
             )
             add_mask(words, key, subtract=peer < self._me)
-        add_mask(words, derived(self._seed, own_purpose(self._head)))
+        add_mask(words, derived(self._seed, own_purpose(self._session)))
         self._masked_with = tuple(letters)
-        for peer, sealed in letters.items():
-            letter = unseal(self._letter_key(peer, self._me), sealed, self._route(peer, self._me))
-            if letter is not None:  # else its sender lied, and has one share less
-                half = len(letter) // 2
-                self._held[peer] = letter[:half], letter[half:]
+        for peer, letter in letters.items():
+            pair = self._opened(peer, letter)
+            if pair is not None:  # else its sender lied, and has one share less
+                self._held[peer] = pair
         return words
 
     def confirm(self, listing: Any, sign: Sign) -> bytes:
@@ -179,18 +188,19 @@ class ClientRound:
         Raises TooFewClients and RoundViolated.
         """
         self._take(Step.CONFIRM)
-        survivors = read_peers("the list of survivors", listing, self._plan.config.clients)
+        everybody = read_peers("the list of survivors", listing, self._plan.config.clients)
+        if not set(everybody) <= self._adverts.keys():
+            raise RoundViolated("the list of survivors names a client without keys")
+        survivors = tuple(peer for peer in everybody if peer in self._group)
         self._enough("the masked vectors", len(survivors))
         if self._me not in survivors:
             raise RoundViolated("the list of survivors leaves out a client that is there")
-        if not set(survivors) <= self._adverts.keys():
-            raise RoundViolated("the list of survivors names a client without keys")
         if not set(survivors).intersection(self._neighbours) <= set(self._masked_with):
             raise RoundViolated("a neighbour survived whose letter was held back")
         if not self._graph.is_connected(survivors):
             raise RoundViolated("the list of survivors falls apart into groups")
         self._survivors = survivors
-        return sign(signed_list(self._head, survivors))
+        return sign(signed_list(self._session, survivors))
 
     def reveal(self, signatures: Any) -> bytes:
         """Return a share of each neighbour: of its seed if it survived, of its key if not.
@@ -201,18 +211,20 @@ class ClientRound:
         held, survivors = self._held, set(self._survivors)
         self.forget()
         most = self._plan.config.clients
-        given = read_by_peer("the signatures", signatures, SIGNATURE_BYTES, most)
-        if not given.keys() <= survivors:
+        everybody = read_by_peer("the signatures", signatures, SIGNATURE_BYTES, most)
+        others = self._adverts.keys() - self._group
+        if not everybody.keys() <= survivors | others:
             raise RoundViolated("the signatures are not of survivors alone")
-        body = signed_list(self._head, self._survivors)
+        given = {peer: everybody[peer] for peer in everybody if peer in survivors}
+        body = signed_list(self._session, self._survivors)
         needed = self._plan.threshold
         self._enough("the consistency check", len(given))
         # Checking one takes a tenth of a millisecond; as many as are needed say enough.
         for peer in list(given)[:needed]:
             if not signed_as(CLIENT_TYPE, peer, body, given[peer]):
                 raise RoundViolated(
-                    f"{peer} did not sign this list of survivors: the server has shown others "
-                    "another list, or forged a signature"
+                    f"{peer} did not sign this list of survivors for the keys of this round: the "
+                    "server has shown others another list or other keys, or forged a signature"
                 )
         rows = []
         for peer in sorted(held):
@@ -267,21 +279,46 @@ class ClientRound:
             except WeakKey as error:
                 raise RoundViolated(f"{peer}: {error}") from error
 
+    def _opened(self, sender: PeerId, letter: bytes) -> tuple[bytes, bytes] | None:
+        """Return the shares of a letter; None unless they are those that its sender committed to.
+
+        So a share that this client reveals and that is another one is this client's own lie.
+        """
+        route = self._route(sender, self._me)
+        sealed, commitments = letter[:SEALED_BYTES], letter[SEALED_BYTES:]
+        plain = unseal(self._letter_key(sender, self._me), sealed, route)
+        if plain is None:
+            return None
+        half = len(plain) // 2
+        pair = plain[:half], plain[half:]
+        return pair if _commitments(route, pair) == commitments else None
+
     def _letter_key(self, sender: PeerId, receiver: PeerId) -> bytes:
         other = receiver if sender == self._me else sender
         return derived(self._agreed[other][0], b"letter" + self._route(sender, receiver))
 
     def _route(self, sender: PeerId, receiver: PeerId) -> bytes:
-        points = self._points[sender], self._points[receiver]
-        return self._head + b"".join(point.to_bytes(4, "big") for point in points)
+        return route_of(self._session, self._points, sender, receiver)
 
 
-def pair_purpose(head: bytes, points: Mapping[PeerId, int], one: PeerId, other: PeerId) -> bytes:
+def route_of(
+    session: bytes, points: Mapping[PeerId, int], sender: PeerId, receiver: PeerId
+) -> bytes:
+    """Return what a letter from one client to another is bound to."""
+    return session + b"".join(points[peer].to_bytes(4, "big") for peer in (sender, receiver))
+
+
+def pair_purpose(session: bytes, points: Mapping[PeerId, int], one: PeerId, other: PeerId) -> bytes:
     """Return what the key of the mask of two clients is derived for."""
     low, high = sorted((points[one], points[other]))
-    return b"pair" + head + low.to_bytes(4, "big") + high.to_bytes(4, "big")
+    return b"pair" + session + low.to_bytes(4, "big") + high.to_bytes(4, "big")
 
 
-def own_purpose(head: bytes) -> bytes:
+def own_purpose(session: bytes) -> bytes:
     """Return what the key of a client's own mask is derived from its seed for."""
-    return b"own" + head
+    return b"own" + session
+
+
+def _commitments(route: bytes, pair: tuple[bytes, bytes]) -> bytes:
+    """Return the commitments to the shares of a seed and of a key, one after the other."""
+    return b"".join(commitment(route, *each) for each in zip((SEED, KEY), pair, strict=True))

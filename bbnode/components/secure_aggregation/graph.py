@@ -55,6 +55,15 @@ class MaskGraph:
         return sum(next_one - one > self._half for one, next_one in around) < 2
 
 
+def groups_of(peers: Sequence[PeerId], count: int, seed: bytes) -> list[list[PeerId]]:
+    """Return the clients in so many groups whose sizes differ by one at most, as a seed deals them.
+
+    Each group is sorted.
+    """
+    order = sorted(peers, key=lambda p: hashlib.sha256(b"group" + seed + p.to_bytes()).digest())
+    return [sorted(order[at::count]) for at in range(count)]
+
+
 def share_threshold(clients: int, corrupt: int, degree: int) -> int | None:
     """Return how many of a client's shares give its secret back; None where no number is safe.
 

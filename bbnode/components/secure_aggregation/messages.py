@@ -2,7 +2,9 @@
 
 Rule: a message is a msgpack list of rows, each a list of byte strings of bounded or fixed length,
 sorted by peer where it has one row per peer. Reading checks all of it and raises
-`RoundViolated`. What is signed names its kind, the plan, the round and the server.
+`RoundViolated`. What is signed names its kind, the plan, the round and the server, and what is
+signed after the exchange of keys names all keys of the round (`RoundPlan.session`): these are drawn
+anew in each round, so that no signature is worth anything in another one.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ from bbnode.ir.peer import PeerId
 ROUND_ID_BYTES: Final = 16
 SIGNATURE_BYTES: Final = 64
 HASH_BYTES: Final = 32
-# Two shares, sealed: of a client's own mask's seed, and of its key for pairs.
-LETTER_BYTES: Final = 2 * SHARE_BYTES + TAG_BYTES
+# Two shares, sealed: of a client's own mask's seed, and of its key for pairs. Behind these are the
+# commitments to both, which are for the server too.
+SEALED_BYTES: Final = 2 * SHARE_BYTES + TAG_BYTES
+LETTER_BYTES: Final = SEALED_BYTES + 2 * HASH_BYTES
 
 _PEER: Final = -1  # the first of a row's lengths
 SEED, KEY = b"s", b"k"  # the kinds of a revealed share
@@ -53,9 +57,17 @@ class Advert:
         return b"keys" + head + self.letters + self.pairs + self.seed_hash
 
 
-def signed_list(head: bytes, survivors: Sequence[PeerId]) -> bytes:
-    """Return what each survivor signs: the list of all of them."""
-    return b"list" + head + hashlib.sha256(pack_peers(survivors)).digest()
+def signed_list(session: bytes, survivors: Sequence[PeerId]) -> bytes:
+    """Return what each survivor signs: the keys of the round, and the list of all survivors."""
+    return b"list" + session + hashlib.sha256(pack_peers(survivors)).digest()
+
+
+def commitment(route: bytes, kind: bytes, share: bytes) -> bytes:
+    """Return the hash by which a share shows to be the one that was sent along a route.
+
+    A share is as good as drawn from 2^256 numbers, so that its hash tells nothing of it.
+    """
+    return hashlib.sha256(b"share" + route + kind + share).digest()
 
 
 # -- packing ---------------------------------------------------------------------------------------
@@ -122,14 +134,14 @@ def _row(what: str, row: Any, lengths: Sequence[int]) -> list[Any]:
 def read_by_peer(what: str, payload: Any, length: int, most: int) -> dict[PeerId, bytes]:
     """Return one byte string per peer; raises RoundViolated."""
     rows = read_rows(what, payload, (_PEER, length), most)
-    _check_sorted(what, [peer for peer, _ in rows])
+    check_sorted(what, [peer for peer, _ in rows])
     return {peer: value for peer, value in rows}  # noqa: C416 - rows are lists
 
 
 def read_peers(what: str, payload: Any, most: int) -> tuple[PeerId, ...]:
     """Return a list of peers; raises RoundViolated."""
     peers = [peer for (peer,) in read_rows(what, payload, (_PEER,), most)]
-    _check_sorted(what, peers)
+    check_sorted(what, peers)
     return tuple(peers)
 
 
@@ -137,7 +149,7 @@ def read_adverts(what: str, payload: Any, most: int) -> tuple[Advert, ...]:
     """Return the keys of all clients; raises RoundViolated."""
     lengths = (_PEER, KEY_BYTES, KEY_BYTES, HASH_BYTES, SIGNATURE_BYTES)
     rows = read_rows(what, payload, lengths, most)
-    _check_sorted(what, [row[0] for row in rows])
+    check_sorted(what, [row[0] for row in rows])
     return tuple(
         Advert(peer=peer, letters=letters, pairs=pairs, seed_hash=seed_hash, signature=signature)
         for peer, letters, pairs, seed_hash, signature in rows
@@ -157,6 +169,7 @@ def pack_share(share: int) -> bytes:
     return share.to_bytes(SHARE_BYTES, "big")
 
 
-def _check_sorted(what: str, peers: Sequence[PeerId]) -> None:
+def check_sorted(what: str, peers: Sequence[PeerId]) -> None:
+    """Raise RoundViolated unless peers are sorted, each named once."""
     if any(one >= other for one, other in itertools.pairwise(peers)):
         raise RoundViolated(f"{what} is not sorted by peer, or names one twice")

@@ -20,6 +20,7 @@ from bbnode.daemon.testbed.program import find_program
 from bbnode.daemon.testbed.report import versions, write_report
 from bbnode.daemon.testbed.run import JOIN_TIMEOUT_S, RunOptions, RunOutcome, run_testbed
 from bbnode.ir.errors import DeploymentError
+from bbnode.programs.arguments import enough
 
 PROGRAM = "bbnode.examples.federated_digits:FederatedRound"
 # What the demo needs beside bbnode itself, by the name that Python imports.
@@ -52,9 +53,9 @@ class DemoOptions:
 def demo_plan(
     options: DemoOptions, *, quorum: int | None = None, deadline_s: float = ROUND_DEADLINE_S
 ) -> LocalPlan:
-    """Return the plan of the demo's testbed, in which three of four clients are enough."""
+    """Return the plan of the demo's testbed, in which not all clients have to answer."""
     if quorum is None:
-        quorum = max(1, -(-3 * options.clients // 4))  # rounded up
+        quorum = enough(options.clients)
     args = {
         "clients": options.clients,
         "quorum": quorum,

@@ -60,6 +60,9 @@ class Module:
             f"Module {self.name!r} has no body; define `def body(self, g: Graph) -> None`"
         )
 
+    def check_recorded(self, function: Function) -> None:
+        """Check what `body` has recorded; nothing, unless overridden. Raises RecordingError."""
+
     def bootstrap(self, g: Graph) -> None:
         """Record what has to happen before the first execution; nothing, unless overridden.
 
@@ -141,7 +144,10 @@ class Module:
             graph = Graph(recorder, name=name, home=home)
             graph.is_bootstrap = is_bootstrap
             (self.bootstrap if is_bootstrap else self.body)(graph)
-            return graph.finish()
+            function = graph.finish()
+            if not is_bootstrap:
+                self.check_recorded(function)
+            return function
 
         return ModuleSource(identity=self, name=name, record=record)
 

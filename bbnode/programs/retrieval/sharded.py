@@ -64,6 +64,7 @@ class ShardedSearch(RetrievalProgram):
 
     def __post_init__(self) -> None:
         """Take the askers' class as the home."""
+        super().__post_init__()
         self.home = self.asker
 
     def body(self, g: Graph) -> None:

@@ -6,13 +6,13 @@ steps of `FederatedTraining`, so that other strategies go with these.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bbnode.components import ConnectedView
 from bbnode.dsl import Graph, Output, PeerSelectorSlot, Request, peer_lists, types
+from bbnode.programs.arguments import enough
 from bbnode.programs.federated import FederatedTraining
 from bbnode.programs.strategies.drift import Scaffold
 
@@ -73,7 +73,7 @@ class HierarchicalTraining(FederatedTraining):
     """
 
     edges: int = 2  # peers of the class "edge" that a round asks
-    edge_quorum: int = 0  # edges that are enough at the deadline; 0: three of four, rounded up
+    edge_quorum: int = 0  # edges that are enough at the deadline; 0: as `enough` says
     edge_deadline_s: float = 30.0  # that an edge waits for its clients; below `deadline_s`
 
     def cohort(self, g: Graph, tick: Output) -> Output:
@@ -82,7 +82,7 @@ class HierarchicalTraining(FederatedTraining):
 
     def ask(self, g: Graph, name: str, peers: Output, value: Output) -> Request:
         """Send a value to edges and wait for their answers."""
-        quorum = self.edge_quorum or math.ceil(3 * self.edges / 4)
+        quorum = self.edge_quorum or enough(self.edges)
         return g.request(
             name, peers, value, quorum=quorum, deadline=float(self.deadline_s),
             codec=self.codec_of_questions(),
@@ -93,7 +93,7 @@ class HierarchicalTraining(FederatedTraining):
         members = super().cohort(g, asked.received)
         inner = g.request(
             "members", members, asked.received, codec=self.codec_of_questions(),
-            quorum=self.quorum or math.ceil(3 * self.clients / 4),
+            quorum=self.quorum or enough(self.clients),
             deadline=float(self.edge_deadline_s),
         )  # fmt: skip
         super().respond(g, inner)
@@ -113,7 +113,7 @@ class HierarchicalTraining(FederatedTraining):
         """Check the arguments. Raises BadArgument."""
         super().check()
         self.require_counts(edges=1, edge_quorum=0)
-        most = f"an integer between 0 (three of four) and edges={self.edges}"
+        most = f"an integer between 0 (the default) and edges={self.edges}"
         self.require("edge_quorum", self.edge_quorum <= self.edges, most)
         self.require_numbers("edge_deadline_s")
         sooner = f"below deadline_s={self.deadline_s:g}, in which the server hears of it"

@@ -70,7 +70,8 @@ class Play:
 
     def _answers(self, step: str, act: Callable[[Party], Any]) -> dict[PeerId, Any]:
         self.alive -= set(self.gone.get(step, ()))
-        return {self.parties[n].peer: act(self.parties[n]) for n in sorted(self.alive)}
+        asked = [self.parties[n] for n in sorted(self.alive)]
+        return {party.peer: act(party) for party in asked if self.server.has(party.peer)}
 
     def keys(self) -> bytes:
         answers = self._answers("keys", lambda p: p.round.advertise(p.draw, p.sign))
@@ -111,6 +112,7 @@ class Play:
 
 def play(count: int, size: int = 50, seed: int = 0, gone: Any = None, **settings: Any) -> Play:
     random = np.random.default_rng(seed)
+    settings = {"equal_weights": False, **settings}
     config = SecAggConfig(size=size, clients=count, clip=2.0, max_samples=100, **settings)
     return Play(
         RoundPlan.of(config),
@@ -129,3 +131,12 @@ def quantised_mean(p: Play, numbers: Iterable[int]) -> tuple[np.ndarray, int]:
         clipped = np.clip(p.vectors[n].astype(np.float64), -ring.clip, ring.clip)
         sums += p.weights[n] * np.rint(clipped * (ring.levels / ring.clip)).astype(np.int64)
     return (sums * (ring.clip / ring.levels / total)).astype(np.float32), total
+
+
+def group_means(p: Play) -> list[np.ndarray]:
+    """The means that numpy computes of the groups that were not given up."""
+    return [
+        quantised_mean(p, [p.number_of(peer) for peer in p.server._left(place)])[0]
+        for place in range(p.plan.config.groups)
+        if place not in p.server.lost
+    ]

@@ -319,8 +319,8 @@ def test_all_that_both_sides_need_is_in_the_digest() -> None:
         {"threshold": 4},
         {"clip": 2.0},
         {"levels": 9},
-        {"max_samples": 9},
-        {"equal_weights": True},
+        {"equal_weights": False},
+        {"equal_weights": False, "max_samples": 9},
         {"clients": 100, "corrupt": 0.1, "neighbours": 22},
         {"clients": 100, "corrupt": 0.1},
     ]

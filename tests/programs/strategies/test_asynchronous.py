@@ -273,7 +273,7 @@ def test_clients_beyond_the_bound_are_forgotten_oldest_first() -> None:
         (type("Wrong", (FedBuff, Scaffold), {}), {}, "round"),
         (type("Wrong", (FedBuff, CyclicTraining), {}), {}, "round"),
         (type("Wrong", (CyclicTraining, FedBuff), {}), {}, "round"),
-        (type("Wrong", (FedBuff, SecureTraining), {}), {"codec": None}, "round"),
+        (type("Wrong", (FedBuff, SecureTraining), {}), {"codec": None}, "would not act"),
     ],
 )
 def test_arguments_are_checked(base: Any, given: dict[str, Any], says: str) -> None:
