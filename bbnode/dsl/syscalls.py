@@ -24,11 +24,13 @@ RESERVED_EVENTS: Final = ("bb.", keys.PREFIX)
 
 def _record(
     g: Graph, op_type: str, *inputs: Output, after: After, domain: str = keys.SYSCALL_DOMAIN,
-    variadic: int = 0, **attributes: Any,
+    variadic: int = 0, within_ns: int = 0, **attributes: Any,
 ) -> tuple[Output, ...]:  # fmt: skip
     spec = spec_of(domain, op_type)
     graph = as_graph(g, f"syscalls.{spec.method}(g, …)")
-    return graph.record(spec, inputs, attributes, after=after, variadic=variadic)
+    return graph.record(
+        spec, inputs, attributes, after=after, variadic=variadic, deadline=within_ns / NS_PER_S
+    )
 
 
 def _one(g: Graph, op_type: str, *inputs: Output, after: After, **attributes: Any) -> Output:
@@ -154,9 +156,14 @@ def gate_many_dispatch(g: Graph, value: Output, *gates: Output, after: After = N
 # --- semaphores, queues, buffers -----------------------------------------------------------
 
 
-def limit_acquire(g: Graph, trigger: Output, *, name: str, n: int, after: After = None) -> Output:
-    """The trigger, once one unit of the semaphore `name` of `n` units is ours."""
-    return _one(g, "Limit.Acquire", trigger, after=after, name=name, n=n)
+def limit_acquire(
+    g: Graph, trigger: Output, *, name: str, n: int, deadline_ns: int = 0, after: After = None
+) -> Output:
+    """The trigger, once one unit of the semaphore `name` of `n` units is ours.
+
+    It waits for `deadline_ns` at most; 0 for what is left of its execution's time.
+    """
+    return _one(g, "Limit.Acquire", trigger, after=after, within_ns=deadline_ns, name=name, n=n)
 
 
 def limit_release(g: Graph, trigger: Output, *, name: str, after: After = None) -> None:
@@ -172,7 +179,7 @@ def serialize_enqueue(g: Graph, value: Output, *, queue: str, after: After = Non
 def serialize_dequeue(
     g: Graph, trigger: Output, *, queue: str, deadline_ns: int = 0, after: After = None
 ) -> Output:
-    """Take the oldest value of a queue, waiting for one; at most so long (0: the time of a hop)."""
+    """Take the oldest value of a queue, waiting for one; at most so long (0: its execution's)."""
     return _one(g, "Serialize.Dequeue", trigger, after=after, queue=queue, deadline_ns=deadline_ns)
 
 

@@ -193,6 +193,10 @@ class OversizePayload(EntryError):
     """Something is larger than its cap."""
 
 
+class InvalidDeadline(EntryError):
+    """The time that a call gives its execution is none."""
+
+
 class InputTypeMismatch(EntryError):
     """An input is of another type than the target declares."""
 

@@ -118,7 +118,7 @@ class Executor:
         self.frames_of: dict[bytes, int] = {}  # by its bytes: a PeerId is hashed in Python
         self.under_way: Counter[int] = Counter()
         self.ready = _NOTHING
-        self.turns = Turns(self, self.clock)
+        self.turns = Turns(self, self.clock, limits)
         self.run: Callable[[int | None], int] = self._run
         self._commands = 0
         self.rt: Any = None

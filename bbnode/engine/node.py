@@ -18,7 +18,7 @@ from multiaddr import Multiaddr
 from bbnode.components.contracts import Component
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
-from bbnode.engine.admission import adopt_event, adopt_inputs
+from bbnode.engine.admission import adopt_event, adopt_inputs, checked_deadline
 from bbnode.engine.bootstrap.targets import BootstrapInfo, BootstrapStatus, BootstrapTarget
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
 from bbnode.engine.cells import ComponentCell, Facts
@@ -178,25 +178,39 @@ class Node:
 
     # -- entry points ------------------------------------------------------------------------
 
-    def invoke(self, target: str, inputs: Mapping[str, Value]) -> int:
+    def invoke(
+        self, target: str, inputs: Mapping[str, Value], *, deadline_ns: int | None = None
+    ) -> int:
         """Start one execution of a target and return its id.
 
         `inputs` are all that it has, or those of one part of the program: of what no op joins with
-        the others.
+        the others. With `deadline_ns` the execution, and what it asks of peers, may take so long
+        from the poll that begins it; else each op and request as it says itself.
 
-        Raises UnknownTarget, UnknownInput, MissingInput, TooManyInputs, InputTypeMismatch,
+        Raises InvalidDeadline, UnknownTarget, UnknownInput, MissingInput, TooManyInputs, InputTypeMismatch,
         OversizePayload, BudgetExceeded, IngressFull, IngressClosed; then nothing is started.
         """
         plan = self._program.find(target)
         adopted, size = adopt_inputs(plan, inputs, self._rt.limits)
         part = plan.part_of(adopted.keys())
-        return self._rt.ingress.push_invocation(plan.name, part, adopted, size)
+        return self._rt.ingress.push_invocation(
+            plan.name, part, adopted, size, checked_deadline(deadline_ns)
+        )
 
-    def deliver_event(self, target: str, input: str, value: Value) -> int:  # noqa: A002
+    def deliver_event(
+        self,
+        target: str,
+        input: str,  # noqa: A002
+        value: Value,
+        *,
+        deadline_ns: int | None = None,
+    ) -> int:
         """Start one execution with one input of a target; returns its id. Raises as `invoke`."""
         plan = self._program.find(target)
         adopted, size = adopt_event(plan, input, value, self._rt.limits)
-        return self._rt.ingress.push_invocation(plan.name, input, {input: adopted}, size)
+        return self._rt.ingress.push_invocation(
+            plan.name, input, {input: adopted}, size, checked_deadline(deadline_ns)
+        )
 
     def run_bootstrap(self, target: BootstrapTarget) -> dict[str, int]:
         """Queue bootstraps, all of a batch or none (on the polling thread).

@@ -277,6 +277,15 @@ MAX_UNDER_WAY: Final = _cap(
 MAX_TIMERS: Final = _cap(16_384, "timers", "of one component")
 MAX_KEY_CHARS: Final = _cap(256, "characters", "the key of a timer")
 MAX_QUEUED: Final = _cap(1024, "values", "of one queue of a program")
+MAX_DEADLINE_S: Final = _cap(
+    30 * 86_400, "s", "of any deadline that somebody gives: a month; more is a typing error"
+)
+DEFAULT_WAIT_S: Final = _cap(
+    86_400,
+    "s",
+    "of what neither its author nor its caller bounds, `limits.wait_s`: a day, for what trains over "
+    "night is to end by itself, and what hangs is to be seen on the next morning",
+)
 MAX_JOIN_NS: Final = _cap(
     30 * 86_400 * 1_000_000_000, "ns", "from the first value of a join to its end: a month"
 )

@@ -48,6 +48,7 @@ class OpRecorder(Protocol):
         attributes: Mapping[str, Any] | None = None,
         *,
         after: Any = None,
+        deadline: float = 0.0,
         metadata: Mapping[str, str] | None = None,
     ) -> tuple[Any, ...]:
         """Record one op and return its outputs."""
@@ -74,14 +75,19 @@ class CustomOp:
         self.schema = schema
         self.offload = offload
 
-    def __call__(self, *inputs: Any, after: Any = None, **attributes: Any) -> Any:
+    def __call__(
+        self, *inputs: Any, after: Any = None, deadline: float = 0.0, **attributes: Any
+    ) -> Any:
         """Record the op in the Graph that is the first argument, or run it on values.
 
         Args:
             inputs: the Graph and Outputs of it; or values alone.
             after: values of the Graph that have to exist before the op fires.
+            deadline: seconds that it may take, of an op in a worker thread; 0 for none of its own.
             attributes: by name; those left out have their defaults.
         """
+        if deadline and "deadline" in self.spec.attributes:  # the function's own argument
+            attributes["deadline"], deadline = deadline, 0.0
         if not inputs or not isinstance(inputs[0], OpRecorder):
             made = self.bound(attributes)(inputs)
             return made[0] if self.schema.is_single else made
@@ -90,6 +96,7 @@ class CustomOp:
             inputs[1:],
             attributes,
             after=after,
+            deadline=deadline,
             metadata={keys.PACKAGE_KEY: self.spec.package},
         )
         return recorded[0] if self.schema.is_single else recorded

@@ -135,6 +135,9 @@ class Compiler:
     def with_per_hop_budget_ns(self, budget_ns: int) -> Compiler:
         """Static deadline of a Send: chain depth times this, in nanoseconds.
 
+        What may suspend has it too: behind a send that of the send, elsewhere one hop's. Without it
+        nobody bounds what brings no deadline of its own, and the limit `wait_s` of each node does.
+
         Raises ValueError when it is not between 1 ns and a day.
         """
         if not 0 < budget_ns <= MAX_PER_HOP_BUDGET_NS:
