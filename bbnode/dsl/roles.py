@@ -162,7 +162,8 @@ class ModelSlot(Slot):
         """
         made = self.op(
             g, "TrainAdjusted", anchor, correction,
-            epochs=epochs, batch=batch, proximal=proximal, frozen=frozen, deadline=deadline, after=after,
+            epochs=epochs, batch=batch, proximal=proximal, frozen=frozen,
+            deadline=deadline, after=after,
         )  # fmt: skip
         return cast(Pair, made)
 

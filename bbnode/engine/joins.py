@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.deadlines import bound_of_node, seconds

@@ -187,8 +187,9 @@ class Node:
         the others. With `deadline_ns` the execution, and what it asks of peers, may take so long
         from the poll that begins it; else each op and request as it says itself.
 
-        Raises InvalidDeadline, UnknownTarget, UnknownInput, MissingInput, TooManyInputs, InputTypeMismatch,
-        OversizePayload, BudgetExceeded, IngressFull, IngressClosed; then nothing is started.
+        Raises InvalidDeadline, UnknownTarget, UnknownInput, MissingInput, TooManyInputs,
+        InputTypeMismatch, OversizePayload, BudgetExceeded, IngressFull, IngressClosed; then nothing
+        is started.
         """
         plan = self._program.find(target)
         adopted, size = adopt_inputs(plan, inputs, self._rt.limits)

@@ -197,10 +197,9 @@ class Suspensions:
     ) -> Literal[Marker.PARKED]:
         """Leave an op until `resume`, or until it is too late.
 
-        `until_ns` is by default that of the op's own deadline or, without one of its own, of the
-        execution; where neither has any it is as `keys.DEADLINE_FROM_KEY` says. A task or completion holds
-        its component. `line` is the line in which it waits. With `timer_kind` None its deadline is
-        watched elsewhere. Raises PendingAsyncExceeded.
+        `until_ns` is by default as the op and its execution say (`until_ns`). A task or completion
+        holds its component. `line` is the line in which it waits. With `timer_kind` None its
+        deadline is watched elsewhere. Raises PendingAsyncExceeded.
         """
         limit = self.limits.pending_async
         if limit is not None and len(self._parked) >= limit:

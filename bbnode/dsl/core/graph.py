@@ -1238,14 +1238,14 @@ class Graph:
 
 def deadline_ns_of(what: str, given: object) -> int:
     """Return seconds as nanoseconds; BadArgument, which begins with `what`, out of range."""
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    seconds = given if is_number else math.nan
-    if not 0 <= cast(float, seconds) <= MAX_DEADLINE_S or 0 < seconds * NS_PER_S < 1:
+    seconds = given if isinstance(given, int | float) else math.nan
+    fits = 0 <= seconds <= MAX_DEADLINE_S and not 0 < seconds * NS_PER_S < 1
+    if not fits or isinstance(given, bool):
         raise BadArgument(
             f"{what} has to be a number of seconds between 0 (none of its own) and "
             f"{MAX_DEADLINE_S:.0f}"
         )
-    return round(cast(float, seconds) * NS_PER_S)
+    return round(seconds * NS_PER_S)
 
 
 def _budget_ns(port: str, budget: object, hops: object) -> int:
