@@ -374,4 +374,4 @@ def test_a_round_of_federated_training_takes_an_hour(tmp_path: Path) -> None:
     execution = server.invoke("server", {"tick": TRIGGER})
     net.run_until_idle()
     assert server.outputs(execution)["n"] == 1
-    assert server.failures() == ()
+    assert server.failures() == []

@@ -28,7 +28,7 @@ from bbnode.ir.graph import (
     make_node,
 )
 
-_INHERITED_KEYS = (*INHERITED_KEYS, keys.CONTROL_AFTER_KEY)
+_INHERITED_KEYS = (*INHERITED_KEYS, keys.CONTROL_AFTER_KEY, keys.DEADLINE_FROM_KEY)
 _ENTRIES = (keys.OP_RECV, keys.OP_RECV_REQ)
 
 
