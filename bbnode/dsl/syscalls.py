@@ -86,7 +86,8 @@ def threshold(
 
     With more than there are inputs it is a barrier over executions: a trigger after each `n`
     arrivals (of deliveries, say), in an execution of its own. With fewer after `until_ns`, counted
-    from the first (0: its node's limit `wait_s`), it fails. `per_peer` counts each peer once in a round.
+    from the first (0: its node's limit `wait_s`), it fails. `per_peer` counts each peer once in a
+    round.
     """
     made = _one(
         g, "Threshold", *inputs, after=after, n=n, per_peer=int(per_peer), until_ns=until_ns

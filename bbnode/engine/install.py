@@ -42,6 +42,7 @@ from bbnode.engine.signatures import hook_misfits, misfits
 from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.graph import is_onnx_domain
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.peer import PeerId
 
 _DEFAULT_LIMITS = Limits()
@@ -254,7 +255,8 @@ def _construct(
         component.bind(suppliers)
     except BbnodeError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        let_stop(error)
         raise ComponentConstructionFailed(
             f"slot {plan.name!r}: {cls.TYPE_NAME} can't be made: {type(error).__name__}: {error}; "
             "check its settings, or report it to its author"

@@ -23,7 +23,6 @@ from bbnode.engine.bootstrap.targets import BootstrapInfo, BootstrapStatus, Boot
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
 from bbnode.engine.cells import ComponentCell, Facts
 from bbnode.engine.errors import (
-    STOPS,
     InvalidEventKind,
     InvalidPeerAddress,
     SnapshotRefused,
@@ -47,6 +46,7 @@ from bbnode.ir.address import named_peer
 from bbnode.ir.caps import MAX_POLL_DECODE_US
 from bbnode.ir.crossing import Crossing, not_taken
 from bbnode.ir.envelope import correlation_of
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.peer import PeerId
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
@@ -442,9 +442,8 @@ class Node:
                     rt.inbound.receive(event)
                 else:
                     ON_EVENT[type(event)](rt, event)
-            except STOPS:
-                raise
             except BaseException as error:  # noqa: BLE001 - whatever one event does
+                let_stop(error)
                 reports.op_failed(0, "", type(event).__name__, error)
         if done < len(events):
             ingress.untake(itertools.islice(events, done, None))
@@ -466,9 +465,8 @@ class Node:
         for timer in scheduler.matured(clock.now_ns) if scheduler.heap else ():
             try:
                 ON_TIMER[timer.kind](rt, timer.key, timer.when_ns)
-            except STOPS:
-                raise
             except BaseException as error:  # noqa: BLE001 - whatever one timer does
+                let_stop(error)
                 reports.op_failed(0, "", timer.kind.name, error)
         if ingress.completions:
             completions = ingress.take_completions()
@@ -477,9 +475,8 @@ class Node:
             for completed in completions:
                 try:
                     rt.suspensions.complete(completed)
-                except STOPS:
-                    raise
                 except BaseException as error:  # noqa: BLE001 - whatever one result does
+                    let_stop(error)
                     reports.op_failed(0, "", "Completed", error)
         if executor.ready:
             fired += executor.run(None if budget is None else budget - fired)

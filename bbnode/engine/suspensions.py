@@ -18,7 +18,6 @@ from bbnode.engine.cells import ComponentCell
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.deadlines import bound_by, seconds
 from bbnode.engine.errors import (
-    STOPS,
     DeadlineExceeded,
     OversizePayload,
     PendingAsyncExceeded,
@@ -46,6 +45,7 @@ from bbnode.engine.snapshot.codec import (
 )
 from bbnode.engine.stores import Semaphore
 from bbnode.ir import keys
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.values import TRIGGER, Value, size_of
 
 
@@ -340,9 +340,8 @@ class Suspensions:
                 self._check_completion(parked, result)
             if parked.op.finish is not None:
                 result = parked.op.finish(parked.frame, result)
-        except STOPS:
-            raise
         except BaseException as error:  # noqa: BLE001 - the boundary to what components hand over
+            let_stop(error)
             self.firing.fail(parked.frame, parked.op, error)
         else:
             self.firing.emit(parked.frame, parked.op, result, parked.since_ns)

@@ -18,6 +18,7 @@ import numpy as np
 from bbnode.ir import keys, opset
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.graph import Program
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.opset import OpSpec
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
@@ -121,10 +122,12 @@ class CustomOp:
             given = self._checked_inputs(what, inputs, variables)
             try:
                 result = function(*given, **settings)
-            except Exception as error:
+            except BaseException as error:
+                let_stop(error)
                 try:
                     text = f"{type(error).__name__}: {error}"
-                except Exception:  # noqa: BLE001 - `__str__` is the author's code as well
+                except BaseException as odd:  # noqa: BLE001 - `__str__` is the author's code as well
+                    let_stop(odd)
                     text = type(error).__name__
                 raise CustomOpFailed(f"{what}: {text:.{_MAX_TEXT}}") from error
             return self._checked_outputs(what, result, variables)

@@ -23,6 +23,7 @@ from bbnode.engine.counts import Counts
 from bbnode.engine.rng import mix64
 from bbnode.ir.caps import MAX_DEADLINE_S
 from bbnode.ir.ids import fnv1a_64
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.peer import PeerId
 from bbnode.sim.agenda import ARRIVAL, POLL, Agenda, Flight
 from bbnode.sim.errors import NameTaken, NotReached, TimeStandsStill, UnknownSimNode
@@ -522,7 +523,8 @@ class Network:
         def work() -> None:
             try:
                 result = task.fn()
-            except Exception as error:  # noqa: BLE001 - the boundary of component code
+            except BaseException as error:  # noqa: BLE001 - the boundary of component code
+                let_stop(error)
                 node.fail(task.token, error)
             else:
                 node.complete(task.token, result)

@@ -240,6 +240,14 @@ def test_a_component_that_raises_fails_its_execution_alone() -> None:
         assert node.running
 
 
+def test_a_component_that_exits_ends_no_node_of_the_process() -> None:
+    with worker(slots={"data": {"mode": "exit"}}) as node, worker() as other:
+        with pytest.raises(bbnode.ExecutionFailed, match="SystemExit: 5"):
+            node.invoke("worker", {"tick": "trigger"})
+        assert node.running
+        assert other.invoke("worker", {"tick": "trigger"}).ok
+
+
 def test_an_execution_that_takes_too_long_goes_on() -> None:
     with worker(slots={"data": {"mode": "wait"}}) as node:
         with pytest.raises(bbnode.InvokeTimeout, match=r"not over after 0\.01 s") as late:

@@ -37,6 +37,7 @@ from bbnode.components.registry import UnknownComponentType, component_class, ro
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.onnx_file import model_of
 from bbnode.ir.seal import sealed
 
@@ -422,7 +423,8 @@ class _Run:
             except CompileError:
                 raise
             # It is the caller's code: whatever it raises becomes one typed error that names it.
-            except Exception as error:
+            except BaseException as error:
+                let_stop(error)
                 detail = f"{type(error).__name__}: {error}"
                 raise StageFailed(stage=added.name, detail=detail) from error
             self.unit.recording.sign(self.unit.bodies(), added.name)
