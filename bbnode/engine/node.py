@@ -206,9 +206,14 @@ class Node:
         *,
         deadline_ns: int | None = None,
     ) -> int:
-        """Start one execution with one input of a target; returns its id. Raises as `invoke`."""
+        """Start one execution with one input of a target; returns its id. Raises as `invoke`.
+
+        It runs what can fire from that input; outputs that need others too are skipped. Where
+        nothing can, it is a MissingInput.
+        """
         plan = self._program.find(target)
         adopted, size = adopt_event(plan, input, value, self._rt.limits)
+        plan.check_event(input)
         return self._rt.ingress.push_invocation(
             plan.name, input, {input: adopted}, size, checked_deadline(deadline_ns)
         )
