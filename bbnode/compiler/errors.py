@@ -513,21 +513,33 @@ class UnboundSlot(CompileError, DeploymentError):
 
 @dataclass(kw_only=True, eq=False)
 class UnboundDependency(CompileError, DeploymentError):
-    """A bound component depends on a slot that no bind call fills."""
+    """A bound component depends on a slot that no bind call fills.
+
+    `for_op` is the op that needs it, where only some do; `others` are components of the same kind
+    that need nothing there.
+    """
 
     component: str
     bound_at_slot: str
     required_role: str
     required_slot: str
+    for_op: str = ""
+    others: tuple[str, ...] = ()
 
-    MESSAGE = (
-        "component {component!r} at slot {bound_at_slot!r} depends on a {required_role} at "
-        "slot {required_slot!r}, which is not bound"
-    )
+    def message(self) -> str:
+        why = f" for {self.for_op}" if self.for_op else ""
+        return (
+            f"component {self.component!r} at slot {self.bound_at_slot!r} depends on a "
+            f"{self.required_role} at slot {self.required_slot!r}{why}, which is not bound"
+        )
 
     def mend(self) -> str:
         method = keys.snake_case(self.required_role)
-        return f"Add `.bind_{method}({self.required_slot!r}, <component class>)`"
+        add = f"Add `.bind_{method}({self.required_slot!r}, <component class>)`"
+        if not self.others:
+            return add
+        use = f"; a model that is never trained here is {' or '.join(map(repr, self.others))}"
+        return add + (use if self.required_role == "DataSource" else "")
 
 
 @dataclass(kw_only=True, eq=False)

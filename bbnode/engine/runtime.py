@@ -253,14 +253,15 @@ class Runtime(Services):
         values, inputs = frame.values, event.inputs
         for name, index in zip(plan.seed_names, plan.seeds):  # noqa: B905 - made as pairs
             values[index] = inputs[name]
-        alone = None if event.event is None else target.alone.get(event.event)
-        for name in () if alone is None else alone.lost:
+        alone = target.alone.get(event.event or "")
+        if alone is not None:
             reason = f"it needs {', '.join(alone.needs)} too, and {event.event} alone was given"
-            self.reports.steps.append(
+            self.reports.steps += [
                 steps.OutputSkipped(
                     execution=event.execution, target=target.name, name=name, reason=reason
                 )
-            )
+                for name in alone.lost
+            ]
         self.executor.launch(frame)
 
     def send_failed(self, event: ev.SendFailed) -> None:

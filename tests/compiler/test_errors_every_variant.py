@@ -455,7 +455,7 @@ Leaning: Any = register_component(
 
 @case(errors.UnboundDependency, "DataSource", "'shelf'", "`.bind_data_source('shelf', ",
       module="", component="test.Leaning", bound_at_slot="net", required_role="DataSource",
-      required_slot="shelf")  # fmt: skip
+      required_slot="shelf", for_op="", others=())  # fmt: skip
 def unbound_dependency() -> object:
     model = Program(lambda g: g.output("params", NET.params(g))).build()
     return Compiler().bind_model("net", Leaning).compile(model)
