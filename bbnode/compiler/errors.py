@@ -270,6 +270,10 @@ class CrossClassDataflow(CompileError, AuthorError):
     value_b: str = ""
     producer_a: str = ""  # node that makes value_a, or the input's name
     producer_b: str = ""
+    port: str = ""  # that brings one of the two values from the class of the other one
+    brought_by: str = ""  # `net_out` or `request`, of that port
+    is_answer: bool = False  # the op is a `respond`, whose request that port is
+    is_later: bool = False  # value_a is made of what comes back through that port
 
     MESSAGE = (
         "op {node_name!r} reads {value_a!r} of {producer_a!r}, which lives on class "
@@ -279,6 +283,24 @@ class CrossClassDataflow(CompileError, AuthorError):
         "Send one of them over first: `g.net_out(<port>, <peers of class {home_a!r}>, "
         "{value_b})` and use what it returns"
     )
+
+    def mend(self) -> str:
+        if not self.port:
+            return super().mend()
+        # A message of its own would start another execution, in which the other value is not.
+        sent = f"`g.{self.brought_by}({self.port!r}, …, g.bundle([…, {self.value_a}]))`"
+        also = f"send {self.value_a!r} along, {sent}, and take it apart there"
+        if self.is_later:
+            also = (
+                f"{self.value_a!r} is made of the answers to {self.port!r}: send it there by "
+                "another request, which comes after it"
+            )
+        if self.is_answer:
+            return (
+                f"`respond` answers from class {self.home_b!r}, with a value that is made there, "
+                f"of what {self.port!r} received; if it needs another one, {also}"
+            )
+        return also[:1].upper() + also[1:]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -484,12 +506,29 @@ class IncompatibleStorageOnEdge(CompileError, AuthorError):
     recv_node: str
     sent: str
     received: str
+    port: str = ""  # to which another op sends `received`: `recv_node` is that op
 
     MESSAGE = "{send_node!r} sends {sent!r}, but {recv_node!r} hands it on as {received!r}"
     MEND = (
         "Put a Codec (or a Cast) from {sent!r} to {received!r} between them; `codec=` of the port "
         "encodes and decodes"
     )
+
+    def message(self) -> str:
+        if not self.port:
+            return super().message()
+        return (
+            f"port {self.port!r} gets two types: {self.recv_node!r} sends {self.received!r} there, "
+            f"and {self.send_node!r} sends {self.sent!r}"
+        )
+
+    def mend(self) -> str:
+        if not self.port:
+            return super().mend()
+        return (
+            f"All sends to one port carry one type: give {self.send_node!r} a port of its own, or "
+            f"cast what it sends to {self.received!r}"
+        )
 
 
 # --- slots and bindings ---------------------------------------------------------------------

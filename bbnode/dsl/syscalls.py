@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from bbnode.dsl.core.calls import takes_graph, wants_graph
 from bbnode.dsl.core.graph import NS_PER_S, After, Graph, Output, as_graph, spec_of
 from bbnode.dsl.errors import BadArgument
 from bbnode.ir import keys
@@ -309,3 +310,8 @@ def type_cast(g: Graph, value: Output, *, to: TypeNode | str, after: After = Non
     """The value as the type `to`, a type or its id (the op `Cast` of the types domain)."""
     target = to.id if isinstance(to, TypeNode) else to
     return _one(g, "Cast", value, after=after, domain=keys.TYPES_DOMAIN, to=target)
+
+
+for _name, _function in list(globals().items()):
+    if wants_graph(_function) and _function.__module__ == __name__:
+        globals()[_name] = takes_graph(_function, "syscalls")

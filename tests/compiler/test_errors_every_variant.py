@@ -319,7 +319,8 @@ def senders_of_two_classes() -> object:
 @case(errors.CrossClassDataflow, "'server'", "'client'", "`g.net_out(",
       node_name="Add_0", home_a="server", home_b="client",
       value_a="value", value_b="Send_0.received",
-      producer_a="function input", producer_b="Send_0")  # fmt: skip
+      producer_a="function input", producer_b="Send_0", port="out",
+      brought_by="net_out", is_answer=False, is_later=False)  # fmt: skip
 def cross_class_dataflow() -> object:
     def body(g: Graph) -> None:
         value = g.input("value", types.TENSOR_FLOAT)
@@ -421,7 +422,7 @@ def nothing_stored() -> object:
 
 @case(errors.IncompatibleStorageOnEdge, "'Send_0' sends", "Codec",
       send_node="Send_0", recv_node="LoadParameters_0",
-      sent="Tensor.FLOAT", received="Tensor.DOUBLE")  # fmt: skip
+      sent="Tensor.FLOAT", received="Tensor.DOUBLE", port="")  # fmt: skip
 def incompatible_storage_on_edge() -> object:
     def body(g: Graph) -> None:
         weights = g.input("weights", types.TENSOR_FLOAT)

@@ -1287,7 +1287,8 @@ def as_graph(g: object, call: str) -> Graph:
     """Return `g`, or raise BadArgument where it is not a Graph. `call` says how to write it."""
     if isinstance(g, Graph):
         return g
-    raise BadArgument(f"the first argument is the Graph, got {g!r:.60}; write {call}")
+    shown = f"the value {g.name!r}" if isinstance(g, Output) else f"{g!r:.60}"
+    raise BadArgument(f"the first argument is the Graph, got {shown}; write {call}")
 
 
 # --- signatures ----------------------------------------------------------------------------

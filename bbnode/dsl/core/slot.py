@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+from bbnode.dsl.core.calls import takes_graph, wants_graph
 from bbnode.dsl.core.graph import After, Graph, Output, as_graph
 from bbnode.dsl.core.names import check_name, hint
 from bbnode.dsl.core.recorder import SlotUse
@@ -31,6 +32,12 @@ class Slot:
     """
 
     ROLE: ClassVar[str]
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for name, function in list(vars(cls).items()):
+            if wants_graph(function):
+                setattr(cls, name, takes_graph(function))
 
     def __init__(self, name: str, *, concrete: ConcreteSpec | None = None) -> None:
         """Name the slot.
@@ -103,9 +110,11 @@ class Slot:
         op_type, doc = known[name]
 
         def call(
-            g: Graph, /, *inputs: Output | None, after: After = None, **attributes: Any
-        ) -> Recorded:
-            return self.op(g, op_type, *inputs, after=after, **attributes)
+            g: Graph | None = None, /, *inputs: Output | None, after: After = None,
+            **attributes: Any,
+        ) -> Recorded:  # fmt: skip
+            graph = as_graph(g, f"{self.name}.{name}(g, …)")
+            return self.op(graph, op_type, *inputs, after=after, **attributes)
 
         call.__name__ = call.__qualname__ = name
         call.__doc__ = doc
