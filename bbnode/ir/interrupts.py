@@ -1,4 +1,4 @@
-"""What a person or the system stops, told from what somebody's code raises to the same effect.
+"""Stops by a person or the system, told from what somebody's code raises to the same effect.
 
 Rule: code of a component's, an op's or a program's author ends nobody's process: `sys.exit`,
 `raise KeyboardInterrupt` and every other exception of it is a failure like any other. Ctrl-C, and

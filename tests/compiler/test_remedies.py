@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bbnode.compiler import Compiler
@@ -130,7 +129,7 @@ def test_two_types_on_one_port_are_named_the_right_way_round(classes: str, first
 @pytest.mark.parametrize(
     "effect",
     [
-        lambda b, x: b.net_out("yes", b.peer_ids([], peer_class="b"), x),
+        lambda b, x: b.net_out("yes", x, x),
         lambda b, x: b.request("ask", x, x).received,
         lambda b, x: syscalls.app_emit(b, x, name="said"),
         lambda b, x: M.forward(b, x),
@@ -176,9 +175,9 @@ def test_a_branch_is_a_function_of_its_graph() -> None:
         (lambda x: M.load_parameters(params=x), r"m\.load_parameters\(g, params\)"),
         (lambda x: syscalls.app_emit(x, name="n"), r"syscalls\.app_emit\(g, value, name=…\)"),
         (lambda x: syscalls.any_of(x, x), r"syscalls\.any_of\(g, …\)"),
-        (lambda x: peer_lists.concat(x, x), r"peer_lists\.concat\(g, …\)"),
+        (lambda x: peer_lists.concat_lists(x, x), r"peer_lists\.concat_lists\(g, …\)"),
         (lambda x: PeerSelectorSlot("s", peer_class="b").current_view(after=x), r"s\.current_view"),
-        (lambda x: K.add(Module, x, x), r"got <class .*write compute\.add\(g, a, b\)"),
+        (lambda x: K.add(Module, x, x), r"class .*write compute\.add\(g, a, b\)"),
     ],
 )
 def test_who_leaves_out_the_graph_is_told_so(call: Callable[[Output], object], way: str) -> None:
@@ -202,4 +201,3 @@ def test_a_type_error_of_a_value_is_not_one_of_the_call() -> None:
 
     with pytest.raises(TypeError, match="not iterable"):
         compiled(body)
-    assert np.float32(1) == 1

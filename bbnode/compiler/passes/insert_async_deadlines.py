@@ -71,7 +71,7 @@ class InsertAsyncDeadlines(Pass):
 
 
 class _Upstream:
-    """What starts the executions that ops run in, where a message does: its time, by op.
+    """The time of the messages that start the executions in which ops run, by op.
 
     The ops of a function have that of its calls, where each of them has one.
     """
