@@ -334,6 +334,22 @@ def test_a_line_at_a_component_is_no_deadline_either() -> None:
     assert run.failures() == []
 
 
+def test_gossip_that_a_timer_starts_has_the_limit_of_the_node_that_began() -> None:
+    def body(g: Graph) -> None:
+        tick = syscalls.interval(g, period_ns=6 * HOUR * S)
+        x = g.constant(ONE, after=tick)
+        there = g.net_out("there", at(g, "b", x), x)
+        syscalls.app_emit(g, work(g, there), name="mixed")
+
+    run = Run(compiled(body), {"a": 0, "b": 2 * HOUR})
+    run.net.run(until=9 * HOUR * S)
+    assert run.failures("b") == []
+    assert [event.topic for event in run.steps(steps.AppEvent, "b")] == ["mixed"]
+    run = Run(compiled(body), {"a": 0, "b": 2 * HOUR}, Limits(wait_s=HOUR))
+    run.net.run(until=9 * HOUR * S)
+    assert "the time that came with the message of" in run.failures("b")[0]
+
+
 # --- the programs that ship -------------------------------------------------------------------
 
 
