@@ -160,11 +160,16 @@ class _AioMethods(AsyncMethods):
         return await self._on.call_from_asyncio(self._there.download, path)
 
     async def invoke(
-        self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
+        self,
+        target: str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 60.0,
+        deadline_s: float | None = None,
     ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
         return await self._on.call_from_asyncio(
-            self._there.invoke, target, inputs, timeout_s=timeout_s
+            self._there.invoke, target, inputs, timeout_s=timeout_s, deadline_s=deadline_s
         )
 
     async def emit(
@@ -174,10 +179,11 @@ class _AioMethods(AsyncMethods):
         value: Any,
         *,
         timeout_s: float = 60.0,
+        deadline_s: float | None = None,
     ) -> InvokeResult:
         """Send a target one input, which starts an execution; otherwise as `invoke`."""
         return await self._on.call_from_asyncio(
-            self._there.emit, target, input, value, timeout_s=timeout_s
+            self._there.emit, target, input, value, timeout_s=timeout_s, deadline_s=deadline_s
         )
 
     async def _sleep(self, seconds: float) -> None:

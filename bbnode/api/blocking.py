@@ -170,10 +170,17 @@ class BlockingNode(BlockingMethods, Facts):
         return self._on.call(self._node.download, path)
 
     def invoke(
-        self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
+        self,
+        target: str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 60.0,
+        deadline_s: float | None = None,
     ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
-        return self._on.call(self._node.invoke, target, inputs, timeout_s=timeout_s)
+        return self._on.call(
+            self._node.invoke, target, inputs, timeout_s=timeout_s, deadline_s=deadline_s
+        )
 
     def emit(
         self,
@@ -182,9 +189,12 @@ class BlockingNode(BlockingMethods, Facts):
         value: Any,
         *,
         timeout_s: float = 60.0,
+        deadline_s: float | None = None,
     ) -> InvokeResult:
         """Send a target one input, which starts an execution; otherwise as `invoke`."""
-        return self._on.call(self._node.emit, target, input, value, timeout_s=timeout_s)
+        return self._on.call(
+            self._node.emit, target, input, value, timeout_s=timeout_s, deadline_s=deadline_s
+        )
 
     def outputs(self) -> BlockingStream[OutputValue]:
         """Subscribe to all outputs from now on, whichever execution or message they come from.

@@ -62,13 +62,21 @@ class BlockingMethods(ABC):
 
     @abstractmethod
     def invoke(
-        self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
+        self,
+        target: str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 60.0,
+        deadline_s: float | None = None,
     ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended.
 
         `inputs` by name: arrays of the declared dtype and shape, numbers and lists of them (which
         get the declared dtype), texts, bytes, or "trigger". Interrupting the wait leaves the
         execution running, and so does the timeout; 0 seconds start it and return at once.
+        `deadline_s` is the time of the execution itself, with all that it asks of peers: it fails
+        after it. Without, its ops and requests have the time that the program says, else that of
+        the node's limit `wait_s`.
 
         Raises:
             ExecutionFailed: an op of it failed; `.result` has the reasons.
@@ -88,6 +96,7 @@ class BlockingMethods(ABC):
         value: Any,
         *,
         timeout_s: float = 60.0,
+        deadline_s: float | None = None,
     ) -> InvokeResult:
         """Send a target one input, which starts an execution; otherwise as `invoke`."""
 

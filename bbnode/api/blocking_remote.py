@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from bbnode.api.blocking_methods import LOOK_EVERY_S, BlockingMethods
 from bbnode.api.errors import WaitTimeout
-from bbnode.api.inputs import named, seconds, to_json
+from bbnode.api.inputs import deadline, named, seconds, to_json
 from bbnode.api.outcome import InvokeResult, checked_outcome, outcome_of
 from bbnode.api.where import control_address
 from bbnode.daemon.control.client import DEFAULT_TIMEOUT_S, ControlClient, Query, parse_answer
@@ -70,11 +70,16 @@ class RemoteNode(BlockingMethods):
             return b"".join(client.download(path))
 
     def invoke(
-        self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
+        self,
+        target: str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 60.0,
+        deadline_s: float | None = None,
     ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
         given = {name: to_json(name, value) for name, value in named(inputs).items()}
-        body = {"target": target, "inputs": given}
+        body = {"target": target, "inputs": given, **_deadline(deadline_s)}
         return self._finish("/v1/invoke", body, timeout_s)
 
     def emit(
@@ -84,9 +89,11 @@ class RemoteNode(BlockingMethods):
         value: Any,
         *,
         timeout_s: float = 60.0,
+        deadline_s: float | None = None,
     ) -> InvokeResult:
         """Send a target one input, which starts an execution; otherwise as `invoke`."""
-        body = {"target": target, "input": input, "value": to_json(input, value)}
+        given = to_json(input, value)
+        body = {"target": target, "input": input, "value": given, **_deadline(deadline_s)}
         return self._finish("/v1/emit", body, timeout_s)
 
     def stop(self) -> None:
@@ -124,6 +131,11 @@ class RemoteNode(BlockingMethods):
     ) -> tuple[int, bytes]:
         with ControlClient(self._address, timeout_s=timeout_s) as client:
             return client.fetch(method, wanted, body)
+
+
+def _deadline(deadline_s: float | None) -> dict[str, float]:
+    given = deadline(deadline_s)
+    return {} if given is None else {"deadline_s": given}
 
 
 class RemoteLines:

@@ -17,6 +17,7 @@ import numpy as np
 from bbnode.api.errors import InputRefused
 from bbnode.daemon.invoke.numbers import numbers
 from bbnode.ir import types
+from bbnode.ir.caps import MAX_DEADLINE_S
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
@@ -40,6 +41,19 @@ def seconds(timeout_s: Any) -> float:
     if not isinstance(timeout_s, int | float) or not math.isfinite(timeout_s):
         raise InputRefused(f"timeout_s is {timeout_s!r}; give a number of seconds")
     return max(float(timeout_s), 0.0)
+
+
+def deadline(deadline_s: Any) -> float | None:
+    """Return the time of an execution, in seconds. Raises InputRefused for what is no time."""
+    if deadline_s is None:
+        return None
+    is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
+    if not is_number or not 0 < deadline_s <= MAX_DEADLINE_S:
+        raise InputRefused(
+            f"deadline_s is {deadline_s!r:.40}; give seconds, more than 0 and a month at most, or "
+            "None"
+        )
+    return float(deadline_s)
 
 
 def to_values(

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import trio
 
 from bbnode.api.errors import NodeNotReady, NodeStopped, WaitTimeout
-from bbnode.api.inputs import named, seconds, to_value, to_values
+from bbnode.api.inputs import deadline, named, seconds, to_value, to_values
 from bbnode.api.methods import AsyncMethods
 from bbnode.api.outcome import InvokeResult, OutputValue, checked_outcome, shown_value
 from bbnode.api.remote import TrioRemoteNode
@@ -30,6 +30,7 @@ from bbnode.daemon.control.errors import ControlError, Problem
 from bbnode.daemon.control.feed import Subscription
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.http import Lines, application, checked
+from bbnode.daemon.control.inputs import nanoseconds
 from bbnode.daemon.control.json_lines import encode, parse_object
 from bbnode.daemon.control.routes import ENDPOINTS
 from bbnode.daemon.control.server import ControlLimits
@@ -231,14 +232,19 @@ class TrioNode(AsyncMethods):
         return data
 
     async def invoke(
-        self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
+        self,
+        target: str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 60.0,
+        deadline_s: float | None = None,
     ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
         self._check_running()
         wait_s, node = seconds(timeout_s), self._host.node
         values = to_values(named(inputs), node.inputs(target))
         later = self._host.later(target, None)
-        execution = node.invoke(target, values)
+        execution = node.invoke(target, values, deadline_ns=nanoseconds(deadline(deadline_s)))
         return await self._alive(self._finish, execution, later, target, wait_s)
 
     async def emit(
@@ -248,13 +254,16 @@ class TrioNode(AsyncMethods):
         value: Any,
         *,
         timeout_s: float = 60.0,
+        deadline_s: float | None = None,
     ) -> InvokeResult:
         """Send a target one input, which starts an execution; otherwise as `invoke`."""
         self._check_running()
         wait_s, node = seconds(timeout_s), self._host.node
         given = to_value(input, value, node.inputs(target).get(input))
         later = self._host.later(target, input)
-        execution = node.deliver_event(target, input, given)
+        execution = node.deliver_event(
+            target, input, given, deadline_ns=nanoseconds(deadline(deadline_s))
+        )
         return await self._alive(self._finish, execution, later, target, wait_s)
 
     async def outputs(self) -> TrioOutputs:

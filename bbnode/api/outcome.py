@@ -130,7 +130,7 @@ def checked_outcome(outcome: InvokeResult, target: str, timeout_s: float) -> Inv
         missing = f"; {', '.join(outcome.missing)} may still come" if outcome.missing else ""
         raise InvokeTimeout(
             f"execution {outcome.execution} of {target} is not over after {timeout_s:g} s"
-            f"{missing}; status() shows what it waits for",
+            f"{missing}; it goes on: wait longer (timeout_s), status() shows what it waits for",
             outcome,
         )
     return outcome

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import trio
 
 from bbnode.api.errors import WaitTimeout
-from bbnode.api.inputs import named, seconds, to_json
+from bbnode.api.inputs import deadline, named, seconds, to_json
 from bbnode.api.methods import LOOK_EVERY_S, AsyncMethods
 from bbnode.api.outcome import InvokeResult, checked_outcome, outcome_of
 from bbnode.api.where import control_address
@@ -73,11 +73,16 @@ class TrioRemoteNode(AsyncMethods):
             return b"".join(await client.download(path))
 
     async def invoke(
-        self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
+        self,
+        target: str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 60.0,
+        deadline_s: float | None = None,
     ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
         given = {name: to_json(name, value) for name, value in named(inputs).items()}
-        body = {"target": target, "inputs": given}
+        body = {"target": target, "inputs": given, **_deadline(deadline_s)}
         return await self._finish("/v1/invoke", body, timeout_s)
 
     async def emit(
@@ -87,9 +92,11 @@ class TrioRemoteNode(AsyncMethods):
         value: Any,
         *,
         timeout_s: float = 60.0,
+        deadline_s: float | None = None,
     ) -> InvokeResult:
         """Send a target one input, which starts an execution; otherwise as `invoke`."""
-        body = {"target": target, "input": input, "value": to_json(input, value)}
+        given = to_json(input, value)
+        body = {"target": target, "input": input, "value": given, **_deadline(deadline_s)}
         return await self._finish("/v1/emit", body, timeout_s)
 
     async def stop(self) -> None:
@@ -127,6 +134,11 @@ class TrioRemoteNode(AsyncMethods):
     ) -> tuple[int, bytes]:
         async with AsyncControlClient(self._address, timeout_s=timeout_s) as client:
             return await client.fetch(method, wanted, body)
+
+
+def _deadline(deadline_s: float | None) -> dict[str, float]:
+    given = deadline(deadline_s)
+    return {} if given is None else {"deadline_s": given}
 
 
 class TrioRemoteLines:

@@ -270,6 +270,10 @@ class CrossClassDataflow(CompileError, AuthorError):
     value_b: str = ""
     producer_a: str = ""  # node that makes value_a, or the input's name
     producer_b: str = ""
+    port: str = ""  # that brings one of the two values from the class of the other one
+    brought_by: str = ""  # `net_out` or `request`, of that port
+    is_answer: bool = False  # the op is a `respond`, whose request that port is
+    is_later: bool = False  # value_a is made of what comes back through that port
 
     MESSAGE = (
         "op {node_name!r} reads {value_a!r} of {producer_a!r}, which lives on class "
@@ -279,6 +283,24 @@ class CrossClassDataflow(CompileError, AuthorError):
         "Send one of them over first: `g.net_out(<port>, <peers of class {home_a!r}>, "
         "{value_b})` and use what it returns"
     )
+
+    def mend(self) -> str:
+        if not self.port:
+            return super().mend()
+        # A message of its own would start another execution, in which the other value is not.
+        sent = f"`g.{self.brought_by}({self.port!r}, …, g.bundle([…, {self.value_a}]))`"
+        also = f"send {self.value_a!r} along, {sent}, and take it apart there"
+        if self.is_later:
+            also = (
+                f"{self.value_a!r} is made of the answers to {self.port!r}: send it there by "
+                "another request, which comes after it"
+            )
+        if self.is_answer:
+            return (
+                f"`respond` answers from class {self.home_b!r}, with a value that is made there, "
+                f"of what {self.port!r} received; if it needs another one, {also}"
+            )
+        return also[:1].upper() + also[1:]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -484,12 +506,29 @@ class IncompatibleStorageOnEdge(CompileError, AuthorError):
     recv_node: str
     sent: str
     received: str
+    port: str = ""  # to which another op sends `received`: `recv_node` is that op
 
     MESSAGE = "{send_node!r} sends {sent!r}, but {recv_node!r} hands it on as {received!r}"
     MEND = (
         "Put a Codec (or a Cast) from {sent!r} to {received!r} between them; `codec=` of the port "
         "encodes and decodes"
     )
+
+    def message(self) -> str:
+        if not self.port:
+            return super().message()
+        return (
+            f"port {self.port!r} gets two types: {self.recv_node!r} sends {self.received!r} there, "
+            f"and {self.send_node!r} sends {self.sent!r}"
+        )
+
+    def mend(self) -> str:
+        if not self.port:
+            return super().mend()
+        return (
+            f"All sends to one port carry one type: give {self.send_node!r} a port of its own, or "
+            f"cast what it sends to {self.received!r}"
+        )
 
 
 # --- slots and bindings ---------------------------------------------------------------------
@@ -513,21 +552,33 @@ class UnboundSlot(CompileError, DeploymentError):
 
 @dataclass(kw_only=True, eq=False)
 class UnboundDependency(CompileError, DeploymentError):
-    """A bound component depends on a slot that no bind call fills."""
+    """A bound component depends on a slot that no bind call fills.
+
+    `for_op` is the op that needs it, where only some do; `others` are components of the same kind
+    that need nothing there.
+    """
 
     component: str
     bound_at_slot: str
     required_role: str
     required_slot: str
+    for_op: str = ""
+    others: tuple[str, ...] = ()
 
-    MESSAGE = (
-        "component {component!r} at slot {bound_at_slot!r} depends on a {required_role} at "
-        "slot {required_slot!r}, which is not bound"
-    )
+    def message(self) -> str:
+        why = f" for {self.for_op}" if self.for_op else ""
+        return (
+            f"component {self.component!r} at slot {self.bound_at_slot!r} depends on a "
+            f"{self.required_role} at slot {self.required_slot!r}{why}, which is not bound"
+        )
 
     def mend(self) -> str:
         method = keys.snake_case(self.required_role)
-        return f"Add `.bind_{method}({self.required_slot!r}, <component class>)`"
+        add = f"Add `.bind_{method}({self.required_slot!r}, <component class>)`"
+        if not self.others:
+            return add
+        use = f"; a model that is never trained here is {' or '.join(map(repr, self.others))}"
+        return add + (use if self.required_role == "DataSource" else "")
 
 
 @dataclass(kw_only=True, eq=False)

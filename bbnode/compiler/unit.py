@@ -15,12 +15,14 @@ from bbnode.compiler.analysis.content_hash import AttributePrints
 from bbnode.compiler.errors import Where
 from bbnode.components.contracts import Component
 from bbnode.ir import keys
+from bbnode.ir.caps import DEFAULT_WAIT_S
 from bbnode.ir.graph import Function, FunctionKey, Program
 from bbnode.ir.reopen import Recording
 
-# One hop of a chain: transfer, queueing and the receiver's own work. Generous, because a
-# deadline is a bound on waiting and not an estimate; requests usually bring their own.
-DEFAULT_PER_HOP_BUDGET_NS = 30_000_000_000
+# One hop of a chain that nobody bounded: transfer, queueing and the receiver's own work. It is no
+# estimate: a client may train for hours, and only its author knows. A node puts its own limit
+# `wait_s` in its place, which has the same default.
+DEFAULT_PER_HOP_BUDGET_NS = DEFAULT_WAIT_S * 1_000_000_000
 
 Counters = Mapping[str, int]
 
@@ -42,6 +44,11 @@ class CompileOptions:
     target_version: int = keys.FRAMEWORK_IR_VERSION
     per_hop_budget_ns: int = DEFAULT_PER_HOP_BUDGET_NS
     permissive_types: bool = False
+
+    @property
+    def is_bounded(self) -> bool:
+        """True if the author gave a budget per hop."""
+        return self.per_hop_budget_ns != DEFAULT_PER_HOP_BUDGET_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

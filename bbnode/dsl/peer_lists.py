@@ -15,6 +15,7 @@ import numpy as np
 
 from bbnode.dsl import syscalls
 from bbnode.dsl.backend.catalogue import is_int64, record_onnx
+from bbnode.dsl.core.calls import takes_graph, wants_graph
 from bbnode.dsl.core.graph import After, Graph, Output, as_graph
 from bbnode.dsl.errors import BadArgument
 from bbnode.ir import peer_list_ops, types
@@ -144,3 +145,8 @@ def _record(
                 )
         kinds = [peer_list_ops.RESULT_TYPES[op_type][assumed]]
     return record_onnx(graph, op_type, inputs, attributes or {}, after, kinds=kinds)[0]
+
+
+for _name, _function in list(globals().items()):
+    if wants_graph(_function) and _function.__module__ == __name__:
+        globals()[_name] = takes_graph(_function, "peer_lists")

@@ -2,7 +2,8 @@
 
 Rule: a method is a typed name for one op of the op table; a test holds that the two agree, op
 by op and argument by argument. The first argument is the Graph, then the op's inputs, then its
-attributes by name, and `after`: values that must be there before the op fires.
+attributes by name, `deadline`: seconds that the op may take (0: what its execution has left), and
+`after`: values that must be there before the op fires.
 """
 
 from __future__ import annotations
@@ -36,80 +37,120 @@ class ModelSlot(Slot):
 
     ROLE: ClassVar[str] = "Model"
 
-    def forward(self, g: Graph, batch: Output, *, after: After = None) -> Output:
+    def forward(
+        self, g: Graph, batch: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """Outputs for a batch: [N, …] to [N, …], float32."""
-        return cast(Output, self.op(g, "Forward", batch, after=after))
+        return cast(Output, self.op(g, "Forward", batch, deadline=deadline, after=after))
 
-    def backward(self, g: Graph, grad: Output, *, after: After = None) -> Output:
+    def backward(
+        self, g: Graph, grad: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """Pull an output gradient of the last forward back to the parameters; a CommandId."""
-        return cast(Output, self.op(g, "Backward", grad, after=after))
+        return cast(Output, self.op(g, "Backward", grad, deadline=deadline, after=after))
 
-    def step(self, g: Graph, grads: Output | None = None, *, after: After = None) -> Output:
+    def step(
+        self, g: Graph, grads: Output | None = None, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """One optimizer step, with `grads` [P] or those of the last `backward`; a CommandId."""
-        return cast(Output, self.op(g, "Step", grads, after=after))
+        return cast(Output, self.op(g, "Step", grads, deadline=deadline, after=after))
 
     def compute_loss(
-        self, g: Graph, batch: Output, target: Output, *, after: After = None
+        self, g: Graph, batch: Output, target: Output, *, deadline: float = 0.0, after: After = None
     ) -> Output:
         """Mean loss of `batch` [N, …] against `target` [N] or [N, …]; float32 []."""
-        return cast(Output, self.op(g, "ComputeLoss", batch, target, after=after))
+        return cast(
+            Output, self.op(g, "ComputeLoss", batch, target, deadline=deadline, after=after)
+        )
 
-    def evaluate(self, g: Graph, batch: Output, target: Output, *, after: After = None) -> Output:
+    def evaluate(
+        self, g: Graph, batch: Output, target: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """The older name of `compute_loss`."""
-        return cast(Output, self.op(g, "Evaluate", batch, target, after=after))
+        return cast(Output, self.op(g, "Evaluate", batch, target, deadline=deadline, after=after))
 
-    def gradient(self, g: Graph, batch: Output, target: Output, *, after: After = None) -> Pair:
+    def gradient(
+        self, g: Graph, batch: Output, target: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Pair:
         """Gradient of the mean loss by the parameters, and that loss: (float32 [P], float32 []).
 
         Nothing of the model changes. `step(g, grads)` makes an optimizer step with it, here or on
         another peer.
         """
-        return cast(Pair, self.op(g, "Gradient", batch, target, after=after))
+        return cast(Pair, self.op(g, "Gradient", batch, target, deadline=deadline, after=after))
 
     def gradient_with_input(
-        self, g: Graph, batch: Output, target: Output, *, after: After = None
+        self, g: Graph, batch: Output, target: Output, *, deadline: float = 0.0, after: After = None
     ) -> tuple[Output, Output, Output]:
         """As `gradient`, and by the batch too: (float32 [P], float32 like the batch, float32 []).
 
         Of a model as it is evaluated. Who made the batch goes on with the second by `pull_back`.
         """
-        made = self.op(g, "GradientWithInput", batch, target, after=after)
+        made = self.op(g, "GradientWithInput", batch, target, deadline=deadline, after=after)
         return cast("tuple[Output, Output, Output]", made)
 
     def pull_back(
-        self, g: Graph, batch: Output, grad: Output, *, to_input: bool = False, after: After = None
+        self,
+        g: Graph,
+        batch: Output,
+        grad: Output,
+        *,
+        to_input: bool = False,
+        deadline: float = 0.0,
+        after: After = None,
     ) -> Pair:
         """Pull a gradient by what `forward` makes of a batch back: (float32 [P], by the batch).
 
         Unlike `backward` it keeps nothing, so that several executions may be between their
         `forward` and this. Without `to_input` the second is empty, float32 [0].
         """
-        return cast(Pair, self.op(g, "PullBack", batch, grad, to_input=int(to_input), after=after))
+        return cast(
+            Pair,
+            self.op(
+                g, "PullBack", batch, grad, to_input=int(to_input), deadline=deadline, after=after
+            ),
+        )
 
-    def set_learning_rate(self, g: Graph, rate: Output, *, after: After = None) -> Output:
+    def set_learning_rate(
+        self, g: Graph, rate: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """Take `rate`, float32 [], for all steps from now on; a CommandId."""
-        return cast(Output, self.op(g, "SetLearningRate", rate, after=after))
+        return cast(Output, self.op(g, "SetLearningRate", rate, deadline=deadline, after=after))
 
-    def apply_delta(self, g: Graph, delta: Output, *, after: After = None) -> Output:
+    def apply_delta(
+        self, g: Graph, delta: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """Add `delta` [P] to the parameters; a CommandId."""
-        return cast(Output, self.op(g, "ApplyDelta", delta, after=after))
+        return cast(Output, self.op(g, "ApplyDelta", delta, deadline=deadline, after=after))
 
-    def load_parameters(self, g: Graph, params: Output, *, after: After = None) -> Output:
+    def load_parameters(
+        self, g: Graph, params: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """Replace the parameters by `params` [P]; a CommandId."""
-        return cast(Output, self.op(g, "LoadParameters", params, after=after))
+        return cast(Output, self.op(g, "LoadParameters", params, deadline=deadline, after=after))
 
-    def params(self, g: Graph, *, after: After = None) -> Output:
+    def params(self, g: Graph, *, deadline: float = 0.0, after: After = None) -> Output:
         """The parameters, [P] float32."""
-        return cast(Output, self.op(g, "Params", after=after))
+        return cast(Output, self.op(g, "Params", deadline=deadline, after=after))
 
-    def train(self, g: Graph, *, epochs: int = 1, batch: int = 32, after: After = None) -> Output:
+    def train(
+        self,
+        g: Graph,
+        *,
+        epochs: int = 1,
+        batch: int = 32,
+        deadline: float = 0.0,
+        after: After = None,
+    ) -> Output:
         """Train on the bound DataSource; Metadata with `num_samples`, `loss` and `steps`."""
-        return cast(Output, self.op(g, "Train", epochs=epochs, batch=batch, after=after))
+        return cast(
+            Output, self.op(g, "Train", epochs=epochs, batch=batch, deadline=deadline, after=after)
+        )
 
     def train_adjusted(
         self, g: Graph, anchor: Output | None = None, correction: Output | None = None, *,
         epochs: int = 1, batch: int = 32, proximal: float = 0.0, frozen: str = "",
-        after: After = None,
+        deadline: float = 0.0, after: After = None,
     ) -> Pair:  # fmt: skip
         """Train as `train`, with `proximal` (w - `anchor`) + `correction` added to each gradient.
 
@@ -121,7 +162,8 @@ class ModelSlot(Slot):
         """
         made = self.op(
             g, "TrainAdjusted", anchor, correction,
-            epochs=epochs, batch=batch, proximal=proximal, frozen=frozen, after=after,
+            epochs=epochs, batch=batch, proximal=proximal, frozen=frozen,
+            deadline=deadline, after=after,
         )  # fmt: skip
         return cast(Pair, made)
 
@@ -139,29 +181,39 @@ class AggregatorSlot(Slot):
     ROLE: ClassVar[str] = "Aggregator"
 
     def contribute(
-        self, g: Graph, tensor: Output, metadata: Output, *, after: After = None
+        self,
+        g: Graph,
+        tensor: Output,
+        metadata: Output,
+        *,
+        deadline: float = 0.0,
+        after: After = None,
     ) -> Output:
         """Add the contribution of the peer that the delivery came from; a CommandId.
 
         `tensor` is float32 [P] with the same P from every peer, `metadata` a Metadata with
         `num_samples`. A second one of the same peer replaces its first.
         """
-        return cast(Output, self.op(g, "Contribute", tensor, metadata, after=after))
+        return cast(
+            Output, self.op(g, "Contribute", tensor, metadata, deadline=deadline, after=after)
+        )
 
-    def contribute_all(self, g: Graph, responses: Output, *, after: After = None) -> Output:
+    def contribute_all(
+        self, g: Graph, responses: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """Add a cohort's answers, each a composite (tensor, metadata); a CommandId."""
-        return cast(Output, self.op(g, "ContributeAll", responses, after=after))
+        return cast(Output, self.op(g, "ContributeAll", responses, deadline=deadline, after=after))
 
-    def aggregate(self, g: Graph, *, after: After = None) -> Pair:
+    def aggregate(self, g: Graph, *, deadline: float = 0.0, after: After = None) -> Pair:
         """Combine and clear what was contributed: (tensor [P], Metadata).
 
         The op fails at run time when nothing was contributed.
         """
-        return cast(Pair, self.op(g, "Aggregate", after=after))
+        return cast(Pair, self.op(g, "Aggregate", deadline=deadline, after=after))
 
-    def current_tensor(self, g: Graph, *, after: After = None) -> Output:
+    def current_tensor(self, g: Graph, *, deadline: float = 0.0, after: After = None) -> Output:
         """The last aggregate, [P] float32; the op fails at run time before the first."""
-        return cast(Output, self.op(g, "CurrentTensor", after=after))
+        return cast(Output, self.op(g, "CurrentTensor", deadline=deadline, after=after))
 
 
 class DataSourceSlot(Slot):
@@ -174,26 +226,28 @@ class DataSourceSlot(Slot):
 
     ROLE: ClassVar[str] = "DataSource"
 
-    def next_batch(self, g: Graph, *, after: After = None) -> Pair:
+    def next_batch(self, g: Graph, *, deadline: float = 0.0, after: After = None) -> Pair:
         """The next (batch [N, …] float32, labels [N], or [N, …])."""
-        return cast(Pair, self.op(g, "NextBatch", after=after))
+        return cast(Pair, self.op(g, "NextBatch", deadline=deadline, after=after))
 
-    def reset(self, g: Graph, *, after: After = None) -> Output:
+    def reset(self, g: Graph, *, deadline: float = 0.0, after: After = None) -> Output:
         """Start from the first batch again; a Trigger."""
-        return cast(Output, self.op(g, "Reset", after=after))
+        return cast(Output, self.op(g, "Reset", deadline=deadline, after=after))
 
-    def on_data_loaded(self, g: Graph, *, after: After = None) -> Output:
+    def on_data_loaded(self, g: Graph, *, deadline: float = 0.0, after: After = None) -> Output:
         """Fires when the source has its data; a Trigger."""
-        return cast(Output, self.op(g, "OnDataLoaded", after=after))
+        return cast(Output, self.op(g, "OnDataLoaded", deadline=deadline, after=after))
 
-    def statistics(self, g: Graph, *, after: After = None) -> Pair:
+    def statistics(self, g: Graph, *, deadline: float = 0.0, after: After = None) -> Pair:
         """Of each feature count, mean, squared deviations, minimum, maximum: (float64 [5, F],
         Metadata with `num_samples`)."""
-        return cast(Pair, self.op(g, "Statistics", after=after))
+        return cast(Pair, self.op(g, "Statistics", deadline=deadline, after=after))
 
-    def standardize(self, g: Graph, statistics: Output, *, after: After = None) -> Output:
+    def standardize(
+        self, g: Graph, statistics: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """Take the statistics of all peers, by which features are standardised; a CommandId."""
-        return cast(Output, self.op(g, "Standardize", statistics, after=after))
+        return cast(Output, self.op(g, "Standardize", statistics, deadline=deadline, after=after))
 
 
 class CodecSlot(Slot):
@@ -206,27 +260,42 @@ class CodecSlot(Slot):
 
     ROLE: ClassVar[str] = "Codec"
 
-    def encode(self, g: Graph, tensor: Output, *, after: After = None) -> Output:
+    def encode(
+        self, g: Graph, tensor: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """A tensor to its code, a tensor of a shape and dtype that the codec chooses."""
-        return cast(Output, self.op(g, "Encode", tensor, after=after))
+        return cast(Output, self.op(g, "Encode", tensor, deadline=deadline, after=after))
 
-    def decode(self, g: Graph, code: Output, *, after: After = None) -> Output:
+    def decode(
+        self, g: Graph, code: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """A code to the tensor that it stands for, as exactly as the codec can."""
-        return cast(Output, self.op(g, "Decode", code, after=after))
+        return cast(Output, self.op(g, "Decode", code, deadline=deadline, after=after))
 
     def decode_all(
-        self, g: Graph, responses: Output, *, parts: str = "", after: After = None
+        self,
+        g: Graph,
+        responses: Output,
+        *,
+        parts: str = "",
+        deadline: float = 0.0,
+        after: After = None,
     ) -> AnswersOutput:
         """Answers that are codes to the same ones decoded; a peer whose code is refused is missing.
 
         `parts` says which parts of answers that are bundles are codes, as "10" of two parts says
         it of the first. `respond(…, codec=…)` of a request records it.
         """
-        return cast(AnswersOutput, self.op(g, "DecodeAll", responses, parts=parts, after=after))
+        return cast(
+            AnswersOutput,
+            self.op(g, "DecodeAll", responses, parts=parts, deadline=deadline, after=after),
+        )
 
-    def train(self, g: Graph, training: Output, *, after: After = None) -> Output:
+    def train(
+        self, g: Graph, training: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """Fit the codebook to examples [N, …]; a CommandId."""
-        return cast(Output, self.op(g, "Train", training, after=after))
+        return cast(Output, self.op(g, "Train", training, deadline=deadline, after=after))
 
     compress = encode  # the older names of the three
     decompress = decode
@@ -246,7 +315,7 @@ class IndexSlot(Slot):
 
     def add(
         self, g: Graph, vector: Output, metadata: Output | None = None, id: Output | None = None, *,  # noqa: A002
-        after: After = None,
+        deadline: float = 0.0, after: After = None,
     ) -> Output:  # fmt: skip
         """Store one vector [D] or several [N, D]; their ids, int64 [] or [N], which `remove` takes.
 
@@ -258,29 +327,37 @@ class IndexSlot(Slot):
                 the index numbers them.
             after: as everywhere.
         """
-        return cast(Output, self.op(g, "Add", vector, metadata, id, after=after))
+        return cast(Output, self.op(g, "Add", vector, metadata, id, deadline=deadline, after=after))
 
     def search(
         self, g: Graph, query: Output, where: Output | None = None, *,
-        k: int = 10, after: After = None,
+        k: int = 10, deadline: float = 0.0, after: After = None,
     ) -> ResultsOutput:  # fmt: skip
         """The k nearest to `query` [D], or to each of [Q, D], nearest first, as SearchResults.
 
         `where`, a Metadata, says which items count: `{"language": "en", "year >=": 2020}`.
         """
-        return cast(ResultsOutput, self.op(g, "Search", query, where, k=k, after=after))
+        return cast(
+            ResultsOutput, self.op(g, "Search", query, where, k=k, deadline=deadline, after=after)
+        )
 
-    def remove(self, g: Graph, item: Output, *, after: After = None) -> Output:
+    def remove(
+        self, g: Graph, item: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """Forget the vectors with these ids, as `add` gave them; a CommandId."""
-        return cast(Output, self.op(g, "Remove", item, after=after))
+        return cast(Output, self.op(g, "Remove", item, deadline=deadline, after=after))
 
-    def centroids(self, g: Graph, *, n: int = 16, after: After = None) -> Output:
+    def centroids(
+        self, g: Graph, *, n: int = 16, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """Up to n centres of what it holds, float32 [C, 1 + D]; a row begins with its items."""
-        return cast(Output, self.op(g, "Centroids", n=n, after=after))
+        return cast(Output, self.op(g, "Centroids", n=n, deadline=deadline, after=after))
 
-    def train(self, g: Graph, training: Output, *, after: After = None) -> Output:
+    def train(
+        self, g: Graph, training: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """Fit the index to examples [N, D]; a CommandId."""
-        return cast(Output, self.op(g, "Train", training, after=after))
+        return cast(Output, self.op(g, "Train", training, deadline=deadline, after=after))
 
 
 class PeerSelectorSlot(Slot):
@@ -328,13 +405,13 @@ class PeerSelectorSlot(Slot):
         """The class of the peers that this slot selects."""
         return self._use.peer_class
 
-    def sample(self, g: Graph, *, n: int, after: After = None) -> Output:
+    def sample(self, g: Graph, *, n: int, deadline: float = 0.0, after: After = None) -> Output:
         """`n` different peers of the current view, as a PeerIdVec in PeerId order."""
-        return cast(Output, self.op(g, "Sample", n=n, after=after))
+        return cast(Output, self.op(g, "Sample", n=n, deadline=deadline, after=after))
 
-    def current_view(self, g: Graph, *, after: After = None) -> Output:
+    def current_view(self, g: Graph, *, deadline: float = 0.0, after: After = None) -> Output:
         """All peers that can be chosen, as a PeerIdVec in PeerId order."""
-        return cast(Output, self.op(g, "CurrentView", after=after))
+        return cast(Output, self.op(g, "CurrentView", deadline=deadline, after=after))
 
     def select(
         self,
@@ -343,6 +420,7 @@ class PeerSelectorSlot(Slot):
         *,
         mode: Literal["all", "random", "near_key"] = "all",
         n: int = 0,
+        deadline: float = 0.0,
         after: After = None,
     ) -> Output:
         """Peers by a rule, as a PeerIdVec in PeerId order.
@@ -350,14 +428,18 @@ class PeerSelectorSlot(Slot):
         `mode` is "all", "random" (n of them) or "near_key" (the n nearest to `key`). A
         selector that cannot do what is asked for fails the op at run time; it does not guess.
         """
-        return cast(Output, self.op(g, "Select", key, mode=mode, n=n, after=after))
+        return cast(
+            Output, self.op(g, "Select", key, mode=mode, n=n, deadline=deadline, after=after)
+        )
 
-    def observed(self, g: Graph, responses: Output, *, after: After = None) -> Output:
+    def observed(
+        self, g: Graph, responses: Output, *, deadline: float = 0.0, after: After = None
+    ) -> Output:
         """Tell the selector what those whom it chose have answered, and how fast; a CommandId.
 
         A selector that learns (`bbnode.Oort`, `bbnode.ByDataSize`) chooses by it from then on.
         """
-        return cast(Output, self.op(g, "Observed", responses, after=after))
+        return cast(Output, self.op(g, "Observed", responses, deadline=deadline, after=after))
 
 
 class ProtocolSlot(Slot):

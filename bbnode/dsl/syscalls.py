@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from bbnode.dsl.core.calls import takes_graph, wants_graph
 from bbnode.dsl.core.graph import NS_PER_S, After, Graph, Output, as_graph, spec_of
 from bbnode.dsl.errors import BadArgument
 from bbnode.ir import keys
@@ -24,11 +25,13 @@ RESERVED_EVENTS: Final = ("bb.", keys.PREFIX)
 
 def _record(
     g: Graph, op_type: str, *inputs: Output, after: After, domain: str = keys.SYSCALL_DOMAIN,
-    variadic: int = 0, **attributes: Any,
+    variadic: int = 0, within_ns: int = 0, **attributes: Any,
 ) -> tuple[Output, ...]:  # fmt: skip
     spec = spec_of(domain, op_type)
     graph = as_graph(g, f"syscalls.{spec.method}(g, …)")
-    return graph.record(spec, inputs, attributes, after=after, variadic=variadic)
+    return graph.record(
+        spec, inputs, attributes, after=after, variadic=variadic, deadline=within_ns / NS_PER_S
+    )
 
 
 def _one(g: Graph, op_type: str, *inputs: Output, after: After, **attributes: Any) -> Output:
@@ -84,7 +87,8 @@ def threshold(
 
     With more than there are inputs it is a barrier over executions: a trigger after each `n`
     arrivals (of deliveries, say), in an execution of its own. With fewer after `until_ns`, counted
-    from the first (0: ten minutes), it fails. `per_peer` counts each peer once in a round.
+    from the first (0: its node's limit `wait_s`), it fails. `per_peer` counts each peer once in a
+    round.
     """
     made = _one(
         g, "Threshold", *inputs, after=after, n=n, per_peer=int(per_peer), until_ns=until_ns
@@ -154,9 +158,14 @@ def gate_many_dispatch(g: Graph, value: Output, *gates: Output, after: After = N
 # --- semaphores, queues, buffers -----------------------------------------------------------
 
 
-def limit_acquire(g: Graph, trigger: Output, *, name: str, n: int, after: After = None) -> Output:
-    """The trigger, once one unit of the semaphore `name` of `n` units is ours."""
-    return _one(g, "Limit.Acquire", trigger, after=after, name=name, n=n)
+def limit_acquire(
+    g: Graph, trigger: Output, *, name: str, n: int, deadline_ns: int = 0, after: After = None
+) -> Output:
+    """The trigger, once one unit of the semaphore `name` of `n` units is ours.
+
+    It waits for `deadline_ns` at most; 0 for what is left of its execution's time.
+    """
+    return _one(g, "Limit.Acquire", trigger, after=after, within_ns=deadline_ns, name=name, n=n)
 
 
 def limit_release(g: Graph, trigger: Output, *, name: str, after: After = None) -> None:
@@ -172,7 +181,7 @@ def serialize_enqueue(g: Graph, value: Output, *, queue: str, after: After = Non
 def serialize_dequeue(
     g: Graph, trigger: Output, *, queue: str, deadline_ns: int = 0, after: After = None
 ) -> Output:
-    """Take the oldest value of a queue, waiting for one; at most so long (0: the time of a hop)."""
+    """Take the oldest value of a queue, waiting for one; at most so long (0: its execution's)."""
     return _one(g, "Serialize.Dequeue", trigger, after=after, queue=queue, deadline_ns=deadline_ns)
 
 
@@ -301,3 +310,8 @@ def type_cast(g: Graph, value: Output, *, to: TypeNode | str, after: After = Non
     """The value as the type `to`, a type or its id (the op `Cast` of the types domain)."""
     target = to.id if isinstance(to, TypeNode) else to
     return _one(g, "Cast", value, after=after, domain=keys.TYPES_DOMAIN, to=target)
+
+
+for _name, _function in list(globals().items()):
+    if wants_graph(_function) and _function.__module__ == __name__:
+        globals()[_name] = takes_graph(_function, "syscalls")

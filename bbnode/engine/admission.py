@@ -15,6 +15,7 @@ import numpy as np
 from bbnode.engine.errors import (
     InputShapeMismatch,
     InputTypeMismatch,
+    InvalidDeadline,
     MissingInput,
     OversizePayload,
     TooManyInputs,
@@ -22,7 +23,7 @@ from bbnode.engine.errors import (
     did_you_mean,
 )
 from bbnode.engine.limits import Limits
-from bbnode.ir.caps import MAX_COMPOSITE_DEPTH
+from bbnode.ir.caps import MAX_COMPOSITE_DEPTH, MAX_DEADLINE_S
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.shapes import Dim, shape_fits, shape_text
 from bbnode.ir.types import TypeNode
@@ -103,6 +104,17 @@ def adopt_event(target: TakesInputs, name: str, value: Value, limits: Limits) ->
             f"{limits.app_event_bytes}"
         )
     return adopt(value), size
+
+
+def checked_deadline(deadline_ns: int | None) -> int | None:
+    """Return the time of an execution; raises InvalidDeadline."""
+    if deadline_ns is None:
+        return None
+    if type(deadline_ns) is not int or not 0 < deadline_ns <= MAX_DEADLINE_S * 10**9:
+        raise InvalidDeadline(
+            f"a deadline of {deadline_ns!r:.40} ns; give an integer above 0, up to a month, or None"
+        )
+    return deadline_ns
 
 
 def adopt(value: Value) -> Value:

@@ -15,9 +15,10 @@ from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from bbnode.components.contracts import Component
-from bbnode.engine.errors import STOPS, NodeBusy, SnapshotFailed, describe
+from bbnode.engine.errors import NodeBusy, SnapshotFailed, describe
 from bbnode.engine.frame import Frame
 from bbnode.ir.caps import MAX_FACT_CHARS, MAX_FACTS
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.slots import Binding
 
 Facts: TypeAlias = dict[str, int | float | str | bool]
@@ -70,9 +71,8 @@ class ComponentCell:
         """
         try:
             told = dict(islice(self.component.facts().items(), MAX_FACTS))
-        except STOPS:
-            raise
-        except BaseException:  # noqa: BLE001 - the boundary to a component's author
+        except BaseException as error:  # noqa: BLE001 - the boundary to a component's author
+            let_stop(error)
             return {}
         return {
             name: value[:MAX_FACT_CHARS] if isinstance(value, str) else value
@@ -86,9 +86,8 @@ class ComponentCell:
         """Tell the component that the node has stopped; returns what it raised."""
         try:
             self.component.on_stop()
-        except STOPS:
-            raise
         except BaseException as error:  # noqa: BLE001 - the boundary to a component's author
+            let_stop(error)
             return ": ".join(describe(error))
         return None
 
@@ -160,7 +159,8 @@ class ComponentCell:
     def _asked(self, method: Callable[[], Any]) -> Any:
         try:
             return method()
-        except Exception as error:  # the boundary to a component's author
+        except BaseException as error:  # the boundary to a component's author
+            let_stop(error)
             kind, text = describe(error)
             raise SnapshotFailed(f"slot {self.slot!r} can't be saved: {kind}: {text}") from error
 

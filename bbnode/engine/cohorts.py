@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bbnode.engine.clock import NodeClock
+from bbnode.engine.deadlines import bound_by, seconds
 from bbnode.engine.empty import EMPTY
 from bbnode.engine.errors import InvalidOperand, QuorumNotReached
 from bbnode.engine.frame import Frame, Op
@@ -470,7 +471,7 @@ class Cohorts:
             raise InvalidOperand(f"{op.name}: request {request} is not of this execution")
         closed = self._closed.pop(wire_req_id, None)
         if closed is not None:
-            return self._result(closed)
+            return self._result(closed, frame, op)
         cohort = self.table.get(wire_req_id)
         if cohort is None or wire_req_id in self._waiters:
             raise InvalidOperand(f"{op.name}: request {request} was collected before")
@@ -583,22 +584,27 @@ class Cohorts:
         self._report(cohort)
         self._forget(cohort.wire_req_id)
         token = self._waiters.pop(cohort.wire_req_id, None)
-        if token is None:
+        parked = None if token is None else self.suspensions.get(token)
+        if token is None or parked is None:
             self._closed[cohort.wire_req_id] = cohort
             return
         try:
-            result = self._result(cohort)
+            result = self._result(cohort, parked.frame, parked.op)
         except QuorumNotReached as error:
             self.suspensions.resume(token, None, error)
         else:
             self.suspensions.resume(token, result, None)
 
-    def _result(self, cohort: Cohort) -> Value:
+    def _result(self, cohort: Cohort, frame: Frame, op: Op) -> Value:
         if cohort.state is CohortState.BELOW_QUORUM:
-            took_ms = (cohort.deadline_ns - cohort.opened_ns) // 1_000_000
+            within = ""
+            if not cohort.out_of_reach:
+                took = seconds(cohort.deadline_ns - cohort.opened_ns)
+                wait_ns = self.suspensions.limits.wait_ns
+                within = f" in {took} ({bound_by(frame, op, cohort.deadline_ns, wait_ns)})"
             raise QuorumNotReached(
                 f"{cohort.name}: {len(cohort.answers)} of {len(cohort.asked)} peers answered"
-                f"{'' if cohort.out_of_reach else f' in {took_ms} ms'} and {cohort.needed} "
+                f"{within} and {cohort.needed} "
                 f"had to; missing: {listed(_with_reasons(cohort), _NAMED)}"
             )
         return cohort.batch()

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from bbnode.components.contracts import ComponentError
 from bbnode.ir.errors import AuthorError, BbnodeError, DeploymentError, EnvironmentFault
+from bbnode.ir.interrupts import let_stop
 
 # --- install ---------------------------------------------------------------------------
 
@@ -193,6 +194,10 @@ class OversizePayload(EntryError):
     """Something is larger than its cap."""
 
 
+class InvalidDeadline(EntryError):
+    """The time that a call gives its execution is none."""
+
+
 class InputTypeMismatch(EntryError):
     """An input is of another type than the target declares."""
 
@@ -364,10 +369,6 @@ class ReservedName(InvalidArtifact, AuthorError):
     """A program uses a name that belongs to the framework."""
 
 
-# Exceptions from the user or the host, not from a component: they are not caught.
-STOPS = (KeyboardInterrupt, SystemExit)
-
-
 def describe(error: BaseException) -> tuple[str, str]:
     """Return the kind and text of an error, even if its `__str__` fails.
 
@@ -377,10 +378,11 @@ def describe(error: BaseException) -> tuple[str, str]:
         return error.kind, error.detail
     try:
         text = str(error)
-    except STOPS:
-        raise
-    except BaseException:  # noqa: BLE001 - `__str__` is code of a component's author
+    except BaseException as odd:  # noqa: BLE001 - `__str__` is code of a component's author
+        let_stop(odd)
         text = "(its text can't be made)"
+    if isinstance(error, SystemExit):
+        text = f"{text or 'without a code'}; no code of a component ends the node: raise an error"
     place = raised_at(error)
     where = f" (raised at {place})"
     if not place or text.endswith(where):  # it may be that of its cause

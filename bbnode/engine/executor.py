@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol
 from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
 from bbnode.engine.clock import NodeClock
-from bbnode.engine.errors import REASON_DUPLICATE, STOPS, FramesExceeded, GateDenied, describe
+from bbnode.engine.errors import REASON_DUPLICATE, FramesExceeded, GateDenied, describe
 from bbnode.engine.frame import OWED, PARKED, EntryPlan, Frame, Marker, Op
 from bbnode.engine.ingress import Executions
 from bbnode.engine.limits import Limits
@@ -40,6 +40,7 @@ from bbnode.engine.turns import Turns
 from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.flatten import OP_RELAY
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal
 
@@ -118,7 +119,7 @@ class Executor:
         self.frames_of: dict[bytes, int] = {}  # by its bytes: a PeerId is hashed in Python
         self.under_way: Counter[int] = Counter()
         self.ready = _NOTHING
-        self.turns = Turns(self, self.clock)
+        self.turns = Turns(self, self.clock, limits)
         self.run: Callable[[int | None], int] = self._run
         self._commands = 0
         self.rt: Any = None
@@ -306,13 +307,15 @@ class Executor:
                     fire = op.fire
                     try:
                         result = fire(frame)
-                    except STOPS:
-                        rest = tuple(coming)
-                        frame.live += gained + 1 + len(rest)  # this op stays under way for ever
-                        if rest:
-                            ready.appendleft((frame, rest))
-                        raise
                     except BaseException as error:  # noqa: BLE001 - the boundary to components
+                        try:
+                            let_stop(error)
+                        except BaseException:
+                            rest = tuple(coming)
+                            frame.live += gained + 1 + len(rest)  # this op stays under way for ever
+                            if rest:
+                                ready.appendleft((frame, rest))
+                            raise
                         gained += 1  # `fail` counts by itself
                         self.fail(frame, op, error)
                         if frame.execution not in self.frames:
@@ -374,7 +377,7 @@ class Executor:
             fired += 1
             try:
                 self.fire(frame, op)
-            except STOPS:
+            except BaseException:  # what stops the process; `fire` keeps all else
                 if ops[at + 1 :]:
                     ready.appendleft((frame, ops[at + 1 :]))
                 raise
@@ -389,9 +392,8 @@ class Executor:
                 return
         try:
             result = op.fire(frame)
-        except STOPS:
-            raise
         except BaseException as error:  # noqa: BLE001 - the boundary to components
+            let_stop(error)
             self.fail(frame, op, error)
             return
         if result is not PARKED:
@@ -427,9 +429,8 @@ class Executor:
         self.reports.counts["ops.skipped"] += 1
         try:
             over = op.skip is None or op.skip(frame, reason)
-        except STOPS:
-            raise
         except BaseException as error:  # noqa: BLE001 - as of any op
+            let_stop(error)
             self.fail(frame, op, error)
             return PARKED
         if over:

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from bbnode.engine.ingress import Charge
 from bbnode.engine.places import NOWHERE, OpPlace, SourcePlace
 from bbnode.engine.steps import RunTask
+from bbnode.ir import keys
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal
 from bbnode.ir.values import Value
@@ -63,6 +64,7 @@ class Op:
     __slots__ = (
         "alone",
         "consumers",
+        "deadline_from",
         "deadline_ns",
         "finish",
         "fire",
@@ -78,11 +80,16 @@ class Op:
         "wakes",
     )
 
-    def __init__(self, index: int, name: str, op_type: str, deadline_ns: int) -> None:
+    def __init__(
+        self, index: int, name: str, op_type: str, deadline_ns: int = 0, deadline_from: str = ""
+    ) -> None:
         self.index = index
         self.name = name
         self.op_type = op_type
-        self.deadline_ns = deadline_ns  # 0: none of its own
+        self.deadline_ns = deadline_ns  # 0: none
+        # As `keys.DEADLINE_FROM_KEY`: a deadline that is not its own gives way to that of the
+        # execution. Of ops that no program has it is that of nobody.
+        self.deadline_from = deadline_from if deadline_ns else keys.DEADLINE_FROM_NOBODY
         self.out: int | None = SCRATCH
         self.outs: tuple[int, ...] | None = None
         self.consumers: tuple[Op, ...] = ()
@@ -120,6 +127,7 @@ class EntryPlan:
         "counts",
         "in_turn",
         "initial",
+        "is_request",
         "name",
         "ops",
         "pending",
@@ -144,6 +152,7 @@ class EntryPlan:
         # Number of the slot and method, of each call of a component.
         self.calls: frozenset[tuple[int, str]] = _NO_CALLS
         self.in_turn = False  # one execution at a time (`turns`)
+        self.is_request = False  # a peer that asked waits for the answer
         self.by_sender = False  # … of those that one peer started at one site
         self.counts = False  # some op waits for several others
 

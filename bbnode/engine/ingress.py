@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TypeAlias
 
 from multiaddr import Multiaddr
@@ -136,6 +136,13 @@ class Invocation:
     event: str | None
     inputs: dict[str, Value]
     charge: Charge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedInvocation(Invocation):
+    """One that may take so long, from when it begins."""
+
+    budget_ns: int
 
 
 make_invocation = maker(Invocation, "execution", "target", "event", "inputs", "charge")
@@ -342,9 +349,16 @@ class Ingress:
         return ""
 
     def push_invocation(
-        self, target: str, event: str | None, inputs: dict[str, Value], size: int
+        self,
+        target: str,
+        event: str | None,
+        inputs: dict[str, Value],
+        size: int,
+        budget_ns: int | None = None,
     ) -> int:
         """Queue an execution with inputs of `size` bytes; returns its number.
+
+        It may take `budget_ns`; None: as its ops say.
 
         Raises IngressClosed, IngressFull, BudgetExceeded.
         """
@@ -359,7 +373,11 @@ class Ingress:
             charge = self.budget.take_locked(size)
             execution = self.executions.last = self.executions.last + 1
             first = not self._events and not self.completions
-            self._events.append(make_invocation(execution, target, event, inputs, charge))
+            made = make_invocation(execution, target, event, inputs, charge)
+            if budget_ns is not None:
+                asked = {each.name: getattr(made, each.name) for each in fields(Invocation)}
+                made = TimedInvocation(**asked, budget_ns=budget_ns)
+            self._events.append(made)
         if first and self._wake is not None:
             self._wake()
         return execution

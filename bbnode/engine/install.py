@@ -7,7 +7,7 @@ component types, all ops that can't run. Components are made once per slot, depe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -15,7 +15,12 @@ from multiaddr import Multiaddr
 from onnx import ModelProto
 
 from bbnode.components.contracts import CONTRACTS, Backend, Component, HostSecrets
-from bbnode.components.registry import UnknownComponentType, build_config, component_class
+from bbnode.components.registry import (
+    ConfigTypeMismatch,
+    UnknownComponentType,
+    build_config,
+    component_class,
+)
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.errors import (
     ComponentConstructionFailed,
@@ -42,6 +47,7 @@ from bbnode.engine.signatures import hook_misfits, misfits
 from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.graph import is_onnx_domain
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.peer import PeerId
 
 _DEFAULT_LIMITS = Limits()
@@ -183,24 +189,40 @@ def _make_components(
                 f"{did_you_mean(name, plans)}; slots here: {', '.join(plans) or 'none'}"
             )
     made: dict[str, Component] = {}
-    order = _dependency_order(classes)
+    order = _dependency_order(program, classes)
     needs = _needs(program, classes, order)
+    asked_for = {slot for depends in needs.values() for slot in depends.values()}
+    depended_on = {slot for cls in classes.values() for slot in cls.depends.values()}
+    idle = (depended_on & classes.keys()) - asked_for - {use.slot for use in program.methods}
     for name in order:
         cls = classes[name]
         plan = plans[name]
-        settings = build_config(
-            cls, name, plan.config, config.get(name, {}), own_artifact=own_artifact
-        )
+        given = config.get(name, {})
+        try:
+            settings = build_config(cls, name, plan.config, given, own_artifact=own_artifact)
+        except ConfigTypeMismatch:
+            if name not in idle or given:
+                raise
+            made[name] = _Idle(cls)  # nobody asks it for anything, nor has said what it should be
+            continue
         suppliers = {role: made[slot] for role, slot in needs[name].items()}
         made[name] = _construct(plan, cls, settings, suppliers)
     cells = {s.name: ComponentCell(s.name, s.binding, made[s.name]) for s in program.slots}
-    asked_for = {slot for depends in needs.values() for slot in depends.values()}
-    left_out = {slot for cls in classes.values() for slot in cls.depends.values()} - asked_for
-    called = {use.slot for use in program.methods}
-    for name in left_out - called:
+    for name in idle:
         cells[name].is_needed = False
     _connect(cells)
     return list(cells.values())
+
+
+class _Idle(Component):
+    """Stands where no op of the node uses the component, which lacks settings to be made."""
+
+    def __init__(self, cls: type[Component]) -> None:
+        super().__init__(None)
+        self.TYPE_NAME = cls.TYPE_NAME  # type: ignore[misc]
+
+    def restore(self, data: bytes) -> None:
+        """Leave a state alone that nobody uses."""
 
 
 def _needs(
@@ -219,12 +241,18 @@ def _needs(
         needed[name] = {
             role: slot
             for role, slot in cls.depends.items()
-            if name in supplies
-            or role not in cls.needed_for
-            or any((name, method) in called for method in cls.needed_for[role])
+            if slot in classes and (name in supplies or _is_called(cls, role, name, called))
         }
         supplies.update(needed[name].values())
     return needed
+
+
+def _is_called(
+    cls: type[Component], role: str, slot: str, called: Collection[tuple[str, str]]
+) -> bool:
+    """Return True if ops call what needs a dependency."""
+    methods = cls.needed_for.get(role)
+    return methods is None or any((slot, method) in called for method in methods)
 
 
 def _connect(cells: Mapping[str, ComponentCell]) -> None:
@@ -232,12 +260,12 @@ def _connect(cells: Mapping[str, ComponentCell]) -> None:
     used_by: dict[str, list[ComponentCell]] = {name: [] for name in cells}
     for name, cell in cells.items():
         found: dict[str, None] = {}
-        stack = list(cell.component.depends.values())
+        stack = [slot for slot in cell.component.depends.values() if slot in cells]
         while stack:
             slot = stack.pop()
             if slot != name and slot not in found:
                 found[slot] = None
-                stack.extend(cells[slot].component.depends.values())
+                stack.extend(s for s in cells[slot].component.depends.values() if s in cells)
         uses = [slot for slot in found if not isinstance(cells[slot].component, Backend)]
         cell.uses = tuple(cells[slot] for slot in sorted(uses))
         for slot in uses:
@@ -254,7 +282,8 @@ def _construct(
         component.bind(suppliers)
     except BbnodeError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        let_stop(error)
         raise ComponentConstructionFailed(
             f"slot {plan.name!r}: {cls.TYPE_NAME} can't be made: {type(error).__name__}: {error}; "
             "check its settings, or report it to its author"
@@ -262,16 +291,21 @@ def _construct(
     return component
 
 
-def _dependency_order(classes: Mapping[str, type[Component]]) -> list[str]:
+def _dependency_order(program: ProgramPlan, classes: Mapping[str, type[Component]]) -> list[str]:
     """Return the slots, every component after those that it depends on."""
+    called = {(use.slot, use.method) for use in program.methods}
+    supplies = {slot for cls in classes.values() for slot in cls.depends.values()}
     for name, cls in classes.items():
         for role, slot in cls.depends.items():
-            if slot not in classes:
+            if slot not in classes and (name in supplies or _is_called(cls, role, name, called)):
                 raise MissingDependency(
                     f"slot {name!r}: {cls.TYPE_NAME} depends on slot {slot!r} ({role}), which "
                     "nothing is bound to; bind it when compiling"
                 )
-    slots = {name: list(cls.depends.values()) for name, cls in classes.items()}
+    slots = {
+        name: [slot for slot in cls.depends.values() if slot in classes]
+        for name, cls in classes.items()
+    }
     try:
         return list(TopologicalSorter(slots).static_order())
     except CycleError as error:

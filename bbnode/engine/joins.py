@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from bbnode.engine.clock import NodeClock
+from bbnode.engine.deadlines import bound_of_node, seconds
 from bbnode.engine.empty import EMPTY
 from bbnode.engine.errors import AlreadyGathered, InvalidOperand, JoinFull, JoinIncomplete
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import EntryPlan, Frame
+from bbnode.engine.limits import Limits
 from bbnode.engine.places import SourcePlace
 from bbnode.engine.reports import Reports
 from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
@@ -41,9 +43,6 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.texts import listed
 from bbnode.ir.values import TRIGGER, ResponseBatch, Value
 
-# Of a join that says no time itself. Longer than a slow client trains, and shorter than an operator
-# looks at a node that stands still.
-DEFAULT_JOIN_NS: Final = 600 * 1_000_000_000
 _NAMED = 16  # peers that a message names
 
 
@@ -57,7 +56,7 @@ class JoinPlan:
         keeps: values are kept, as a ResponseBatch; else arrivals are counted.
         count: arrivals that close it; 0 where only time does.
         needed: arrivals that are enough when the time is over.
-        within_ns: the time from the first arrival.
+        within_ns: the time from the first arrival; 0: as the node's limit `wait_s` says.
         per_peer: a peer counts once.
     """
 
@@ -115,6 +114,7 @@ class Joins:
         "_open",
         "clock",
         "executor",
+        "limits",
         "plans",
         "reports",
         "scheduler",
@@ -127,6 +127,7 @@ class Joins:
     scheduler: Scheduler
     executor: Executor
     stores: Stores
+    limits: Limits
 
     def __post_init__(self) -> None:
         self._open: dict[int, Gathering] = EMPTY
@@ -157,7 +158,7 @@ class Joins:
         kept = self.stores.keep(value, name) if join.keeps else None
         if found is None:
             now_ns = self.clock.now_ns
-            until_ns = now_ns + join.within_ns
+            until_ns = now_ns + (join.within_ns or self.limits.wait_ns)
             timer = self.scheduler.set(until_ns, TimerKind.JOIN_DEADLINE, number)
             chain = frame.chain or frame.rt.outbound.one_way_id(frame)
             found = Gathering(opened_ns=now_ns, until_ns=until_ns, timer=timer, chain=chain)
@@ -173,6 +174,8 @@ class Joins:
     def too_late(self, number: int) -> None:
         """Close a join whose time is over."""
         join, chain = self.plans[number], self._open[number].chain
+        took = seconds(self._open[number].until_ns - self._open[number].opened_ns)
+        by = "until=… of the join" if join.within_ns else bound_of_node(self.limits.wait_ns)
         arrivals = self._close(number)
         if len(arrivals) >= join.needed:
             self._start(join, arrivals, chain)
@@ -182,7 +185,7 @@ class Joins:
                 each.kept.charge.release()
         self.reports.counts["joins.incomplete"] += 1
         error = JoinIncomplete(
-            f"{join.plan.name}: {len(arrivals)} came in {join.within_ns // 1_000_000} ms and "
+            f"{join.plan.name}: {len(arrivals)} came in {took} ({by}) and "
             f"{join.needed} had to; came: {_names(arrivals)}"
         )
         execution = self.executor.numbers.next()

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from bbnode.engine.errors import did_you_mean
 from bbnode.ir.caps import (
+    DEFAULT_WAIT_S,
     MAX_ADDRESS_BYTES,
     MAX_CLAIMED_ADDRESSES,
+    MAX_DEADLINE_S,
     MAX_ENVELOPE_BYTES,
     MAX_FILLS,
 )
@@ -48,6 +50,8 @@ class Limits:
         frames_per_peer: the same, of those that one peer's messages started.
         outbound: envelopes of one poll.
         lost_peer_grace_ms: how long a request waits for a peer whose connection was lost.
+        wait_s: the time of what waits (an op, a hop of a send or request, a join, a bootstrap for
+            its turn) where neither its author nor its caller bounds it; None: a month.
     """
 
     bus_events: int | None = 1024
@@ -68,6 +72,7 @@ class Limits:
     frames_per_peer: int | None = 4 * 1024
     outbound: int | None = None
     lost_peer_grace_ms: int | None = 10_000  # a daemon that is restarted is back in 5 s
+    wait_s: int | None = DEFAULT_WAIT_S
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -76,6 +81,15 @@ class Limits:
                 raise InvalidLimit(
                     f"limit {field.name} is {value!r}; give a positive integer, or None for no cap"
                 )
+        if self.wait_s is not None and self.wait_s > MAX_DEADLINE_S:
+            raise InvalidLimit(
+                f"limit wait_s is {self.wait_s}; give {MAX_DEADLINE_S} (a month) at most"
+            )
+
+    @property
+    def wait_ns(self) -> int:
+        """`wait_s` in nanoseconds: nothing waits for ever."""
+        return (self.wait_s or MAX_DEADLINE_S) * 1_000_000_000
 
     @classmethod
     def edge(cls) -> Limits:

@@ -18,12 +18,11 @@ from multiaddr import Multiaddr
 from bbnode.components.contracts import Component
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
-from bbnode.engine.admission import adopt_event, adopt_inputs
+from bbnode.engine.admission import adopt_event, adopt_inputs, checked_deadline
 from bbnode.engine.bootstrap.targets import BootstrapInfo, BootstrapStatus, BootstrapTarget
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
 from bbnode.engine.cells import ComponentCell, Facts
 from bbnode.engine.errors import (
-    STOPS,
     InvalidEventKind,
     InvalidPeerAddress,
     SnapshotRefused,
@@ -47,6 +46,7 @@ from bbnode.ir.address import named_peer
 from bbnode.ir.caps import MAX_POLL_DECODE_US
 from bbnode.ir.crossing import Crossing, not_taken
 from bbnode.ir.envelope import correlation_of
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.peer import PeerId
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
@@ -178,25 +178,45 @@ class Node:
 
     # -- entry points ------------------------------------------------------------------------
 
-    def invoke(self, target: str, inputs: Mapping[str, Value]) -> int:
+    def invoke(
+        self, target: str, inputs: Mapping[str, Value], *, deadline_ns: int | None = None
+    ) -> int:
         """Start one execution of a target and return its id.
 
         `inputs` are all that it has, or those of one part of the program: of what no op joins with
-        the others.
+        the others. With `deadline_ns` the execution, and what it asks of peers, may take so long
+        from the poll that begins it; else each op and request as it says itself.
 
-        Raises UnknownTarget, UnknownInput, MissingInput, TooManyInputs, InputTypeMismatch,
-        OversizePayload, BudgetExceeded, IngressFull, IngressClosed; then nothing is started.
+        Raises InvalidDeadline, UnknownTarget, UnknownInput, MissingInput, TooManyInputs,
+        InputTypeMismatch, OversizePayload, BudgetExceeded, IngressFull, IngressClosed; then nothing
+        is started.
         """
         plan = self._program.find(target)
         adopted, size = adopt_inputs(plan, inputs, self._rt.limits)
         part = plan.part_of(adopted.keys())
-        return self._rt.ingress.push_invocation(plan.name, part, adopted, size)
+        return self._rt.ingress.push_invocation(
+            plan.name, part, adopted, size, checked_deadline(deadline_ns)
+        )
 
-    def deliver_event(self, target: str, input: str, value: Value) -> int:  # noqa: A002
-        """Start one execution with one input of a target; returns its id. Raises as `invoke`."""
+    def deliver_event(
+        self,
+        target: str,
+        input: str,  # noqa: A002
+        value: Value,
+        *,
+        deadline_ns: int | None = None,
+    ) -> int:
+        """Start one execution with one input of a target; returns its id. Raises as `invoke`.
+
+        It runs what can fire from that input; outputs that need others too are skipped. Where
+        nothing can, it is a MissingInput.
+        """
         plan = self._program.find(target)
         adopted, size = adopt_event(plan, input, value, self._rt.limits)
-        return self._rt.ingress.push_invocation(plan.name, input, {input: adopted}, size)
+        plan.check_event(input)
+        return self._rt.ingress.push_invocation(
+            plan.name, input, {input: adopted}, size, checked_deadline(deadline_ns)
+        )
 
     def run_bootstrap(self, target: BootstrapTarget) -> dict[str, int]:
         """Queue bootstraps, all of a batch or none (on the polling thread).
@@ -427,9 +447,8 @@ class Node:
                     rt.inbound.receive(event)
                 else:
                     ON_EVENT[type(event)](rt, event)
-            except STOPS:
-                raise
             except BaseException as error:  # noqa: BLE001 - whatever one event does
+                let_stop(error)
                 reports.op_failed(0, "", type(event).__name__, error)
         if done < len(events):
             ingress.untake(itertools.islice(events, done, None))
@@ -451,9 +470,8 @@ class Node:
         for timer in scheduler.matured(clock.now_ns) if scheduler.heap else ():
             try:
                 ON_TIMER[timer.kind](rt, timer.key, timer.when_ns)
-            except STOPS:
-                raise
             except BaseException as error:  # noqa: BLE001 - whatever one timer does
+                let_stop(error)
                 reports.op_failed(0, "", timer.kind.name, error)
         if ingress.completions:
             completions = ingress.take_completions()
@@ -462,9 +480,8 @@ class Node:
             for completed in completions:
                 try:
                     rt.suspensions.complete(completed)
-                except STOPS:
-                    raise
                 except BaseException as error:  # noqa: BLE001 - whatever one result does
+                    let_stop(error)
                     reports.op_failed(0, "", "Completed", error)
         if executor.ready:
             fired += executor.run(None if budget is None else budget - fired)

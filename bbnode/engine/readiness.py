@@ -106,9 +106,8 @@ class SlotReadiness:
             component = self._cells[number].component
             for role, slot in component.depends.items():
                 needed = method is None or method in component.needed_for.get(role, (method,))
-                supplier = numbers[slot]
-                if needed and component.has_dependency(role) and supplier not in found:
-                    todo.append((supplier, None))
+                if needed and component.has_dependency(role) and numbers[slot] not in found:
+                    todo.append((numbers[slot], None))
         return found
 
     def _classes(self) -> tuple[str, ...]:

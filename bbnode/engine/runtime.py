@@ -138,7 +138,7 @@ class Runtime(Services):
         )
         self.stores = Stores(self.ingress.budget, program.stores)
         self.latches = Latches(program.latches, executor.frames, reports)
-        self.joins = Joins(program.joins, clock, reports, scheduler, executor, self.stores)
+        self.joins = Joins(program.joins, clock, reports, scheduler, executor, self.stores, limits)
         self.records = Records(self.ingress.budget, reports.counts)
         self.suspensions = Suspensions(
             executor,
@@ -248,9 +248,20 @@ class Runtime(Services):
             return
         frame.charges = [event.charge]
         frame.report = True
+        if isinstance(event, ev.TimedInvocation):
+            frame.deadline_ns = self.clock.now_ns + event.budget_ns
         values, inputs = frame.values, event.inputs
         for name, index in zip(plan.seed_names, plan.seeds):  # noqa: B905 - made as pairs
             values[index] = inputs[name]
+        alone = target.alone.get(event.event or "")
+        if alone is not None:
+            reason = f"it needs {', '.join(alone.needs)} too, and {event.event} alone was given"
+            self.reports.steps += [
+                steps.OutputSkipped(
+                    execution=event.execution, target=target.name, name=name, reason=reason
+                )
+                for name in alone.lost
+            ]
         self.executor.launch(frame)
 
     def send_failed(self, event: ev.SendFailed) -> None:
@@ -421,6 +432,7 @@ ON_EVENT: Final[Mapping[type, Callable[[Runtime, Any], object]]] = {
     ev.InboundBytes: lambda rt, e: rt.inbound.receive(e),
     ev.InboundRefused: lambda rt, e: rt.inbound.refuse_unread(e),
     ev.Invocation: Runtime.invoke,
+    ev.TimedInvocation: Runtime.invoke,
     ev.PeerConnected: Runtime.peer_connected,
     ev.PeerDisconnected: Runtime.peer_disconnected,
     ev.SendFailed: Runtime.send_failed,

@@ -16,8 +16,8 @@ from typing import Any, Literal, Protocol
 
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.clock import NodeClock
+from bbnode.engine.deadlines import bound_by, seconds
 from bbnode.engine.errors import (
-    STOPS,
     DeadlineExceeded,
     OversizePayload,
     PendingAsyncExceeded,
@@ -44,10 +44,9 @@ from bbnode.engine.snapshot.codec import (
     optional,
 )
 from bbnode.engine.stores import Semaphore
+from bbnode.ir import keys
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.values import TRIGGER, Value, size_of
-
-# An op that may suspend and has no deadline of its own; the compiler's per-hop budget.
-DEFAULT_PARK_DEADLINE_NS = 30_000_000_000
 
 
 class WaitReason(enum.Enum):
@@ -198,16 +197,16 @@ class Suspensions:
     ) -> Literal[Marker.PARKED]:
         """Leave an op until `resume`, or until it is too late.
 
-        `until_ns` is by default the op's own deadline, or a general one. A task or completion holds
-        its component. `line` is the line in which it waits. With `timer_kind` None its deadline is
-        watched elsewhere. Raises PendingAsyncExceeded.
+        `until_ns` is by default as the op and its execution say (`until_ns`). A task or completion
+        holds its component. `line` is the line in which it waits. With `timer_kind` None its
+        deadline is watched elsewhere. Raises PendingAsyncExceeded.
         """
         limit = self.limits.pending_async
         if limit is not None and len(self._parked) >= limit:
             raise PendingAsyncExceeded(f"{op.name}: {limit} ops wait already (limit pending_async)")
         if until_ns is None:
-            until_ns = self.clock.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS)
-        if frame.deadline_ns is not None:
+            until_ns = self.until_ns(frame, op)
+        elif frame.deadline_ns is not None:
             until_ns = min(until_ns, frame.deadline_ns)
         token = self.new_token() if token is None else token
         timer = None
@@ -229,6 +228,16 @@ class Suspensions:
         )
         self._add(parked)
         return PARKED
+
+    def until_ns(self, frame: Frame, op: Op) -> int:
+        """Return until when an op that fires now may wait."""
+        bound = frame.deadline_ns
+        if bound is not None and op.deadline_from:
+            return bound
+        if op.deadline_from == keys.DEADLINE_FROM_NOBODY:
+            return self.clock.now_ns + self.limits.wait_ns
+        own = self.clock.now_ns + op.deadline_ns
+        return own if bound is None else min(own, bound)
 
     def _add(self, parked: Parked) -> None:
         self._parked[parked.token] = parked
@@ -331,9 +340,8 @@ class Suspensions:
                 self._check_completion(parked, result)
             if parked.op.finish is not None:
                 result = parked.op.finish(parked.frame, result)
-        except STOPS:
-            raise
         except BaseException as error:  # noqa: BLE001 - the boundary to what components hand over
+            let_stop(error)
             self.firing.fail(parked.frame, parked.op, error)
         else:
             self.firing.emit(parked.frame, parked.op, result, parked.since_ns)
@@ -353,9 +361,11 @@ class Suspensions:
         parked = self._parked.get(token)
         if parked is None or parked.abandoned:
             return
-        waited_ms = (self.clock.now_ns - parked.since_ns) // 1_000_000
+        waited_ns = self.clock.now_ns - parked.since_ns
         error = DeadlineExceeded(
-            f"{parked.op.name} waited {waited_ms} ms for {parked.whom} ({parked.why.value})"
+            f"{parked.op.name} waited {seconds(waited_ns)} for {parked.whom} "
+            f"({parked.why.value}): "
+            f"{bound_by(parked.frame, parked.op, parked.until_ns, self.limits.wait_ns)}"
         )
         self.give_up(token)
         self.firing.fail(parked.frame, parked.op, error)

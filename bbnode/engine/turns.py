@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 from bbnode.engine.clock import NodeClock
+from bbnode.engine.deadlines import bound_of
 from bbnode.engine.empty import EMPTY
 from bbnode.engine.errors import DeadlineExceeded
 from bbnode.engine.frame import EntryPlan, Frame
+from bbnode.engine.limits import Limits
 from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
 from bbnode.engine.suspensions import Waiting
 from bbnode.ir import keys, opset
@@ -29,9 +31,6 @@ from bbnode.ir.refusal import WireRefusal
 
 # Ops that another execution, maybe of the same entry, has to release.
 _WAIT_FOR_OTHERS: Final = frozenset({"Serialize.Dequeue", "Hold.Flush", "Limit.Acquire"})
-# The reported deadline of a wait for a turn if the execution has none; each op before it has one.
-MAX_TURN_NS: Final = 3_600 * 1_000_000_000
-
 
 # The turns of an entry, or of what one peer sends to one site.
 _Key: TypeAlias = EntryPlan | tuple[EntryPlan, PeerId | None, int]
@@ -86,12 +85,14 @@ class Turns:
     __slots__ = (
         "_lines",
         "clock",
+        "limits",
         "running",
         "starter",
     )
 
     starter: Starter
     clock: NodeClock
+    limits: Limits
 
     def __post_init__(self) -> None:
         self.running: dict[_Key, Frame] = {}
@@ -133,7 +134,10 @@ class Turns:
         deadline = frame.deadline_ns
         if deadline is None or self.clock.now_ns < deadline:
             return False
-        error = DeadlineExceeded("its turn came after its deadline: those before it took too long")
+        error = DeadlineExceeded(
+            "its turn came after its deadline, those before it took too long; it was "
+            f"{bound_of(frame)}"
+        )
         frame.failures += 1
         if frame.debt is not None:
             frame.debt = WireRefusal(type(error).__name__, str(error), frame.plan.name)
@@ -155,7 +159,8 @@ class Turns:
                 execution=frame.execution,
                 target=frame.plan.target,
                 since_ns=frame.started_ns,
-                until_ns=frame.deadline_ns or frame.started_ns + MAX_TURN_NS,
+                # Without a deadline each op of those before it has one.
+                until_ns=frame.deadline_ns or frame.started_ns + self.limits.wait_ns,
             )
             for key, line in self._lines.items()
             for frame in line

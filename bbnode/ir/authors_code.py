@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from bbnode.ir.errors import AuthorError, BbnodeError
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.texts import printable
 
 _MAX_TEXT: Final = 400  # characters of what was raised
@@ -54,7 +55,8 @@ def authors_code(what: str) -> Iterator[None]:
         yield
     except BbnodeError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        let_stop(error)
         raise AuthorsCodeFailed(what, error) from error
 
 

@@ -277,6 +277,15 @@ MAX_UNDER_WAY: Final = _cap(
 MAX_TIMERS: Final = _cap(16_384, "timers", "of one component")
 MAX_KEY_CHARS: Final = _cap(256, "characters", "the key of a timer")
 MAX_QUEUED: Final = _cap(1024, "values", "of one queue of a program")
+MAX_DEADLINE_S: Final = _cap(
+    30 * 86_400, "s", "of any deadline that somebody gives: a month; more is a typing error"
+)
+DEFAULT_WAIT_S: Final = _cap(
+    86_400,
+    "s",
+    "of what neither its author nor its caller bounds, `limits.wait_s`: a day, so that what trains "
+    "over night ends by itself, and what hangs is seen the next morning",
+)
 MAX_JOIN_NS: Final = _cap(
     30 * 86_400 * 1_000_000_000, "ns", "from the first value of a join to its end: a month"
 )
@@ -344,7 +353,9 @@ QUEUED_ITEMS: Final = _cap(1024, "lines", "that wait for one reader of a stream"
 KEPT_ITEMS: Final = _cap(2048, "lines", "that are kept for those that ask later")
 KEPT_STEPS: Final = _cap(8192, "steps", "that are kept of traces")
 MAX_KEPT_OUTPUTS: Final = _cap(256, "outputs", "that are kept of one invocation")
-MAX_WAIT_S: Final = _cap(590.0, "s", "that a request may wait for its outcome")
+MAX_WAIT_S: Final = _cap(
+    86_400.0, "s", "that a request to the control plane may wait for its outcome: a day of training"
+)
 MAX_PEER_SERIES: Final = _cap(128, "peers", "with series of their own in the metrics")
 LOG_BURST: Final = _cap(100, "lines", "of one kind in LOG_WINDOW_S")
 LOG_WINDOW_S: Final = _cap(10.0, "s", "see LOG_BURST")

@@ -117,6 +117,11 @@ FAN_IN_KEY = PREFIX + "fan_in"  # on a later send of a port: what its first send
 CHAIN_DEPTH_KEY = PREFIX + "chain_depth"  # hops from a send to the end of its chain
 BUDGET_NS_KEY = PREFIX + "budget_ns"  # of a Send that begins a time budget of its own
 DEADLINE_NS_KEY = PREFIX + "deadline_ns"
+# Beside `deadline_ns`, where that is not the author's word on this very op: DEADLINE_FROM_CHAIN or
+# DEADLINE_FROM_NOBODY. The engine then takes what the execution has left, if that is bounded.
+DEADLINE_FROM_KEY = PREFIX + "deadline_from"
+DEADLINE_FROM_CHAIN = "chain"  # the send or request that starts the execution
+DEADLINE_FROM_NOBODY = "nobody"  # the limit `wait_s` of the node that runs it stands for it
 DEADLINE_CHECK_SOURCE_KEY = PREFIX + "deadline_check_source"
 WIRE_CORRELATION_KEY = PREFIX + "wire_correlation"
 WIRE_TRANSPORT_KEY = PREFIX + "wire_transport"

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 
 from bbnode.ir.errors import DeploymentError
+from bbnode.ir.interrupts import let_stop
 
 
 class BrokenPlugin(DeploymentError):
@@ -57,7 +58,8 @@ def load(group: str, name: str) -> object:
         )
     try:
         return found[0].load()
-    except Exception as error:
+    except BaseException as error:
+        let_stop(error)
         raise BrokenPlugin(
             group, name, packages[0], f"{type(error).__name__}: {error}; mend or remove the package"
         ) from error

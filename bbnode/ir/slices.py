@@ -24,8 +24,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bbnode.ir import keys
-from bbnode.ir.flatten import ENGINE_DOMAIN, OP_JOINED, OP_RELAY, FlatFunction, FlatOp, is_join
-from bbnode.ir.graph import OpNode
+from bbnode.ir.flatten import (
+    ENGINE_DOMAIN,
+    OP_DEPOSIT,
+    OP_JOINED,
+    OP_RELAY,
+    FlatFunction,
+    FlatOp,
+    is_join,
+)
+from bbnode.ir.graph import OpNode, is_onnx_domain
+from bbnode.ir.opset import is_custom, lookup_op
 
 INVOKE = "invoke"
 
@@ -124,6 +133,51 @@ def input_parts(flat: FlatFunction) -> list[tuple[str, ...]]:
     return [tuple(n for n in flat.inputs if n in names) for names in together.values()]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """An input as an event of its own, where ops need others of the target's inputs with it.
+
+    `needs`: those others; `lost`: outputs that have no value then; `acts`: something happens all
+    the same (an output, a send, a change of a component).
+    """
+
+    needs: tuple[str, ...]
+    lost: tuple[str, ...]
+    acts: bool
+
+
+def inputs_alone(flat: FlatFunction, makers: Mapping[str, Sequence[int]]) -> dict[str, Alone]:
+    """Return the inputs whose events leave something of the program undone."""
+    found: dict[str, Alone] = {}
+    shared = [part for part in input_parts(flat) if len(part) > 1]
+    cutter = _Cutter(flat, makers) if shared else None
+    for part in shared:
+        for name in part:
+            if cutter is not None:
+                alone = cutter.alone(name, part)
+                if alone is not None:
+                    found[name] = alone
+    return found
+
+
+def _acts(op: FlatOp) -> bool:
+    """Return True if an op does more than making values."""
+    if op.domain == ENGINE_DOMAIN:
+        return op.op_type == OP_DEPOSIT
+    if is_onnx_domain(op.domain) or op.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
+        return False
+    spec = lookup_op(op.domain, op.op_type)
+    if spec is None or is_custom(op.domain):
+        return True
+    if spec.role is not None:
+        return spec.changes or spec.role == "Protocol"
+    return not op.outputs or op.domain == keys.WIRE_DOMAIN or op.op_type in _STORES
+
+
+# Framework ops that take from what the node keeps, or put there.
+_STORES = frozenset({"Serialize.Enqueue", "Serialize.Dequeue", "Hold.Flush", "Limit.Acquire"})
+
+
 def _entries(flat: FlatFunction) -> list[tuple[str, tuple[str, ...], FlatOp | None]]:
     """Return name, seeds and source of each entry, `invoke` first."""
     found: list[tuple[str, tuple[str, ...], FlatOp | None]] = [(INVOKE, flat.inputs, None)]
@@ -173,6 +227,7 @@ def _arrivals(op: FlatOp) -> int:
 class _Cutter:
     def __init__(self, flat: FlatFunction, makers: Mapping[str, Sequence[int]]) -> None:
         self._ops = flat.ops
+        self._outputs = tuple(dict.fromkeys(flat.outputs))
         self._makers = makers
         # What starts executions waits for nothing; its `after` says only where it lives.
         self._needs = [() if is_entry(op) else op.needs for op in flat.ops]
@@ -197,6 +252,28 @@ class _Cutter:
     def values(self, seeds: Sequence[str]) -> set[str]:
         """Return the values that exist only in executions with these seeds."""
         return self._fireable(seeds, self.everywhere)[0]
+
+    def alone(self, name: str, part: Sequence[str]) -> Alone | None:
+        """Return what an event of one input of a part leaves undone, None if it is nothing."""
+        values, fires = self._fireable((name,), self.everywhere)
+        fired = set(fires)
+        behind, waits, fresh = {name}, False, [name]
+        while fresh:
+            for reader in self._readers.get(fresh.pop(), ()):
+                made = [each for each in self._ops[reader].outputs if each not in behind]
+                behind.update(made)
+                fresh += made
+                waits = waits or not values.issuperset(filter(None, self._ops[reader].outputs))
+                waits = waits or reader not in fired
+        lost = tuple(out for out in self._outputs if out in behind and out not in values)
+        if not waits and not lost:
+            return None
+        shown = any(out in values for out in self._outputs)
+        return Alone(
+            needs=tuple(other for other in part if other != name),
+            lost=lost,
+            acts=shown or any(_acts(self._ops[position]) for position in fired),
+        )
 
     def never_complete(self) -> list[int]:
         """Return the relays of each Threshold for which no entry has brought enough inputs."""

@@ -18,6 +18,7 @@ import numpy as np
 from bbnode.ir import keys, opset
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.graph import Program
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.opset import OpSpec
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
@@ -48,6 +49,7 @@ class OpRecorder(Protocol):
         attributes: Mapping[str, Any] | None = None,
         *,
         after: Any = None,
+        deadline: float = 0.0,
         metadata: Mapping[str, str] | None = None,
     ) -> tuple[Any, ...]:
         """Record one op and return its outputs."""
@@ -74,14 +76,19 @@ class CustomOp:
         self.schema = schema
         self.offload = offload
 
-    def __call__(self, *inputs: Any, after: Any = None, **attributes: Any) -> Any:
+    def __call__(
+        self, *inputs: Any, after: Any = None, deadline: float = 0.0, **attributes: Any
+    ) -> Any:
         """Record the op in the Graph that is the first argument, or run it on values.
 
         Args:
             inputs: the Graph and Outputs of it; or values alone.
             after: values of the Graph that have to exist before the op fires.
+            deadline: seconds that it may take, of an op in a worker thread; 0 for none of its own.
             attributes: by name; those left out have their defaults.
         """
+        if deadline and "deadline" in self.spec.attributes:  # the function's own argument
+            attributes["deadline"], deadline = deadline, 0.0
         if not inputs or not isinstance(inputs[0], OpRecorder):
             made = self.bound(attributes)(inputs)
             return made[0] if self.schema.is_single else made
@@ -90,6 +97,7 @@ class CustomOp:
             inputs[1:],
             attributes,
             after=after,
+            deadline=deadline,
             metadata={keys.PACKAGE_KEY: self.spec.package},
         )
         return recorded[0] if self.schema.is_single else recorded
@@ -114,10 +122,12 @@ class CustomOp:
             given = self._checked_inputs(what, inputs, variables)
             try:
                 result = function(*given, **settings)
-            except Exception as error:
+            except BaseException as error:
+                let_stop(error)
                 try:
                     text = f"{type(error).__name__}: {error}"
-                except Exception:  # noqa: BLE001 - `__str__` is the author's code as well
+                except BaseException as odd:  # noqa: BLE001 - `__str__` is the author's code as well
+                    let_stop(odd)
                     text = type(error).__name__
                 raise CustomOpFailed(f"{what}: {text:.{_MAX_TEXT}}") from error
             return self._checked_outputs(what, result, variables)

@@ -21,7 +21,9 @@ from onnx import ModelProto
 from bbnode.engine import Limits, Node, ProgramPlan, install, plan_program, steps
 from bbnode.engine.counts import Counts
 from bbnode.engine.rng import mix64
+from bbnode.ir.caps import MAX_DEADLINE_S
 from bbnode.ir.ids import fnv1a_64
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.peer import PeerId
 from bbnode.sim.agenda import ARRIVAL, POLL, Agenda, Flight
 from bbnode.sim.errors import NameTaken, NotReached, TimeStandsStill, UnknownSimNode
@@ -32,6 +34,10 @@ from bbnode.sim.trace import Trace, checksum, describe
 
 # The default limit of a run: longer than any deadline that is not a mistake.
 DEFAULT_LIMIT_NS = 3600 * S
+# A network in which nothing happens for so long is no busy one: somebody waits, maybe for a day
+# (the limit `wait_s`). Such a time does not count, a month of it at most.
+QUIET_NS = 600 * S
+MAX_QUIET_NS = MAX_DEADLINE_S * S
 # Events at one and the same time. 10,000 nodes that talk with a hundred others need less.
 MAX_EVENTS_AT_ONCE = 10_000_000
 _WORD = (1 << 64) - 1
@@ -357,11 +363,16 @@ class Network:
         """Run until `condition()` is true; it is asked after every event.
 
         Raises:
-            NotReached: nothing is left to happen, or `limit_ns` are over, and it is not.
+            NotReached: nothing is left to happen, or `limit_ns` are over, and it is not. Ten
+                minutes or more in which nothing happens do not count.
         """
         end_ns = self.now_ns + limit_ns
+        last_ns = end_ns + MAX_QUIET_NS
         while not condition():
             if not self._step(end_ns):
+                if self._is_quiet(last_ns):
+                    end_ns = self._following_ns() + limit_ns
+                    continue
                 idle = self._agenda.is_empty()
                 why = "nothing is left to happen" if idle else f"{limit_ns} ns are over"
                 raise NotReached(f"{why}, and the condition does not hold. {self._state()}")
@@ -372,15 +383,20 @@ class Network:
 
         Raises:
             NotReached: after `limit_ns` there still is; a program with an Interval never rests.
+                Ten minutes or more in which nothing happens do not count.
         """
         end_ns = self.now_ns + limit_ns
-        while self._step(end_ns):
-            pass
+        last_ns = end_ns + MAX_QUIET_NS
+        while True:
+            if not self._step(end_ns):
+                if not self._is_quiet(last_ns):
+                    break
+                end_ns = self._following_ns() + limit_ns
         self._agenda.rest()
         if not self._agenda.is_empty():
             raise NotReached(
                 f"after {limit_ns} ns the network is not idle; use run(until=…) for a program "
-                f"that never rests. {self._state()}"
+                f"that never rests, or a larger limit_ns. {self._state()}"
             )
 
     def counters(self) -> dict[str, int]:
@@ -388,6 +404,16 @@ class Network:
         return dict(self._counts)
 
     # -- events ------------------------------------------------------------------------------
+
+    def _following_ns(self) -> int:
+        """Return when the next event is, or now."""
+        following = self._agenda.next()
+        times = [self._agenda.next_call_ns(), None if following is None else following[0]]
+        return min((when_ns for when_ns in times if when_ns is not None), default=self.now_ns)
+
+    def _is_quiet(self, last_ns: int) -> bool:
+        """Return True if nothing happens for long, and then, by `last_ns`, something does."""
+        return self.now_ns + QUIET_NS <= self._following_ns() <= last_ns
 
     def _step(self, until_ns: int) -> bool:
         """Run the next event; return False when there is none up to `until_ns`."""
@@ -497,7 +523,8 @@ class Network:
         def work() -> None:
             try:
                 result = task.fn()
-            except Exception as error:  # noqa: BLE001 - the boundary of component code
+            except BaseException as error:  # noqa: BLE001 - the boundary of component code
+                let_stop(error)
                 node.fail(task.token, error)
             else:
                 node.complete(task.token, result)

@@ -156,13 +156,21 @@ class SimNode:
         """The number of its life, from 1 on."""
         return self._incarnation
 
-    def invoke(self, target: str, inputs: Mapping[str, Value]) -> int:
+    def invoke(
+        self, target: str, inputs: Mapping[str, Value], deadline_ns: int | None = None
+    ) -> int:
         """Start an execution at the next poll and return its id; raises as `Node.invoke`."""
-        return self.node.invoke(target, inputs)
+        return self.node.invoke(target, inputs, deadline_ns=deadline_ns)
 
-    def deliver_event(self, target: str, input: str, value: Value) -> int:  # noqa: A002
+    def deliver_event(
+        self,
+        target: str,
+        input: str,  # noqa: A002
+        value: Value,
+        deadline_ns: int | None = None,
+    ) -> int:
         """Start an execution with one input and return its id. Raises as `Node.deliver_event`."""
-        return self.node.deliver_event(target, input, value)
+        return self.node.deliver_event(target, input, value, deadline_ns=deadline_ns)
 
     def checkpoint(self) -> None:
         """Keep a snapshot for `Network.restart`. Raises NodeBusy while a component works."""

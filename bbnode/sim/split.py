@@ -153,13 +153,21 @@ class NodeElsewhere(SimNode):
 
     _ask: Callable[..., Any]
 
-    def invoke(self, target: str, inputs: Mapping[str, Value]) -> int:
+    def invoke(
+        self, target: str, inputs: Mapping[str, Value], deadline_ns: int | None = None
+    ) -> int:
         """Start an execution at the next poll and return its id; raises as `Node.invoke`."""
-        return int(self._ask("invoke", target, dict(inputs)))
+        return int(self._ask("invoke", target, dict(inputs), deadline_ns))
 
-    def deliver_event(self, target: str, input: str, value: Value) -> int:  # noqa: A002
+    def deliver_event(
+        self,
+        target: str,
+        input: str,  # noqa: A002
+        value: Value,
+        deadline_ns: int | None = None,
+    ) -> int:
         """Start an execution with one input and return its id. Raises as `Node.deliver_event`."""
-        return int(self._ask("deliver_event", target, input, value))
+        return int(self._ask("deliver_event", target, input, value, deadline_ns))
 
     def checkpoint(self) -> None:
         """Keep a snapshot for `Network.restart`. Raises NodeBusy while a component works."""

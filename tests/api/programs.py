@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class BatchSource(MemoryDataSource):
     def next_batch(self, ctx: Any) -> Any:
         if self.config.mode == "raise":
             raise RuntimeError("the callback is broken")
+        if self.config.mode == "exit":
+            sys.exit(5)
         if self.config.mode == "wait":
             IS_WAITING.set()
             GO_ON.wait(PATIENCE_S)

@@ -240,6 +240,14 @@ def test_a_component_that_raises_fails_its_execution_alone() -> None:
         assert node.running
 
 
+def test_a_component_that_exits_ends_no_node_of_the_process() -> None:
+    with worker(slots={"data": {"mode": "exit"}}) as node, worker() as other:
+        with pytest.raises(bbnode.ExecutionFailed, match="SystemExit: 5"):
+            node.invoke("worker", {"tick": "trigger"})
+        assert node.running
+        assert other.invoke("worker", {"tick": "trigger"}).ok
+
+
 def test_an_execution_that_takes_too_long_goes_on() -> None:
     with worker(slots={"data": {"mode": "wait"}}) as node:
         with pytest.raises(bbnode.InvokeTimeout, match=r"not over after 0\.01 s") as late:
@@ -247,6 +255,23 @@ def test_an_execution_that_takes_too_long_goes_on() -> None:
         assert late.value.result.ok is None
         GO_ON.set()
         assert node.next_output("batch", timeout_s=PATIENCE_S).shape == (2, 3)
+
+
+def test_an_execution_with_a_deadline_ends_by_it_and_says_so() -> None:
+    with worker(slots={"data": {"mode": "wait"}}) as node:
+        for ask in (
+            lambda: node.invoke("worker", {"tick": "trigger"}, deadline_s=0.01),
+            lambda: node.emit("worker", "tick", "trigger", deadline_s=0.01),
+            lambda: bbnode.connect(node.socket).invoke(
+                "worker", {"tick": "trigger"}, deadline_s=0.01
+            ),
+        ):
+            with pytest.raises(bbnode.ExecutionFailed, match=r"invoke\(deadline_s=…\)"):
+                ask()
+        for wrong in (0, -1, "5", float("nan"), 1e12, True):
+            with pytest.raises(bbnode.InputRefused, match="deadline_s is"):
+                node.invoke("worker", {"tick": "trigger"}, deadline_s=wrong)  # type: ignore[arg-type]
+        GO_ON.set()
 
 
 def started(count: int, function: Callable[[], object]) -> Callable[[], list[object]]:

@@ -26,8 +26,11 @@ def test_everything_that_suspends_carries_a_deadline() -> None:
     for main in unit.partitions.values():
         for node in main.nodes:
             waits = graph.is_role(node) or graph.is_wire(node)
-            # The request and its two receiving halves: there and back again.
-            hops = 2 if node.op_type in ("SendReqBatched", "RecvReq", "RecvRespBatched") else 1
+            # The request and its two receiving halves, there and back again; and what the request
+            # starts on the client, whose chain upstream it is.
+            halves = ("SendReqBatched", "RecvReq", "RecvRespBatched")
+            asked = graph.is_role(node) and node.metadata[keys.HOME_CLASS_KEY] == "client"
+            hops = 2 if node.op_type in halves or asked else 1
             expected = str(hops * 5 * SECOND) if waits else None
             assert meta(node, keys.DEADLINE_NS_KEY) == expected
 
@@ -61,7 +64,7 @@ def test_a_check_passes_the_first_input_through() -> None:
     assert check.op_type == "DeadlineCheck"
     assert check.domain == keys.SYSCALL_DOMAIN
     assert list(check.inputs) == [f"{sole(main, 'RecvReq').name}#backoff_rx_out"]
-    assert check.attr("deadline_ns") == 5 * SECOND
+    assert check.attr("deadline_ns") == 10 * SECOND  # that of the request
     assert meta(check, keys.DEADLINE_CHECK_SOURCE_KEY) == load.name
     assert meta(check, keys.DEADLINE_NS_KEY) is None
     assert main.kinds()[load.inputs[0]] is types.TENSOR_FLOAT

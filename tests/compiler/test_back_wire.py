@@ -14,6 +14,7 @@ from bbnode.compiler.analysis.gate_contracts import (
     unregister_gate_contract,
 )
 from bbnode.compiler.errors import PassInvariantBroken, RuntimeIncomplete
+from bbnode.compiler.unit import DEFAULT_PER_HOP_BUDGET_NS
 from bbnode.ir import address, ids, keys, types
 from bbnode.ir.graph import Function
 from tests.compiler.back_units import meta, of_type, sole, unit_until
@@ -75,7 +76,9 @@ def test_receivers_keep_the_deadline_of_their_send() -> None:
         for node in main.nodes:
             if node.domain == keys.WIRE_DOMAIN:
                 hops = 1 if node.op_type == "SendResp" else 2  # there, and back again
-                assert meta(node, keys.DEADLINE_NS_KEY) == str(hops * 30_000_000_000)
+                assert meta(node, keys.DEADLINE_NS_KEY) == str(hops * DEFAULT_PER_HOP_BUDGET_NS)
+                # The requests of the program bring no deadline.
+                assert meta(node, keys.DEADLINE_FROM_KEY) == keys.DEADLINE_FROM_NOBODY
 
 
 def _signal(payload: str, consumer: str) -> Body:

@@ -319,7 +319,8 @@ def senders_of_two_classes() -> object:
 @case(errors.CrossClassDataflow, "'server'", "'client'", "`g.net_out(",
       node_name="Add_0", home_a="server", home_b="client",
       value_a="value", value_b="Send_0.received",
-      producer_a="function input", producer_b="Send_0")  # fmt: skip
+      producer_a="function input", producer_b="Send_0", port="out",
+      brought_by="net_out", is_answer=False, is_later=False)  # fmt: skip
 def cross_class_dataflow() -> object:
     def body(g: Graph) -> None:
         value = g.input("value", types.TENSOR_FLOAT)
@@ -421,7 +422,7 @@ def nothing_stored() -> object:
 
 @case(errors.IncompatibleStorageOnEdge, "'Send_0' sends", "Codec",
       send_node="Send_0", recv_node="LoadParameters_0",
-      sent="Tensor.FLOAT", received="Tensor.DOUBLE")  # fmt: skip
+      sent="Tensor.FLOAT", received="Tensor.DOUBLE", port="")  # fmt: skip
 def incompatible_storage_on_edge() -> object:
     def body(g: Graph) -> None:
         weights = g.input("weights", types.TENSOR_FLOAT)
@@ -455,7 +456,7 @@ Leaning: Any = register_component(
 
 @case(errors.UnboundDependency, "DataSource", "'shelf'", "`.bind_data_source('shelf', ",
       module="", component="test.Leaning", bound_at_slot="net", required_role="DataSource",
-      required_slot="shelf")  # fmt: skip
+      required_slot="shelf", for_op="", others=())  # fmt: skip
 def unbound_dependency() -> object:
     model = Program(lambda g: g.output("params", NET.params(g))).build()
     return Compiler().bind_model("net", Leaning).compile(model)

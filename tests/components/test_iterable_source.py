@@ -38,6 +38,10 @@ def broken_later():
     yield np.zeros(2), 0
     raise RuntimeError("the disk is gone")
 
+def exits_later():
+    yield np.zeros(2), 0
+    raise SystemExit("enough")
+
 number = 7
 """
 
@@ -172,6 +176,8 @@ def test_what_the_users_code_raises_has_its_line() -> None:
         source(factory="my_own_data:broken").next_batch(CTX)
     with pytest.raises(DataUnavailable, match=r"RuntimeError: the disk is gone \(.*line 16"):
         source(factory="my_own_data:broken_later").next_batch(CTX)
+    with pytest.raises(DataUnavailable, match=r"SystemExit: enough \(.*line 20"):
+        source(factory="my_own_data:exits_later").next_batch(CTX)
     with pytest.raises(DataUnavailable, match=r"unexpected keyword argument 'm'"):
         source(factory="my_own_data:arrays", args={"m": 3}).next_batch(CTX)
     for factory, match in (

@@ -76,7 +76,12 @@ def test_every_op_is_a_box_or_on_one(graph: Program) -> None:
             assert (index + 1 in numbers) != on_another
         gates = [pill.label for box in panel.boxes for pill in (*box.before, *box.behind)]
         assert sorted(gates) == sorted(n.op_type for n in main.nodes if n.op_type in keys.GATE_OPS)
-        checks = sum(n.op_type == keys.OP_DEADLINE_CHECK for n in main.nodes)
+        # A deadline that nobody gave is none to show: it is a limit of the node.
+        checks = sum(
+            n.op_type == keys.OP_DEADLINE_CHECK
+            and n.metadata.get(keys.DEADLINE_FROM_KEY) != keys.DEADLINE_FROM_NOBODY
+            for n in main.nodes
+        )
         assert sum(bool(box.deadline) for box in panel.boxes) == checks
 
 
@@ -84,7 +89,7 @@ def test_boxes_say_slot_component_and_settings() -> None:
     server, client = read(program_of(federated()[0])).panels
     train = next(box for box in client.boxes if box.title == "Train")
     assert train.lines == ("local · OnnxModel", "epochs=5, batch=32")
-    assert (train.role, train.deadline) == ("Model", "30 s")
+    assert (train.role, train.deadline) == ("Model", "10 s")  # of the request
     recv = next(box for box in client.boxes if box.title == "RecvReq")
     assert recv.lines == ("round ← server",)
     assert [pill.label for pill in recv.behind] == [

@@ -39,6 +39,7 @@ class FakeNode:
         self.peers: list[PeerId] = []
         self.invoked: list[int] = []
         self.at: list[float] = []
+        self.deadlines: list[int | None] = []
         self.more = trio.Event()
         self.unready: dict[PeerId, NotReadyPeer] = {}
 
@@ -55,7 +56,8 @@ class FakeNode:
     def inputs(self, target: str) -> dict[str, TypeNode]:
         return {"tick": types.TRIGGER}
 
-    def invoke(self, target: str, inputs: dict[str, Any]) -> int:
+    def invoke(self, target: str, inputs: dict[str, Any], *, deadline_ns: int | None = None) -> int:
+        self.deadlines.append(deadline_ns)
         assert (target, inputs) == ("server", {"tick": TRIGGER})
         self.invoked.append(len(self.invoked) + 1)
         self.at.append(trio.current_time())
@@ -263,6 +265,19 @@ async def test_a_failed_round_counts_and_is_followed_by_a_pause(
     bench.finish(ok=False)
     assert await bench.node.until_invoked(2) == pytest.approx(failed + RETRY_PAUSE_S)
     assert bench.told("round_finished")[0]["ok"] is False
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, None), ({"deadline_s": 1.5}, 1_500_000_000)])
+async def test_a_round_has_the_time_that_its_entry_gives(
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+    given: dict[str, float],
+    expected: int | None,
+) -> None:
+    bench = Bench({"times": 1, **given})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await bench.node.until_invoked(1)
+    assert bench.node.deadlines == [expected]
 
 
 WAIT = {"class": "client", "peers": 3, "min_peers": 2, "timeout_s": 20.0}

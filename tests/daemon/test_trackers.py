@@ -227,6 +227,25 @@ def test_a_tracker_that_raises_is_logged_and_tried_again(
     assert broken.heard == ["start", "start", "end"]
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_a_tracker_that_exits_ends_nothing_but_its_call(
+    error: BaseException, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Exits(Notes):
+        def log(self, number: int, metrics: Mapping[str, float], at: float) -> None:
+            if number == 1:
+                raise error
+
+    exits = Exits({})
+    thread = TrackerThread("exits", exits, run_info(tmp_path))
+    thread.add(made(1))
+    thread.add(made(2))
+    join_all([thread])
+    assert thread.lost == 1
+    (record,) = caplog.records
+    assert record.reason.startswith(type(error).__name__)  # type: ignore[attr-defined]
+
+
 def test_a_tracker_that_hangs_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -101,6 +101,9 @@ def check_signature(spec: OpSpec, method, *, skip: int) -> None:
         assert (parameter.kind is parameter.VAR_POSITIONAL) == port.variadic
         assert (parameter.default is None) == port.optional
     assert keyword.pop("after") is None
+    if spec.suspends:  # its own time, which the op table has as an attribute where it has it
+        assert keyword.pop("deadline", 0.0) == 0.0
+        assert "deadline_ns" in spec.attributes or keyword.pop("deadline_ns", 0) == 0
     assert keyword == {
         name: inspect.Parameter.empty if default is opset.REQUIRED else default
         for name, default in spec.attributes.items()

@@ -180,7 +180,7 @@ def check(node: Node) -> None:
 def settle(node: Node, now_ns: int) -> int:
     """Let everything end that came from outside, and check that nothing is left of it."""
     for _ in range(12):
-        now_ns += 40 * S
+        now_ns += Limits().wait_ns + S
         poll(node, now_ns)
     rt = node._rt
     component(node, "chat").heard.clear()  # what test components note is theirs

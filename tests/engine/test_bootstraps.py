@@ -22,7 +22,7 @@ from bbnode.engine import (
     errors,
     steps,
 )
-from bbnode.engine.bootstrap.bootstraps import MAX_TURN_NS, TRANSITIONS, Move, State
+from bbnode.engine.bootstrap.bootstraps import TRANSITIONS, Move, State
 from bbnode.ir import keys, types
 from bbnode.ir.values import TRIGGER, Metadata
 from tests import protos
@@ -319,17 +319,17 @@ def test_a_component_whose_bootstrap_raises_fails_and_is_let_go() -> None:
 
 def test_a_bootstrap_that_never_gets_its_turn_fails() -> None:
     p = bootstrap("Slow", ("a",))
-    p.sys("Sleep", ["start"], "end", duration_ns=2 * MAX_TURN_NS)
+    p.sys("Sleep", ["start"], "end", duration_ns=2 * Limits().wait_ns)
     node = node_with(p, bootstrap("Late", ("a",)))
     node.run_bootstrap(ModuleNames(("Slow", "Late")))
     finish(node, *of(steps.RunTask, node.poll(0)), now=1)
-    made = node.poll(MAX_TURN_NS)
+    made = node.poll(Limits().wait_ns)
     assert completed(made) == [("Late", False)]
     (failed,) = of(steps.OpFailed, made)
     assert failed.kind == "DeadlineExceeded"
     assert "bootstrap of Slow" in failed.detail
     assert node.bootstrap_status("Late") is BootstrapStatus.IDLE
-    assert completed(node.poll(2 * MAX_TURN_NS)) == [("Slow", True)]
+    assert completed(node.poll(2 * Limits().wait_ns)) == [("Slow", True)]
 
 
 def test_too_many_frames_end_a_bootstrap_with_a_failure() -> None:

@@ -59,6 +59,46 @@ def test_an_event_runs_what_can_fire_from_it_alone() -> None:
     assert len(of(steps.AppEvent, node.poll(0))) == 3
 
 
+def test_an_event_that_leaves_an_output_without_a_value_says_so() -> None:
+    node = two_inputs()
+    execution = node.deliver_event("server", "go", TRIGGER)
+    (skipped,) = of(steps.OutputSkipped, node.poll(0))
+    assert (skipped.execution, skipped.name) == (execution, "both_out")
+    assert skipped.reason == "it needs x too, and go alone was given"
+
+
+def joined(op: str, **attributes):
+    """Two inputs that meet in one op; whatever is before it makes values and nothing else."""
+    p = Partition("server", inputs=["x", "y"])
+    p.type("x", types.TRIGGER)
+    p.type("y", types.TRIGGER)
+    p.sys("PassThrough", ["x"], "same")
+    p.sys("DeadlineCheck", ["same"], "checked", deadline_ns=5)
+    p.sys(op, ["checked", "y"], "both", **attributes)
+    p.sys("AppEmit", ["both"], name="out")
+    return bring_up(model(p), "server")
+
+
+@pytest.mark.parametrize(("op", "attributes"), [("Gate", {}), ("Threshold", {"n": 2})])
+@pytest.mark.parametrize(("given", "needed"), [("x", "y"), ("y", "x")])
+def test_an_event_of_one_of_two_inputs_that_are_needed_together_is_refused(
+    op, attributes, given, needed
+) -> None:
+    node = joined(op, **attributes)
+    with pytest.raises(errors.MissingInput, match=f"{given!r} starts nothing without {needed}"):
+        node.deliver_event("server", given, TRIGGER)
+    assert node.counters()["ingress.bytes"] == 0
+    node.invoke("server", {"x": TRIGGER, "y": TRIGGER})
+    assert [e.topic for e in of(steps.AppEvent, node.poll(0))] == ["out"]
+
+
+@pytest.mark.parametrize(("op", "attributes"), [("Any", {}), ("Threshold", {"n": 1})])
+def test_an_event_of_one_of_two_inputs_that_are_enough_alone_runs(op, attributes) -> None:
+    node = joined(op, **attributes)
+    node.deliver_event("server", "y", TRIGGER)
+    assert [e.topic for e in of(steps.AppEvent, node.poll(0))] == ["out"]
+
+
 def test_a_wrong_event_is_refused() -> None:
     node = two_inputs(limits=Limits(app_event_bytes=30))
     with pytest.raises(errors.OversizePayload, match="app_event_bytes"):

@@ -162,7 +162,10 @@ def test_at_the_deadline_it_is_told_as_well_who_could_not_be_sent_to() -> None:
     a.answer(2)
     a.poll()
     (failed,) = of(steps.OpFailed, a.poll(1 + 10 * S))
-    assert "1 of 3 peers answered in 10000 ms and 2 had to" in failed.detail
+    assert (
+        "1 of 3 peers answered in 10 s (the request's deadline, g.request(deadline=…)) and 2 had to"
+        in failed.detail
+    )
     rows = {peer(1): f"{peer(1)} (NotSent: no route)", peer(3): f"{peer(3)}"}
     assert failed.detail.endswith("; missing: " + ", ".join(rows[who] for who in in_order(1, 3)))
 

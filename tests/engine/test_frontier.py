@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -184,7 +185,7 @@ def test_who_stops_the_process_in_an_op_loses_that_op_alone(trace: bool) -> None
     untouched = ops[1].fire
 
     def stop(_frame: Frame) -> Any:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     node.invoke("server", {"v0": TRIGGER})
     ops[1].fire = stop

@@ -288,13 +288,14 @@ def test_a_component_that_never_returns_has_a_bounded_line(monkeypatch) -> None:
     made = node.poll(0)
     assert [s.kind for s in of(steps.WireReceiveFailed, made)] == ["ComponentBusy"] * 4
     # All of them fail by their deadline, and the component is free again.
-    made = node.poll(31 * S)
+    wait_ns = Limits().wait_ns
+    made = node.poll(wait_ns + S)
     assert {s.kind for s in of(steps.OpFailed, made)} <= {"DeadlineExceeded"}
-    node.poll(62 * S)
+    node.poll(2 * wait_ns + 2 * S)
     assert node.executions() == []
     assert node.counters()["ingress.bytes"] == 0
     node.deliver_inbound(peer(1), message("Hear", wire_req_id=100))
-    node.poll(63 * S)
+    node.poll(2 * wait_ns + 3 * S)
     assert component(node, "chat").heard[-1][2] == b"hi"
 
 

@@ -202,7 +202,7 @@ class Starter:
 
 def test_executions_of_an_entry_take_turns_and_late_ones_lose_theirs() -> None:
     starter, clock = Starter(), NodeClock()
-    turns = Turns(starter, clock)
+    turns = Turns(starter, clock, Limits())
     plan = plan_of(lambda _f: 1, in_turn=True)
     frames = [Frame(None, plan, number, 0) for number in (1, 2, 3)]
     assert [turns.take(frame) for frame in frames] == [True, False, False]

@@ -50,6 +50,18 @@ def one_round(node) -> int:
     return wire_id(node.poll(1))
 
 
+def test_the_time_of_a_call_that_waits_for_its_poll_is_kept() -> None:
+    node = bring_up(program(), "server")
+    inputs = {"x": np.array([7], np.float32), "to": PeerIdVec([])}
+    execution = node.invoke("server", inputs, deadline_ns=5 * S)
+    again = bring_up(program(), "server")
+    again.restore(node.snapshot())
+    (running,) = again._rt.ingress.take_events()
+    assert (running.execution, running.budget_ns) == (execution, 5 * S)
+    with pytest.raises(errors.InvalidDeadline, match="above 0"):
+        node.invoke("server", inputs, deadline_ns=0)
+
+
 def test_a_restored_node_has_its_state_and_makes_no_id_twice() -> None:
     node = bring_up(program(), "server")
     node.peer_connected(peer(1), [], [ADDRESS])

@@ -38,8 +38,10 @@ class CountUp(Module):
         syscalls.app_emit(g, more, name="done", after=g.unless(goes_on))
 
 
-def ring(budget: float | None) -> Network:
+def ring(budget: float | None, per_hop_s: float = 0.0) -> Network:
     compiler = Compiler().bind_backend("compute", OrtBackend)
+    if per_hop_s:
+        compiler = compiler.with_per_hop_budget_ns(round(per_hop_s * S))
     model = compiler.bind_peer_selector("others", ConnectedView).compile(CountUp(budget).build())
     network = Network(seed=5)
     for name in ("a", "b"):
@@ -62,7 +64,7 @@ def test_a_hundred_rounds_outlive_the_budget_of_each_and_the_condition_ends_them
 
 
 def test_a_loop_that_renews_nothing_ends_by_the_deadline_of_its_first_message() -> None:
-    network = ring(None)
+    network = ring(None, per_hop_s=HOP_BUDGET_S)
     network["a"].invoke("node", {"start": np.array(0, np.float32)})
     network.run_until_idle()
     assert [v for n in network.nodes for v in n.values("done")] == []

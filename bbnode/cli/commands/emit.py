@@ -5,12 +5,13 @@ Rule: as `invoke`, for the entries of a target that one input starts.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bbnode.cli import values
 from bbnode.cli.common import LocalNode
+from bbnode.ir.caps import MAX_DEADLINE_S, MAX_WAIT_S
 
 
 def command(
@@ -25,8 +26,19 @@ def command(
     node: LocalNode = LocalNode(),
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout", help="Seconds to wait for outputs; 0: none.", min=0, max=590),
+        typer.Option(
+            "--timeout", help="Seconds to wait for outputs; 0: none.", min=0, max=MAX_WAIT_S
+        ),
     ] = 0.0,
+    deadline_s: Annotated[
+        float | None,
+        typer.Option(
+            "--deadline",
+            help="Seconds that the execution itself may take.",
+            min=0.001,
+            max=MAX_DEADLINE_S,
+        ),
+    ] = None,
 ) -> int:
     """Send a target one input."""
     if (kind is None) == (target is None) or (target is None) != (value is None):
@@ -38,7 +50,14 @@ def command(
             told = client.post("/v1/emit", {"kind": kind})
         else:
             ((name, item),) = values.parse_inputs([value or ""]).items()
-            body = {"target": target, "input": name, "value": item, "wait_s": timeout_s}
+            body: dict[str, Any] = {
+                "target": target,
+                "input": name,
+                "value": item,
+                "wait_s": timeout_s,
+            }
+            if deadline_s is not None:
+                body["deadline_s"] = deadline_s
             told = client.post("/v1/emit", {**body, "exact": timeout_s > 0})
     if kind is not None:
         node.show(told, f"event {kind} is on the bus")

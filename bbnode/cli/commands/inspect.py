@@ -13,6 +13,7 @@ import typer
 
 from bbnode.cli import output
 from bbnode.cli.common import JsonOption
+from bbnode.ir import keys
 
 if TYPE_CHECKING:
     import onnx
@@ -157,6 +158,8 @@ def _render(description: Mapping[str, Any], out: Console, *, verbose: bool) -> N
 
 def _edge(edge: Mapping[str, Any]) -> list[object]:
     deadline = edge["deadline_ns"]
+    # Where nobody gave one it is a limit of each node.
+    is_open = edge["deadline_from"] == keys.DEADLINE_FROM_NOBODY
     return [
         edge["value"],
         edge["op"],
@@ -164,6 +167,6 @@ def _edge(edge: Mapping[str, Any]) -> list[object]:
         edge["to"],
         edge["site_id"],
         edge["transport"],
-        "-" if not deadline else f"{deadline / NANOSECONDS_PER_MS:g} ms",
+        "-" if not deadline or is_open else f"{deadline / NANOSECONDS_PER_MS:g} ms",
         edge["gates"],
     ]

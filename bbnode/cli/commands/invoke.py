@@ -6,12 +6,13 @@ failed, here or on another peer; 4 when something is missing at the end of the t
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bbnode.cli import exits, output, saving, values
 from bbnode.cli.common import LocalNode
+from bbnode.ir.caps import MAX_DEADLINE_S, MAX_WAIT_S
 
 
 def command(
@@ -26,8 +27,19 @@ def command(
     ] = True,
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout", help="Seconds to wait for its outputs.", min=0.01, max=590),
+        typer.Option(
+            "--timeout", help="Seconds to wait for its outputs.", min=0.01, max=MAX_WAIT_S
+        ),
     ] = 60.0,
+    deadline_s: Annotated[
+        float | None,
+        typer.Option(
+            "--deadline",
+            help="Seconds that the execution itself may take.",
+            min=0.001,
+            max=MAX_DEADLINE_S,
+        ),
+    ] = None,
     save: Annotated[
         list[str] | None, typer.Option("--save", help=saving.HELP, metavar="NAME=FILE")
     ] = None,
@@ -39,7 +51,9 @@ def command(
     files = saving.parse(save or [])
     wait_s = timeout_s if wait else 0.0
     with node.client(wait_s + values.ANSWER_SLACK_S) as client:
-        body = {"target": target, "inputs": given, "wait_s": wait_s, "exact": wait}
+        body: dict[str, Any] = {"target": target, "inputs": given, "wait_s": wait_s, "exact": wait}
+        if deadline_s is not None:
+            body["deadline_s"] = deadline_s
         told = client.post("/v1/invoke", body)
     code = values.report(told, waited_s=wait_s, as_json=node.as_json)
     if save and code == exits.OK:

@@ -34,10 +34,14 @@ _FIRST_REMOTE = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Length of a chain. `hops`: sends on its longest path; `ns`: time of its slowest one."""
+    """Length of a chain. `hops`: sends on its longest path; `ns`: time of its slowest one.
+
+    `is_own`: the author of the send that it begins with gave the time.
+    """
 
     hops: int = 0
     ns: int = 0
+    is_own: bool = False
 
     def then(self, other: Span) -> Span:
         """This one, and the other one behind it."""
@@ -149,10 +153,10 @@ class _Chains:
             own = Span(depth, min(depth * self._hop.ns, MAX_DEADLINE_NS))
         deadline = given_deadline(node)
         if deadline:
-            own = Span(own.hops, deadline)
+            own = Span(own.hops, deadline, is_own=True)
         budget = given_budget(node)
         if budget:
-            self.sends[index] = Span(own.hops, budget)
+            self.sends[index] = Span(own.hops, budget, is_own=True)
             return self._longest(node.outputs[:first])
         self.sends[index] = own
         return own.then(self._longest(node.outputs[:first]))

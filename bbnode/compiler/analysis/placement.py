@@ -248,7 +248,21 @@ class Placement:
         self, index: int, value_a: str, home_a: str, value_b: str, home_b: str
     ) -> CrossClassDataflow:
         node = self.nodes[index]
+        # The one that a message brings last, if that came from where the other one lives.
+        send, is_answer = self._delivery_behind(value_b), is_wire(node, keys.OP_SEND_RESP)
+        if send is None or self.homes[send] != home_a:
+            other = self._delivery_behind(value_a)
+            if other is not None and self.homes[other] == home_b and not is_answer:
+                value_a, value_b, home_a, home_b = value_b, value_a, home_b, home_a
+                send = other
+            else:
+                send = None
+        port = "" if send is None else self.nodes[send].metadata.get(keys.PORT_KEY, "")
         return CrossClassDataflow(
+            port=port,
+            brought_by="" if send is None else _CALLS[self.nodes[send].op_type],
+            is_later=send is not None and self._depends_on(value_a, send),
+            is_answer=is_answer and bool(port),
             node_name=node.name,
             home_a=home_a,
             home_b=home_b,
@@ -258,6 +272,37 @@ class Placement:
             producer_b=self._producer_name(value_b),
             where=Where.of(node),
         )
+
+    def _delivery_behind(self, value: str) -> int | None:
+        """Return the send whose message a value is made of, None if it is of none."""
+        seen, todo = {value}, [value]
+        while todo:
+            index = self.maker.get(todo.pop())
+            if index is None:
+                continue
+            node = self.nodes[index]
+            first = RECEIVED_OUTPUT.get(node.op_type) if is_wire(node) else None
+            if first is not None:
+                if seen.intersection(node.outputs[first:]):
+                    return index
+                continue
+            fresh = [name for name in node.computes_with if name not in seen]
+            seen.update(fresh)
+            todo += fresh
+        return None
+
+    def _depends_on(self, value: str, index: int) -> bool:
+        """Return True if a value is made of what an op gives."""
+        seen, todo = {value}, [value]
+        while todo:
+            maker = self.maker.get(todo.pop())
+            if maker == index:
+                return True
+            reads = () if maker is None else self.nodes[maker].reads
+            fresh = [name for name in reads if name not in seen]
+            seen.update(fresh)
+            todo += fresh
+        return False
 
     def _producer_name(self, value: str) -> str:
         index = self.maker.get(value)
@@ -313,6 +358,8 @@ _SYSCALL_MOVERS = frozenset(
 )
 _ALL_INPUTS = "Concat"
 PEERS_INPUT = 1  # of Send and SendReqBatched
+# How an author writes them.
+_CALLS = {keys.OP_SEND: "net_out", keys.OP_SEND_REQ_BATCHED: "request"}
 RECEIVED_OUTPUT = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}
 SENDER_OUTPUT = {keys.OP_SEND: 1, keys.OP_SEND_REQ_BATCHED: 3}
 

@@ -267,6 +267,8 @@ def with_dependencies(
         for need in dependencies_of(component) if component is not None else ():
             if need.slot not in found:
                 slot = known.get(need.slot) or TargetSlot(name=need.slot, role=need.role)
+                if slot.component(bound) is None:
+                    continue  # no op needs it, or `resolve_component_dependencies` had said so
                 found[need.slot] = slot
                 todo.append(slot)
     return found

@@ -37,6 +37,7 @@ from bbnode.components.registry import UnknownComponentType, component_class, ro
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.onnx_file import model_of
 from bbnode.ir.seal import sealed
 
@@ -134,6 +135,9 @@ class Compiler:
 
     def with_per_hop_budget_ns(self, budget_ns: int) -> Compiler:
         """Static deadline of a Send: chain depth times this, in nanoseconds.
+
+        What may suspend has it too: behind a send that of the send, elsewhere one hop's. Without it
+        nobody bounds what brings no deadline of its own, and the limit `wait_s` of each node does.
 
         Raises ValueError when it is not between 1 ns and a day.
         """
@@ -419,7 +423,8 @@ class _Run:
             except CompileError:
                 raise
             # It is the caller's code: whatever it raises becomes one typed error that names it.
-            except Exception as error:
+            except BaseException as error:
+                let_stop(error)
                 detail = f"{type(error).__name__}: {error}"
                 raise StageFailed(stage=added.name, detail=detail) from error
             self.unit.recording.sign(self.unit.bodies(), added.name)

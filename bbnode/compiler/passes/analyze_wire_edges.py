@@ -12,7 +12,7 @@ from bbnode.compiler.analysis.crossings import Crossings
 from bbnode.compiler.rewriting.gates import stamp_destination
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass, WireEdge
 from bbnode.ir import keys, opset, types
-from bbnode.ir.graph import Function, OpNode, ValueType, is_wire
+from bbnode.ir.graph import Function, OpNode, ValueType, inherit, is_wire
 
 MAX_SHOWN_TYPE_CHARS = 200  # of `crossing_type`, which people read; the site has all of it
 
@@ -56,9 +56,8 @@ class AnalyzeWireEdges(Pass):
                 node.metadata[keys.WIRE_TRANSPORT_KEY] = transport
                 node.metadata[keys.BATCH_GROUP_KEY] = group
             feeds.setdefault((edge.consumer_class, recv.name), []).append((edge, send))
-            deadline = send.metadata.get(keys.DEADLINE_NS_KEY)
-            if deadline is not None and recv.metadata.get(keys.DEADLINE_NS_KEY) is None:
-                recv.metadata[keys.DEADLINE_NS_KEY] = deadline
+            if recv.metadata.get(keys.DEADLINE_NS_KEY) is None:
+                inherit(recv, send, (keys.DEADLINE_NS_KEY, keys.DEADLINE_FROM_KEY))
         crossings = Crossings(unit)
         for (home, name), fed_by in feeds.items():
             _stamp_site(crossings, wire_nodes[home][name], fed_by)

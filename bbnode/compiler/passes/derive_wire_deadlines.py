@@ -24,7 +24,9 @@ class DeriveWireDeadlines(Pass):
     3. A request that brings its own `deadline_ns` attribute (not 0) keeps that one.
     4. A Send that begins a budget of its own (`budget_ns`) takes that as `deadline_ns`, and what
        comes before it does not count what comes after it.
-    5. A `chain_depth` that is no number from 1 to `MAX_CHAIN_DEPTH`, a negative deadline, or a
+    5. `deadline_from` is `nobody` where neither the author of the send nor one of a per-hop budget
+       said how long: the budget is then the default.
+    6. A `chain_depth` that is no number from 1 to `MAX_CHAIN_DEPTH`, a negative deadline, or a
        `budget_ns` that is no positive number or not on a Send, is ExpansionFailed.
     """
 
@@ -37,6 +39,8 @@ class DeriveWireDeadlines(Pass):
                 meta = function.nodes[index].metadata
                 meta.setdefault(keys.CHAIN_DEPTH_KEY, str(span.hops))
                 meta[keys.DEADLINE_NS_KEY] = str(span.ns)
+                if not options.is_bounded and not span.is_own:
+                    meta[keys.DEADLINE_FROM_KEY] = keys.DEADLINE_FROM_NOBODY
                 deepest = max(deepest, span.hops)
             stamped += len(spans)
         return {"deadlines_stamped": stamped, "deepest_chain": deepest}

@@ -29,6 +29,7 @@ _INHERITED = (
     keys.PORT_SCOPE_KEY,
     keys.PEER_CLASS_KEY,
     keys.DEADLINE_NS_KEY,
+    keys.DEADLINE_FROM_KEY,
     keys.MODULE_INSTANCE_KEY,
 )
 # Outputs of a SendReqBatched as recorded, by port.
@@ -170,7 +171,9 @@ class _Synthesis:
             payload = both
         deadlines = [member.metadata.get(keys.DEADLINE_NS_KEY) or "" for member in members]
         if len(members) > 1 and all(map(is_natural, deadlines)):
-            recv.metadata[keys.DEADLINE_NS_KEY] = str(max(map(int, deadlines)))
+            longest = max(members, key=lambda member: int(member.metadata[keys.DEADLINE_NS_KEY]))
+            recv.metadata.pop(keys.DEADLINE_FROM_KEY, None)
+            inherit(recv, longest, (keys.DEADLINE_NS_KEY, keys.DEADLINE_FROM_KEY))
         declared = self._root.types.get(names[0])
         known = ValueType.of(payload) if declared is None else declared.narrowed(payload)
         recv.set_attr(keys.ATTR_PAYLOAD_TYPE, known)

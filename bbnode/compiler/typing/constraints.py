@@ -465,6 +465,9 @@ class FunctionTypes:
         self, node: OpNode, conflict: Conflict
     ) -> TypeConstraintFailed | IncompatibleStorageOnEdge:
         where = Where.of(node)
+        twice = self._two_types(node)
+        if twice is not None:
+            return twice
         if is_wire(node) and node.op_type in keys.SEND_OPS and len(node.outputs) > 0:
             received = set(node.outputs)
             readers = (n.name for n in self.function.nodes if received.intersection(n.inputs))
@@ -483,6 +486,32 @@ class FunctionTypes:
             wanted="" if within else str(conflict.wanted),
             where=where,
         )
+
+    def _two_types(self, node: OpNode) -> IncompatibleStorageOnEdge | None:
+        """Return the error of two sends to one port that carry two types, if `node` is of these."""
+        first = node.metadata.get(keys.FAN_IN_KEY)
+        sends = [
+            each
+            for each in self.function.nodes
+            if is_wire(each, keys.OP_SEND)
+            and each.outputs
+            and (first or next(iter(node.outputs), ""))
+            in (each.outputs[0], each.metadata.get(keys.FAN_IN_KEY))
+        ]
+        if node not in sends or len(sends) < 2:
+            return None
+        kinds = [self._network.type_of(self.id_of(each.inputs[0])) for each in sends]
+        for each, kind in zip(sends, kinds, strict=True):
+            if types.meet(kinds[0], kind) is None:
+                return IncompatibleStorageOnEdge(
+                    send_node=each.name,
+                    recv_node=sends[0].name,
+                    sent=kind.name,
+                    received=kinds[0].name,
+                    port=node.metadata.get(keys.PORT_KEY, ""),
+                    where=Where.of(each),
+                )
+        return None
 
     def _elsewhere(self, node: OpNode, conflict: Conflict) -> str:
         """The other ops, or inputs of the function, that said what the value is."""

@@ -26,6 +26,7 @@ from bbnode.ir.authors_code import AuthorsCodeFailed
 from bbnode.ir.class_names import ClassNotLoaded, load_function
 from bbnode.ir.decoding import shown
 from bbnode.ir.errors import AuthorError
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.types import TENSOR_FLOAT, TENSOR_INT64, TypeNode
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -249,7 +250,8 @@ class _UserCode:
             yield
         except DataUnavailable:
             raise
-        except Exception as error:
+        except BaseException as error:
+            let_stop(error)
             frames = traceback.extract_tb(error.__traceback__)[1:]
             own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
             where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

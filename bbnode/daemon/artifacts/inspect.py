@@ -156,6 +156,7 @@ def _described(mains: Sequence[Function]) -> Iterator[dict[str, Any]]:
             "site_id": str(edge.site_id),
             "gates": sent + gates[edge.to.name].get(recv.name, []),
             "deadline_ns": 0 if send is None else deadline_of(send),
+            "deadline_from": "" if send is None else send.metadata.get(keys.DEADLINE_FROM_KEY, ""),
         }
 
 

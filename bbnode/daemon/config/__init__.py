@@ -18,6 +18,7 @@ import multiaddr
 import multiaddr.exceptions
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
+from bbnode.ir.caps import MAX_DEADLINE_S
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.limits import RelaySettings
@@ -382,6 +383,13 @@ class InvokeSection(Section):
     every_s: Seconds = _key(
         0.0, "time from start to start; 0: the next starts when the last one ended", unit="s"
     )
+    deadline_s: Seconds = _key(
+        0.0,
+        "time of one round, with all that it asks of peers; after it the round fails; 0: as the "
+        "program says, else limits.wait_s",
+        unit="s",
+        le=MAX_DEADLINE_S,
+    )
     wait_for: WaitFor | None = _key(None, "start condition; unset: start at once")
     best: str | None = _key(
         None,
@@ -483,6 +491,13 @@ class LimitsSection(Section):
         None,
         "how long a request waits for a peer whose connection was lost; then it counts as missing",
         unit="ms",
+    )
+    wait_s: Annotated[int, Field(ge=1, le=MAX_DEADLINE_S)] | None = _key(
+        None,
+        "time of what waits where neither the program (deadline=, until=) nor the call "
+        "(invoke.deadline_s) says one: an op, each hop of a send or request, a join, a bootstrap "
+        "for its turn",
+        unit="s",
     )
 
     def effective(self) -> dict[str, int | None]:

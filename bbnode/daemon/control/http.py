@@ -204,8 +204,8 @@ def application(
     async def answer(scope: Scope, receive: Receive) -> Response | StreamedResponse:
         try:
             endpoint, parameters = find(scope)
-            with trio.fail_after(request_s):
-                return await _answered(endpoint, host, scope, receive, parameters)
+            with trio.fail_after(request_s) as bound:
+                return await _answered(endpoint, host, scope, receive, parameters, bound)
         except Problem as error:
             problem = error
         except ControlProtocolError as error:
@@ -237,6 +237,7 @@ async def _answered(
     scope: Scope,
     receive: Receive,
     parameters: Mapping[str, str],
+    bound: trio.CancelScope,
 ) -> Response | StreamedResponse:
     arguments: dict[str, Any] = {}
     query = read_query(scope)
@@ -244,7 +245,8 @@ async def _answered(
         if kind is Host:
             arguments[name] = host
         elif name == "body":
-            arguments[name] = checked(kind, _body((await receive())["body"]))
+            arguments[name] = body = checked(kind, _body((await receive())["body"]))
+            bound.deadline += getattr(body, "wait_s", 0.0)  # what the client waits by its own will
         elif name == "query":
             given = {
                 field: texts if info.annotation == list[str] else texts[-1]

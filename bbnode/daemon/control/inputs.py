@@ -30,6 +30,11 @@ EXPECTED = (
 )
 
 
+def nanoseconds(seconds: float | None) -> int | None:
+    """Return the time of an execution as the engine takes it; less than 1 ns is 1."""
+    return None if seconds is None else max(round(seconds * 1e9), 1)
+
+
 def to_value(name: str, given: Any, declared: TypeNode | None = None) -> Value:
     """Return a JSON input as a run-time value, numbers as a tensor of the `declared` dtype.
 

@@ -37,7 +37,7 @@ from bbnode.daemon.control.http import (
     openapi,
     text_response,
 )
-from bbnode.daemon.control.inputs import to_value
+from bbnode.daemon.control.inputs import nanoseconds, to_value
 from bbnode.daemon.history.store import newest
 from bbnode.daemon.invoke.exact import Encoder
 from bbnode.daemon.observing import logs
@@ -47,7 +47,7 @@ from bbnode.daemon.state import weights
 from bbnode.engine.errors import AddressBookFull
 from bbnode.ir import types
 from bbnode.ir.address import parse_address
-from bbnode.ir.caps import KEPT_ITEMS, MAX_ADDRESSES_PER_PEER, MAX_WAIT_S
+from bbnode.ir.caps import KEPT_ITEMS, MAX_ADDRESSES_PER_PEER, MAX_DEADLINE_S, MAX_WAIT_S
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 
@@ -506,11 +506,15 @@ async def dial_back(host: Host, body: DialBackBody) -> answers.DialledBack:
 
 
 class InvokeBody(RequestBody):
-    """A target and its inputs by name; with `wait_s`, the answer has the outcome."""
+    """A target and its inputs by name; with `wait_s`, the answer has the outcome.
+
+    `deadline_s` is the time of the execution itself; without, its ops and requests have their own.
+    """
 
     target: str
     inputs: dict[str, Any] = Field(default_factory=dict)
     wait_s: float = Field(0.0, ge=0, le=MAX_WAIT_S)
+    deadline_s: float | None = Field(None, ge=1e-9, le=MAX_DEADLINE_S)
     exact: bool = False
 
 
@@ -520,7 +524,9 @@ async def invoke(host: Host, body: InvokeBody) -> answers.ExecutionResult:
     declared = host.node.inputs(body.target)
     inputs = {name: to_value(name, v, declared.get(name)) for name, v in body.inputs.items()}
     later = host.later(body.target, None)
-    return await _finish(host, host.node.invoke(body.target, inputs), later, body)
+    deadline_ns = nanoseconds(body.deadline_s)
+    execution = host.node.invoke(body.target, inputs, deadline_ns=deadline_ns)
+    return await _finish(host, execution, later, body)
 
 
 class EmitBody(RequestBody):
@@ -530,6 +536,7 @@ class EmitBody(RequestBody):
     input: str | None = None
     value: Any = None
     wait_s: float = Field(0.0, ge=0, le=MAX_WAIT_S)
+    deadline_s: float | None = Field(None, ge=1e-9, le=MAX_DEADLINE_S)
     exact: bool = False
     kind: int | None = None
 
@@ -547,7 +554,8 @@ async def emit(host: Host, body: EmitBody) -> answers.ExecutionResult | answers.
         raise Problem(400, "MissingField", "the body has to have 'target', 'input' and 'value'")
     value = to_value(body.input, body.value, host.node.inputs(body.target).get(body.input))
     later = host.later(body.target, body.input)
-    execution = host.node.deliver_event(body.target, body.input, value)
+    deadline_ns = nanoseconds(body.deadline_s)
+    execution = host.node.deliver_event(body.target, body.input, value, deadline_ns=deadline_ns)
     return await _finish(host, execution, later, body)
 
 

@@ -64,7 +64,8 @@ class ControlLimits:
 
     # More at once are answered with 503: an operator has a few terminals, not hundreds.
     connections: int = 64
-    # A request that is not answered by then is 504. An invoke may ask for less, never for more.
+    # A request that is not answered by then is 504; the time that an invoke asks for (`wait_s`)
+    # comes on top.
     request_s: float = 600.0
     http: HttpLimits = field(default_factory=HttpLimits)
     # At the metrics' address, where anybody may connect: a few scrapers, and requests without

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bbnode.daemon.history.trackers import RunInfo, Tracker
+from bbnode.ir.interrupts import let_stop
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,8 @@ class TrackerThread:
                     self._tracker.log(*given)
                 elif self._started:
                     self._tracker.end()
-            except Exception as error:  # noqa: BLE001 - the boundary to trackers
+            except BaseException as error:  # noqa: BLE001 - the boundary to trackers
+                let_stop(error)
                 self.lost += given is not None
                 self._failed(f"{type(error).__name__}: {error}")
             if given is None:

@@ -425,7 +425,8 @@ class Rounds:
             name: to_value(name, given, declared.get(name))
             for name, given in self._entry.inputs.items()
         }
-        execution = self._node.invoke(self._entry.target, inputs)
+        deadline_ns = round(self._entry.deadline_s * 1e9) or None
+        execution = self._node.invoke(self._entry.target, inputs, deadline_ns=deadline_ns)
         started = self._watch(execution)
         started.started_s = trio.current_time()
         started.at_start = self._traffic()

@@ -31,6 +31,7 @@ from bbnode.engine import All, Node, steps
 from bbnode.engine.readiness import reasons_text
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.interrupts import let_stop
 from bbnode.transport.identity import Identity, create_identity, load_identity
 from bbnode.transport.registry import transport_names
 
@@ -385,7 +386,8 @@ def _data(context: CheckContext) -> Finding:
         if isinstance(step, steps.RunTask):
             try:
                 node.complete(step.token, step.fn())
-            except Exception as error:  # noqa: BLE001 - a component's own code, as the driver does
+            except BaseException as error:  # noqa: BLE001 - a component's own code
+                let_stop(error)
                 node.fail(step.token, error)
             todo.extend(node.poll(now_ns))
     failed = node.not_ready()

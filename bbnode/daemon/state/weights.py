@@ -28,6 +28,7 @@ from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.caps import MAX_ARTIFACT_BYTES
 from bbnode.ir.errors import BbnodeError, DeploymentError
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.slots import Binding
 
 if TYPE_CHECKING:
@@ -200,7 +201,8 @@ def _export(slot: str, make: Callable[[], Component]) -> onnx.ModelProto:
         model: Any = component.export()
     except BbnodeError as error:
         raise NotExportable(f"slot {slot!r} can't be exported: {error}") from error
-    except Exception as error:  # the boundary to a component's author
+    except BaseException as error:  # the boundary to a component's author
+        let_stop(error)
         why = ": ".join(describe(error))
         raise ComponentError(f"slot {slot!r} can't be exported: {why}") from error
     if not isinstance(model, onnx.ModelProto):

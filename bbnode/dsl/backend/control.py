@@ -9,6 +9,7 @@ that a graph never hides a name of those around it; its nodes carry no metadata 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -90,8 +91,7 @@ class Branch(Graph):
             whose = "" if slot is None else f" of slot {slot.name!r}"
             raise BranchMisuse(
                 f"{op_type}{whose} can't stand in {self._title}, which runs whole in the backend "
-                f"{self._slot.name!r}: only ops of that slot can; record it outside, and use the "
-                "value"
+                f"{self._slot.name!r}: only ops of that slot can; {self._instead(op_type)}"
             )
         if self._listed(after):
             raise BranchMisuse(
@@ -99,6 +99,14 @@ class Branch(Graph):
                 "the after to the if_ or loop"
             )
         self.recorder.slots.check(slot)
+
+    def _instead(self, op_type: str) -> str:
+        """Return how an op that is none of the backend's is recorded instead."""
+        if not self._title.endswith("If"):
+            return "record it before the loop, or behind it with the loop's results"
+        when = "g.when(condition)" if "then" in self._title else "g.unless(condition)"
+        outside = f"record {op_type} outside, with after={when}, and it happens only then"
+        return f"{outside}; syscalls.choose(g, condition, a, b) is one of two values"
 
     def _metadata(self, *_: object) -> dict[str, str]:
         return {}  # the op that the branch belongs to has slot and source line
@@ -246,7 +254,7 @@ class ControlOps(BackendCore):
     def _branch(
         self, g: Graph, title: str, record: Callable[[Graph], Any]
     ) -> tuple[Output | Values, Subgraph]:
-        _need_callable(title, record)
+        _need_callable(title, record, "its Graph")
         branch = Branch(g, self._use, title)
         with g.recording_branch(title):
             values = _checked_values(branch, title, record(branch))
@@ -327,7 +335,8 @@ class ControlOps(BackendCore):
         self, g: Graph, record: Callable[..., Any], carried: Values
     ) -> tuple[LoopStep, Subgraph]:
         title = "the body of Loop"
-        _need_callable(title, record)
+        arguments = ("its Graph", "the iteration", *(f"carried_{i}" for i in range(len(carried))))
+        _need_callable(title, record, *arguments)
         branch = Branch(g, self._use, title)
         formals = [
             branch.formal("iteration", types.TENSOR_INT64, scalar=True),
@@ -346,12 +355,21 @@ class ControlOps(BackendCore):
             return step, branch.close(formals, (keep_going, *step.carried, *step.scans))
 
 
-def _need_callable(title: str, record: object) -> None:
+def _need_callable(title: str, record: object, *arguments: str) -> None:
     if not callable(record):
         raise BadArgument(
             f"{title} is {record!r:.60}, which can't be called; give a function that records "
             "it (an onnx.GraphProto goes to op(g, …))"
         )
+    try:
+        inspect.signature(record).bind(*arguments)
+    except TypeError as error:
+        raise BadArgument(
+            f"{title} is a function of {', '.join(arguments)}, and this one does not take that: "
+            f"{error}"
+        ) from None
+    except ValueError:  # a callable that does not tell: calling it will
+        return
 
 
 def _as_step(branch: Branch, title: str, given: object) -> LoopStep:

@@ -43,6 +43,7 @@ from bbnode.dsl.errors import (
 )
 from bbnode.ir import keys, opset, types
 from bbnode.ir.address import parse_address
+from bbnode.ir.caps import MAX_DEADLINE_S
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.flatten import join_fault
 from bbnode.ir.graph import (
@@ -66,7 +67,6 @@ LEFT_OUT = object()  # an attribute that is not written down unless it is given
 MAX_VARIADIC_OUTPUTS = 65_536
 NS_PER_S = 1_000_000_000
 MAX_HOPS = 100_000  # what the compiler takes as a chain depth
-MAX_DEADLINE_S = 30 * 86_400.0  # a month; a longer one is a typing error
 
 _ANY_ADDRESS = parse_address("/ip4/127.0.0.1")  # what a multiaddr is, without its package
 
@@ -607,22 +607,17 @@ class Graph:
             port: a name for the request, of its own; `lookup_output` finds `received` by it.
             peers, value, after, hops, codec: as for `net_out`; answers have a codec of their own.
             quorum: answers that are enough at the deadline; 0 for all.
-            deadline: seconds to wait; 0 for the compiler's budget per hop, times the hops
-                until the answer is there.
+            deadline: seconds to wait, which those who are asked have as well; 0 for what is left of
+                the request, message or call that it works for, else for the limit `wait_s` of its
+                node, for the way there and again for the way back.
 
         Raises:
             DuplicateName: something has that port.
             BadArgument: `deadline`, `quorum` or `hops` is out of range, or as for `net_out`.
         """
         self._check_new_port(port)
-        given: object = deadline
-        seconds = given if isinstance(given, int | float) else math.nan
-        if not 0 <= seconds <= MAX_DEADLINE_S:
-            raise BadArgument(
-                f"deadline={deadline!r:.40} of request {port!r} has to be a number of seconds "
-                f"between 0 (take the per-hop budget) and {MAX_DEADLINE_S:.0f}"
-            )
-        attributes = {keys.ATTR_QUORUM: quorum, keys.ATTR_DEADLINE_NS: round(seconds * NS_PER_S)}
+        own_ns = deadline_ns_of(f"deadline={deadline!r:.40} of request {port!r}", deadline)
+        attributes = {keys.ATTR_QUORUM: quorum, keys.ATTR_DEADLINE_NS: own_ns}
         metadata = self._port_metadata(port, hops)
         coders = self.coders(codec)
         code, marks = self.encoded(value, coders)
@@ -687,8 +682,8 @@ class Graph:
         Args:
             value: a received value, or one that is made of it.
             n: deliveries that complete a batch; 0 for as many as come in `until`.
-            until: seconds from the first delivery of a batch to its end; 0 for ten minutes, with
-                `n` only.
+            until: seconds from the first delivery of a batch to its end; 0 for the limit `wait_s`
+                of its node, with `n` only.
             quorum: deliveries that are enough when the time is over; 0 for `n`, or for one where
                 `n` is 0. With fewer the batch fails, with an error that names who came.
             per_peer: a peer counts once in a batch, and its second value is refused; False takes
@@ -979,7 +974,7 @@ class Graph:
     def record(
         self, spec: OpSpec, inputs: Sequence[Output | None] = (),
         attributes: Mapping[str, Any] | None = None, *, slot: SlotUse | None = None,
-        after: After = None, variadic: int | Sequence[TypeNode] = 0,
+        after: After = None, deadline: float = 0.0, variadic: int | Sequence[TypeNode] = 0,
         metadata: Mapping[str, str] | None = None,
     ) -> tuple[Output, ...]:  # fmt: skip
         """Record one op of the op table and return its outputs in port order.
@@ -989,11 +984,15 @@ class Graph:
             inputs: one value per port, None for an optional one; a variadic port takes the rest.
             attributes: by name; those left out take their defaults.
             slot, after, metadata: as for `emit`.
+            deadline: seconds that the op may take; 0 for none of its own.
             variadic: number of outputs of a variadic port, or their types.
 
         Raises:
             BadArgument: too few or too many inputs, an unknown, missing or unfit attribute.
         """
+        own_ns = deadline_ns_of(f"deadline={deadline!r:.40} of {spec.op_type}", deadline)
+        if own_ns:
+            metadata = {**(metadata or {}), keys.DEADLINE_NS_KEY: str(own_ns)}
         required = sum(not port.optional for port in spec.inputs)
         bound = self.bound_inputs(spec.op_type, spec.inputs, inputs, required)
 
@@ -1237,6 +1236,18 @@ class Graph:
         raise BadArgument(f"after={after!r:.80} is neither a recorded value nor a list of them")
 
 
+def deadline_ns_of(what: str, given: object) -> int:
+    """Return seconds as nanoseconds; BadArgument, which begins with `what`, out of range."""
+    seconds = given if isinstance(given, int | float) else math.nan
+    fits = 0 <= seconds <= MAX_DEADLINE_S and not 0 < seconds * NS_PER_S < 1
+    if not fits or isinstance(given, bool):
+        raise BadArgument(
+            f"{what} has to be a number of seconds between 0 (none of its own) and "
+            f"{MAX_DEADLINE_S:.0f}"
+        )
+    return round(seconds * NS_PER_S)
+
+
 def _budget_ns(port: str, budget: object, hops: object) -> int:
     given = budget if isinstance(budget, int | float) else math.nan
     if not 1 / NS_PER_S <= given <= MAX_DEADLINE_S or isinstance(budget, bool):
@@ -1276,7 +1287,8 @@ def as_graph(g: object, call: str) -> Graph:
     """Return `g`, or raise BadArgument where it is not a Graph. `call` says how to write it."""
     if isinstance(g, Graph):
         return g
-    raise BadArgument(f"the first argument is the Graph, got {g!r:.60}; write {call}")
+    shown = f"the value {g.name!r}" if isinstance(g, Output) else f"{g!r:.60}"
+    raise BadArgument(f"the first argument is the Graph, got {shown}; write {call}")
 
 
 # --- signatures ----------------------------------------------------------------------------

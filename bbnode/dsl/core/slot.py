@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+from bbnode.dsl.core.calls import takes_graph, wants_graph
 from bbnode.dsl.core.graph import After, Graph, Output, as_graph
 from bbnode.dsl.core.names import check_name, hint
 from bbnode.dsl.core.recorder import SlotUse
@@ -31,6 +32,12 @@ class Slot:
     """
 
     ROLE: ClassVar[str]
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for name, function in list(vars(cls).items()):
+            if wants_graph(function):
+                setattr(cls, name, takes_graph(function))
 
     def __init__(self, name: str, *, concrete: ConcreteSpec | None = None) -> None:
         """Name the slot.
@@ -59,8 +66,8 @@ class Slot:
         return f"{type(self).__name__}({self.name!r})"
 
     def op(
-        self, g: Graph, op_type: str, /, *inputs: Output | None, after: After = None,
-        **attributes: Any,
+        self, g: Graph, op_type: str, /, *inputs: Output | None, deadline: float = 0.0,
+        after: After = None, **attributes: Any,
     ) -> Recorded:  # fmt: skip
         """Record an op of this slot by its op type, e.g. `"ComputeLoss"`.
 
@@ -68,6 +75,9 @@ class Slot:
             g: the Graph.
             op_type: as in the op table.
             inputs: values, in port order; None for an optional one left out.
+            deadline: seconds that the op may take, its wait for its component included; 0 for what
+                is left of the request, message or call that it works for, else for the limit
+                `wait_s` of its node.
             after: values that must be there before the op fires.
             attributes: by name; those left out take their defaults.
 
@@ -76,14 +86,19 @@ class Slot:
 
         Raises:
             NoSuchOp: the slot's role has no such op.
-            BadArgument: inputs or attributes do not fit the op.
+            BadArgument: inputs or attributes do not fit the op, or `deadline` is out of range.
         """
         graph = self._graph(g)
         spec = next((spec for spec in self._specs() if spec.op_type == op_type), None)
         if spec is None:
             known = [spec.op_type for spec in self._specs()]
             raise NoSuchOp(f"{self._owner} has no op {str(op_type)!r}{hint(str(op_type), known)}")
-        return shaped(graph.record(spec, inputs, attributes, slot=self._use, after=after))
+        if deadline and "deadline" in spec.attributes:  # a protocol's op, whose own word it is
+            attributes["deadline"], deadline = deadline, 0.0
+        made = graph.record(
+            spec, inputs, attributes, slot=self._use, after=after, deadline=deadline
+        )
+        return shaped(made)
 
     def __getattr__(self, name: str) -> Callable[..., Recorded]:
         """Return the method of an op, third-party ops of the table included."""
@@ -95,9 +110,11 @@ class Slot:
         op_type, doc = known[name]
 
         def call(
-            g: Graph, /, *inputs: Output | None, after: After = None, **attributes: Any
-        ) -> Recorded:
-            return self.op(g, op_type, *inputs, after=after, **attributes)
+            g: Graph | None = None, /, *inputs: Output | None, after: After = None,
+            **attributes: Any,
+        ) -> Recorded:  # fmt: skip
+            graph = as_graph(g, f"{self.name}.{name}(g, …)")
+            return self.op(graph, op_type, *inputs, after=after, **attributes)
 
         call.__name__ = call.__qualname__ = name
         call.__doc__ = doc

@@ -29,6 +29,7 @@ from bbnode.engine.bootstrap.targets import (
 )
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.clock import NodeClock
+from bbnode.engine.deadlines import bound_of_node, seconds
 from bbnode.engine.errors import (
     AlreadyTransitivelyQueued,
     BudgetExceeded,
@@ -57,9 +58,6 @@ from bbnode.engine.snapshot.codec import (
 from bbnode.engine.snapshot.events import BOOTSTRAP_START
 from bbnode.engine.suspensions import Suspensions, Waiting
 
-# The longest wait of a bootstrap for others that use its components: ten times the compiler's
-# per-hop budget.
-MAX_TURN_NS = 300_000_000_000
 SLOT_PREFIX = "slot:"  # no name of a Module has a colon
 
 
@@ -296,7 +294,7 @@ class Bootstraps:
         for start in asked.starts:
             self._numbers += 1
             timer = self.scheduler.set(
-                now_ns + MAX_TURN_NS, TimerKind.BOOTSTRAP_TURN, self._numbers
+                now_ns + self.limits.wait_ns, TimerKind.BOOTSTRAP_TURN, self._numbers
             )
             bootstrap = self._all[start.name]
             self.queue.append(Turn(self._numbers, bootstrap, start.execution, start, now_ns, timer))
@@ -324,8 +322,8 @@ class Bootstraps:
                 if turn.request is not None:
                     turn.request.charge.release()
                 error = DeadlineExceeded(
-                    f"{turn.bootstrap} waited {MAX_TURN_NS // 1_000_000} ms for "
-                    f"{self._holders(turn)}"
+                    f"{turn.bootstrap} waited {seconds(self.limits.wait_ns)} for "
+                    f"{self._holders(turn)}: {bound_of_node(self.limits.wait_ns)}"
                 )
                 plan = turn.bootstrap.plan.plan
                 self.executor.fail_start(turn.execution, plan, error)
@@ -472,7 +470,7 @@ class Bootstraps:
                 execution=turn.execution,
                 target=turn.bootstrap.plan.plan.target,
                 since_ns=turn.since_ns,
-                until_ns=turn.since_ns + MAX_TURN_NS,
+                until_ns=turn.since_ns + self.limits.wait_ns,
             )
             for turn in self.queue
         ]

@@ -159,7 +159,7 @@ class ComponentMessenger:
                     fill,
                     CorrelationKind.RESPONSE,
                     frame.wire_req_id,
-                    self.outbound.remaining_ns(frame, 0, 0),
+                    self.outbound.remaining_ns(frame, plan.ops[0], 1, 0),
                 )
                 frame.debt = None  # paid
             return TRIGGER

@@ -6,7 +6,7 @@ from typing import Any
 
 from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.frame import EntryPlan, Frame
-from bbnode.engine.joins import DEFAULT_JOIN_NS, JoinPlan
+from bbnode.engine.joins import JoinPlan
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.places import OpPlace
 from bbnode.ir import keys
@@ -40,6 +40,6 @@ def join_plan(build: OpBuild, plan: EntryPlan) -> JoinPlan:
         keeps=keeps,
         count=count,
         needed=build.attr_int("quorum", 0) or count or 1,
-        within_ns=build.attr_int("until_ns", 0) or DEFAULT_JOIN_NS,
+        within_ns=build.attr_int("until_ns", 0),
         per_peer=bool(build.attr_int("per_peer", int(keeps))),
     )

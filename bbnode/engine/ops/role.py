@@ -15,7 +15,7 @@ import numpy as np
 from bbnode.components.contracts import PENDING, is_offloaded, lets_others_run, only_reads
 from bbnode.engine import steps
 from bbnode.engine.cells import ComponentCell
-from bbnode.engine.errors import STOPS, UnexpectedException, WrongResultType, describe
+from bbnode.engine.errors import UnexpectedException, WrongResultType, describe
 from bbnode.engine.frame import EntryPlan, Frame, Op, Task
 from bbnode.engine.ops.build import Fire, MethodUse, OpBuild
 from bbnode.engine.ops.context import CallContext
@@ -24,6 +24,7 @@ from bbnode.engine.services import Services
 from bbnode.engine.suspensions import WaitReason
 from bbnode.ir import keys, types
 from bbnode.ir.envelope import CorrelationKind, WireCorrelation
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.opset import REQUIRED, OpSpec
 from bbnode.ir.values import TRIGGER, CommandId, Composite, ResponseBatch, Value, type_of
 
@@ -202,9 +203,10 @@ def _task(
     def run() -> Value:
         try:
             return method(ctx, *arguments, **attributes)
-        except (Exception, *STOPS):
+        except Exception:
             raise
         except BaseException as error:  # a host's thread should not end with it
+            let_stop(error)
             raise UnexpectedException(describe(error)[1]) from error
 
     return run

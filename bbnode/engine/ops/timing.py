@@ -1,13 +1,14 @@
 """Framework ops that wait for time, and the deadline check.
 
 Rule: an op that waits for a time that it states itself is bounded by that time and by the
-deadline of its execution; the compiler's per-hop budget does not cut it short.
+deadline of its execution; nothing else cuts it short.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from bbnode.engine.deadlines import bound_of, seconds
 from bbnode.engine.errors import DeadlineExceeded
 from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
@@ -53,8 +54,10 @@ def _deadline_check(build: OpBuild) -> Fire:
     def fire(frame: Frame) -> Any:
         deadline_ns, now_ns = frame.deadline_ns, frame.rt.clock.now_ns
         if deadline_ns is not None and now_ns >= deadline_ns:
-            late_ms = (now_ns - deadline_ns) // 1_000_000
-            raise DeadlineExceeded(f"{name}: the execution's deadline is over since {late_ms} ms")
+            late = seconds(now_ns - deadline_ns)
+            raise DeadlineExceeded(
+                f"{name}: the execution's deadline is over since {late}: {bound_of(frame)}"
+            )
         return TRIGGER if source is None else frame.values[source]
 
     return fire

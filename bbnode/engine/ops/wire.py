@@ -13,7 +13,6 @@ from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.ops.declared import told
 from bbnode.engine.services import Services
-from bbnode.engine.suspensions import DEFAULT_PARK_DEADLINE_NS
 from bbnode.ir import codec, keys
 from bbnode.ir.address import parse_site_suffix
 from bbnode.ir.envelope import CorrelationKind, SlotFill, make_fill
@@ -38,6 +37,7 @@ def _send(build: OpBuild) -> Fire:
     is_joined = keys.SYNTHESIZED_FROM_KEY in build.node.metadata
     # What has a budget of its own travels alone: an envelope has the tightest of all in it.
     budget_ns = build.meta_int(keys.BUDGET_NS_KEY, 0)
+    hops = build.meta_int(keys.CHAIN_DEPTH_KEY, 1)
     has_own_id = is_joined or budget_ns > 0
 
     def fire(frame: Frame) -> Any:
@@ -47,7 +47,7 @@ def _send(build: OpBuild) -> Fire:
         peers = (to,) if type(to) is PeerId else destinations(name, to)
         if peers:
             outbound, known_as = rt.outbound, frame.wire_out_id
-            remaining_ns = budget_ns or outbound.remaining_ns(frame, op.deadline_ns, packer.site)
+            remaining_ns = budget_ns or outbound.remaining_ns(frame, op, hops, packer.site)
             found = outbound.send(
                 frame,
                 op,
@@ -72,7 +72,10 @@ def _send_req_batched(build: OpBuild) -> Fire:
     packer = _packer(build)
     op = build.op
     quorum = build.attr_int("quorum", 0)
-    static_ns = build.attr_int("deadline_ns", 0) or op.deadline_ns
+    # The compiler writes a deadline into the attribute in any case.
+    stamped_ns = build.attr_int("deadline_ns", 0)
+    own_ns = 0 if op.deadline_ns and op.deadline_from else stamped_ns or op.deadline_ns
+    hops = build.meta_int(keys.CHAIN_DEPTH_KEY, 1)
     site = build.linker.response_site_of(build)
     name = build.node.metadata.get(keys.PORT_KEY) or build.flat.name
 
@@ -80,7 +83,9 @@ def _send_req_batched(build: OpBuild) -> Fire:
         values = frame.values
         peers = destinations(name, values[peers_at])
         rt: Services = frame.rt
-        budget_ns = static_ns or rt.round_trips.estimate_ns(packer.site) or DEFAULT_PARK_DEADLINE_NS
+        budget_ns = (
+            own_ns or rt.outbound.remaining_ns(frame, op, hops, packer.site) or rt.outbound.wait_ns
+        )
         request = rt.cohorts.open(
             frame, op, name, peers, packer.fill(values[data_at]), quorum, budget_ns, site
         )
@@ -95,6 +100,7 @@ def _send_resp(build: OpBuild) -> Fire:
     data_at, dest_at, request_at = build.inputs
     packer = _packer(build)
     op = build.op
+    hops = build.meta_int(keys.CHAIN_DEPTH_KEY, 1)
     name = build.flat.name
 
     def fire(frame: Frame) -> Any:
@@ -111,7 +117,7 @@ def _send_resp(build: OpBuild) -> Fire:
             packer.fill(values[data_at]),
             CorrelationKind.RESPONSE,
             int(request),
-            rt.outbound.remaining_ns(frame, op.deadline_ns, packer.site),
+            rt.outbound.remaining_ns(frame, op, hops, packer.site),
         )
         if request == frame.wire_req_id and frame.source_peer in peers:
             frame.debt = None  # paid

@@ -144,7 +144,9 @@ class Planner:
         for flat_op in chosen:
             if _is_plain_constant(flat_op):
                 continue
-            op = Op(len(ops), flat_op.name, flat_op.op_type, _deadline_ns(flat, flat_op))
+            source = flat_op.node.metadata.get(keys.DEADLINE_FROM_KEY, "")
+            deadline_ns = _deadline_ns(flat, flat_op)
+            op = Op(len(ops), flat_op.name, flat_op.op_type, deadline_ns, source)
             inputs = tuple(index_of(n) if n else absent for n in flat_op.inputs)
             outputs = tuple(index_of(n) if n else SCRATCH for n in flat_op.outputs)
             build = self._op_build(flat, flat_op, op, inputs, outputs)
@@ -170,6 +172,7 @@ class Planner:
         plan.places = tuple(places)
         template.append(MISSING)  # scratch
         plan.in_turn = _runs_in_turn(chosen)
+        plan.is_request = piece.source is not None and piece.source.op_type == keys.OP_RECV_REQ
         plan.calls = frozenset(self._calls(chosen))
         plan.complete(ops, waits)
         return plan

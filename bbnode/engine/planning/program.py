@@ -52,7 +52,16 @@ from bbnode.ir.graph import Function, FunctionKey, Program, call_key, is_onnx_do
 from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.seal import is_intact
 from bbnode.ir.shapes import Dim
-from bbnode.ir.slices import INVOKE, Slice, cut_slices, input_parts, is_entry, part_name
+from bbnode.ir.slices import (
+    INVOKE,
+    Alone,
+    Slice,
+    cut_slices,
+    input_parts,
+    inputs_alone,
+    is_entry,
+    part_name,
+)
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
 
@@ -78,6 +87,17 @@ class TargetPlan:
     invoke: EntryPlan
     events: Mapping[str, EntryPlan]  # of each input, and of each part of several, by `part_name`
     parts: tuple[tuple[str, ...], ...]
+    alone: Mapping[str, Alone]  # inputs whose events leave something undone
+
+    def check_event(self, name: str) -> None:
+        """Raise MissingInput if an event of an input starts nothing, for want of others."""
+        alone = self.alone.get(name)
+        if alone is not None and not alone.acts:
+            others = ", ".join(alone.needs)
+            raise MissingInput(
+                f"{self.name}: {name!r} starts nothing without {others}, which its ops need with "
+                "it; give them together, with invoke"
+            )
 
     def part_of(self, given: Set[str]) -> str | None:
         """Return the entry that takes exactly these inputs; None for `invoke`, which takes all.
@@ -294,6 +314,7 @@ def _plan_target(
         invoke=invoke,
         events=events,
         parts=tuple(input_parts(flat)),
+        alone=inputs_alone(flat, check_values(flat)),
     )
 
 

@@ -35,6 +35,14 @@ _CORRELATION = Via(
     lambda plain, _: WireCorrelation(kind=CorrelationKind(plain[0]), wire_req_id=plain[1]),
 )
 
+_INVOCATION = {
+    "execution": PLAIN,
+    "target": PLAIN,
+    "event": PLAIN,
+    "inputs": _INPUTS,
+    "charge": CHARGE,
+}
+
 _ROWS: dict[str, tuple[type, RowForm[Any]]] = {
     name: (cls, RowForm(cls, **fields))
     for name, cls, fields in (
@@ -54,17 +62,8 @@ _ROWS: dict[str, tuple[type, RowForm[Any]]] = {
                 "correlation": _CORRELATION,
             },
         ),
-        (
-            "invocation",
-            ev.Invocation,
-            {
-                "execution": PLAIN,
-                "target": PLAIN,
-                "event": PLAIN,
-                "inputs": _INPUTS,
-                "charge": CHARGE,
-            },
-        ),
+        ("invocation", ev.Invocation, _INVOCATION),
+        ("timed_invocation", ev.TimedInvocation, _INVOCATION | {"budget_ns": PLAIN}),
         (
             "connected",
             ev.PeerConnected,

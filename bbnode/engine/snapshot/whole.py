@@ -21,6 +21,7 @@ from bbnode.engine.errors import SnapshotFailed, SnapshotRefused, StateRefused, 
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.snapshot.events import IngressTable
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.interrupts import let_stop
 
 SNAPSHOT_VERSION = 7
 _MAGIC = b"BBSNAP01"
@@ -183,7 +184,8 @@ def _loading(slot: str) -> Iterator[None]:
         yield
     except BbnodeError as error:
         raise StateRefused(f"slot {slot!r}: {error}", slot) from error
-    except Exception as error:  # the boundary to a component's author
+    except BaseException as error:  # the boundary to a component's author
+        let_stop(error)
         raise StateRefused(f"slot {slot!r}: {': '.join(describe(error))}", slot) from error
 
 

@@ -19,7 +19,7 @@ from bbnode.components.contracts import Backend
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.cohorts import Cohort, Cohorts, ResponseStatus
-from bbnode.engine.errors import STOPS, FramesExceeded, GateDenied, describe
+from bbnode.engine.errors import FramesExceeded, GateDenied, describe
 from bbnode.engine.executor import Executor, refusal_of
 from bbnode.engine.frame import OWED, Frame, Op
 from bbnode.engine.ingress import Charge, InboundBytes, InboundRefused
@@ -60,6 +60,7 @@ from bbnode.ir.envelope import (
     decode_envelope,
 )
 from bbnode.ir.errors import AllocationFailed, DecodeError
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal, decode_refusal
 from bbnode.ir.shapes import shape_fits, shape_text
@@ -200,13 +201,11 @@ class Inbound:
                 for index, fill in enumerate(fills):
                     try:
                         self._fill(event, envelope, index, fill)
-                    except STOPS:
-                        raise
                     except BaseException as error:  # noqa: BLE001 - its siblings are taken
+                        let_stop(error)
                         self._refuse(event.peer, envelope, index, error)
-        except STOPS:
-            raise
         except BaseException as error:  # noqa: BLE001 - the boundary to what peers send
+            let_stop(error)
             self.reports.receive_failed(event.peer, -1, 0, len(event.data), *describe(error))
         finally:
             event.charge.release()
@@ -236,9 +235,8 @@ class Inbound:
                 event, site, 0, fill.type_hash, fill.trigger_only, payload,
                 wire_req_id, chain, remaining_ns,
             )  # fmt: skip
-        except STOPS:
-            raise
         except BaseException as error:  # noqa: BLE001 - as in `receive`
+            let_stop(error)
             self._refuse(peer, layout.envelope(*found), 0, error)
         return True
 
@@ -577,13 +575,12 @@ class Inbound:
                 value = codec.decode_value(node, payload)
             else:
                 value = backend.materialize_from_wire(node, memoryview(payload))
-        except STOPS:
-            raise
         except (AllocationFailed, MemoryError):
             return "AllocationFailed", f"HeapExhausted: {len(payload)} bytes"
         except DecodeError as error:
             return "DecodeFailed", str(error)
         except BaseException as error:  # noqa: BLE001 - the boundary to codecs and backends
+            let_stop(error)
             if backend is None:
                 return "DecodeFailed", describe(error)[1]
             return "BackendMaterializeFailed", f"{backend.TYPE_NAME}: {describe(error)[1]}"

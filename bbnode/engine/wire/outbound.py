@@ -32,6 +32,7 @@ from bbnode.engine.peers.round_trips import RoundTrips
 from bbnode.engine.reports import Reports
 from bbnode.engine.rng import SplitMix64
 from bbnode.engine.tracing import Tracer
+from bbnode.ir import keys
 from bbnode.ir.address import REFUSED_SUFFIX
 from bbnode.ir.caps import (
     MAX_ADDRESS_BYTES,
@@ -54,6 +55,7 @@ from bbnode.ir.peer import PeerId
 # bytes each), ids, and 64 suffixes of 11 bytes with their field heads; with room to spare.
 ENVELOPE_OVERHEAD_BYTES = 8192
 _FILL_OVERHEAD_BYTES = 64
+_MAX_NS = (1 << 63) - 1  # what every reader of an envelope takes as a time
 # Every envelope asks for these: looking a member up in its enum takes longer than comparing.
 _REQUEST = int(CorrelationKind.REQUEST)
 _RESPONSE = int(CorrelationKind.RESPONSE)
@@ -116,6 +118,7 @@ class EnvelopeOutbox:
         "requests",
         "round_trips",
         "tracer",
+        "wait_ns",
         "wire_ids",
     )
 
@@ -130,6 +133,7 @@ class EnvelopeOutbox:
 
     def __post_init__(self, limits: Limits) -> None:
         self._limit = limits.outbound
+        self.wait_ns = limits.wait_ns
         self.requests: Requests | None = None
         self.packs: dict[_Key, list[_Pack]] = {}  # what `flush` sends
         # Envelope -> the request that it answers; of the newest, while their transport has them.
@@ -171,14 +175,20 @@ class EnvelopeOutbox:
         """
         return self._causes.entries.get(message, (None, message))
 
-    def remaining_ns(self, frame: Frame, static_ns: int, site: int) -> int:
+    def static_ns(self, op: Op, hops: int) -> int:
+        """Return the time of a send that has so many hops before it, as the program says; or 0."""
+        if op.deadline_ns and op.deadline_from == keys.DEADLINE_FROM_NOBODY:
+            return min(hops * self.wait_ns, _MAX_NS)
+        return op.deadline_ns
+
+    def remaining_ns(self, frame: Frame, op: Op, hops: int, site: int) -> int:
         """Return the time budget of a send to a site now; 0 for none.
 
-        It is the rest of the execution's deadline; else `static_ns` of the op; else the estimate
-        from measured round trips.
+        It is the rest of the execution's deadline; else what the program says of the op; else the
+        estimate from measured round trips.
         """
         if frame.deadline_ns is None:
-            return static_ns or self.round_trips.estimate_ns(site)
+            return self.static_ns(op, hops) or self.round_trips.estimate_ns(site)
         return max(frame.deadline_ns - self.clock.now_ns, 1)  # 0 on the wire would mean "none"
 
     def reachable(

@@ -336,7 +336,8 @@ class _Reader:
         for node, host in hosts.items():
             box = self.box_of[node] = self.box_of[host]
             if node.op_type == keys.OP_DEADLINE_CHECK:
-                box.deadline = text.duration(deadline_of(node))
+                if node.metadata.get(keys.DEADLINE_FROM_KEY) != keys.DEADLINE_FROM_NOBODY:
+                    box.deadline = text.duration(deadline_of(node))
                 continue
             self._pills[node] = f"{self._prefix}n{numbers[node]}"
             pill = Pill(self._pills[node], node.op_type)
