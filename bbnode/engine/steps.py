@@ -75,9 +75,9 @@ class OutputSkipped:
 class OpFailed:
     """An op failed, and nothing that depends on it will fire. `kind` is an error class name.
 
-    `line` is where the author wrote it, `<file>:<line>`, and `module` in which Module; `inner` is
-    the op that failed inside of a fused graph, where `op` names the graph. A graph whose backend
-    names none has the lines of all its ops. Each is "" where the artifact does not say.
+    `op` is the author's, also where the compiler has fused it with others; then `inner` is its name
+    too. `line` is where the author wrote it, `<file>:<line>`, and `module` in which Module. Each is
+    "" where the artifact does not say.
     `source_peer` sent the message that started the execution, if one did; `chain` as of AppEvent.
     `is_final`: another execution would fail in the same way.
     """
