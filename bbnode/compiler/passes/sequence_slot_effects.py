@@ -7,7 +7,8 @@ ops do (`OpSpec.keeps_order`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from bbnode.compiler.analysis.entries import INVOKE, EntryMap, slot_of
 from bbnode.compiler.analysis.functions import by_key, callees_first, calls_of
@@ -28,12 +29,11 @@ class SequenceSlotEffects(Pass):
        the component, the later has the earlier in `control_after`, or one between them. Ops of
        different entries never meet in an execution.
     2. A call of a function counts as an op of every slot that the function uses.
-    3. An op that reads from no entry, and from which none reads, continues what the slot's op
-       before it does. If one of the two changes the component, it gets an output of that op as
-       `after` too, and so fires wherever that one fires, and not without it (`load_parameters` with
-       a received value, then `train`). Else it gets what starts that op's executions as `after`,
-       where that is not `invoke`. The first op of a slot has none before it: it belongs to the
-       entries for which its inputs are made, or else to `invoke`.
+    3. An op that reads from no entry, and from which none reads, belongs where the slot's op before
+       it does. It gets an output of the last op there that changed the component as `after`, and
+       so does not fire without it (`load_parameters` with a received value, then `train`); if none
+       did, what starts these executions, where that is not `invoke`. The first op of a slot has
+       none before it: it belongs to the entries for which its inputs are made, or else to `invoke`.
     4. Edges follow program order, so they close no cycle.
     """
 
@@ -50,6 +50,15 @@ class SequenceSlotEffects(Pass):
                 edges += sequence.edges
                 pins += sequence.pins
         return {"control_edges": edges, "ops_pinned": pins}
+
+
+class _Pin(NamedTuple):
+    """An op of no entry of its own; it belongs to those of `key`, where `before` does."""
+
+    op: int
+    key: int
+    before: int
+    changed: int | None  # the last op there that changed the component
 
 
 # Pinning an op moves what reads from it to another entry, which can decide where further ops
@@ -99,19 +108,30 @@ class _Sequence:
             yield index, uses, key, before
             last.update((slot, (index, key)) for slot in uses)
 
+    def _continued(self, keyed: Iterable[tuple[int, Uses, int, int | None]]) -> Iterator[_Pin]:
+        """Yield undecided ops with the op before and the one whose change they continue."""
+        changed: dict[tuple[str, int], int] = {}  # slot and key -> the last op that changed it
+        for index, uses, key, before in keyed:
+            if before is not None:
+                known = [changed[slot, key] for slot in uses if (slot, key) in changed]
+                yield _Pin(index, key, before, max(known, default=None))
+            changed.update(((slot, key), index) for slot, changes in uses.items() if changes)
+
     def _pin(self, entries: EntryMap, *, to_invoke: bool) -> bool:
         pinned = False
-        uses_of = dict(self.ops)
-        for index, uses, key, before in self._keyed(entries):
-            if before is None or (key == INVOKE and not to_invoke):
+        for pin in self._continued(self._keyed(entries)):
+            if pin.key == INVOKE and not to_invoke:
                 continue
-            value = next((name for name in self._nodes[before].outputs if name), None)
-            if not _conflict(uses_of[before], uses) and not key & (key - 1):
-                value = self._started_by(key)
-            if value is not None and value not in self._reads[index]:
-                node = self._nodes[index]
+            is_one = not pin.key & (pin.key - 1)  # else nothing but that op is there in all
+            if pin.changed is None and is_one:
+                value = self._started_by(pin.key)
+            else:
+                at = pin.before if pin.changed is None else pin.changed
+                value = next((name for name in self._nodes[at].outputs if name), None)
+            if value is not None and value not in self._reads[pin.op]:
+                node = self._nodes[pin.op]
                 node.after = (*node.after, value)
-                self._reads[index] = node.reads
+                self._reads[pin.op] = node.reads
                 self.pins += 1
                 pinned = True
         return pinned
@@ -148,11 +168,6 @@ class _Sequence:
             if before:
                 add_control(node, before)
                 self.edges += len(before)
-
-
-def _conflict(first: Uses, second: Uses) -> bool:
-    """Return True if one of two ops changes a component that the other uses."""
-    return any(first[slot] or second[slot] for slot in first.keys() & second.keys())
 
 
 def _bits(mask: int) -> Iterator[int]:

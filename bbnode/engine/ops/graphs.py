@@ -159,9 +159,7 @@ class GraphRunner:
         nodes = graph.nodes
         pairs = zip(graph.inputs, inputs, strict=True)
         known = {name: value for name, value in pairs if value is not MISSING}
-        blamed = number_of(blamed_node(error)) if error is not None else None
-        if blamed is not None and blamed >= len(nodes):
-            blamed = None
+        blamed = None if error is None else _blamed(graph, error)
         due = _due(graph, known, blamed)
         failures: list[tuple[int, BaseException]] = []
         for number, node in enumerate(nodes):
@@ -192,6 +190,15 @@ class GraphRunner:
 def read_by(node: OpNode) -> list[str]:
     """Return what a node of a graph computes with, each once; not what it leaves out."""
     return list(dict.fromkeys(filter(None, node.computes_with)))
+
+
+def _blamed(graph: Subgraph, error: BaseException) -> int | None:
+    """Return the number of the node that made a graph fail, as far as it is known."""
+    number = number_of(blamed_node(error))
+    if number is not None and number < len(graph.nodes):
+        return number
+    computing = [at for at, node in enumerate(graph.nodes) if node.op_type != "Constant"]
+    return computing[0] if len(computing) == 1 else None
 
 
 def _needing(graph: Subgraph, there: Collection[str], failed: int | None = None) -> set[int]:
@@ -378,8 +385,8 @@ class _Salvage:
         """
         rt, op, place = frame.rt, self._build.op, self._build.place
         results, failures = rt.graphs[self._graph_at].run_singly(given, error)
-        if error is not None and not failures:  # it is only as one graph that it can't run
-            rt.reports.counts["graphs.failed_fused"] += 1
+        if error is not None and not failures:
+            raise error  # of the backend, and of no op
         cell = rt.cells[self._cell_at]
         for made, declared in zip(results, self._known, strict=True):
             if made is not MISSING:
