@@ -240,10 +240,6 @@ class DeadlineExceeded(OpError):
     """An execution's or a parked op's deadline is over."""
 
 
-class EarlierOpFailed(OpError):
-    """An op that was to change the same component before this one failed or never ran."""
-
-
 class QuorumNotReached(OpError):
     """Too few of a cohort answered."""
 

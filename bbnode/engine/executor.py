@@ -8,7 +8,8 @@ An op may be skipped instead (`skip`): then all that needs its result is skipped
 comes, and what was only to come after it goes on. The order of the others stays. An op that fails
 loses its result, and what needs it is lost in the same way, without a step of its own. So an order
 edge is no data: only behind an op that was to change a component, and failed or was lost, a later
-op of that component fails with `EarlierOpFailed`, since it would work on a state that is not there.
+op of that component does not run, since it would work on a state that is not there, and a step says
+so (`OpNotRun`).
 
 In an execution with ops whose order can be seen (`EntryPlan.in_order`), of all ops that are ready
 at one time the first in the program fires first. So what comes first does not depend on how many
@@ -30,7 +31,6 @@ from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import (
     REASON_DUPLICATE,
     STOPS,
-    EarlierOpFailed,
     FramesExceeded,
     GateDenied,
     describe,
@@ -63,7 +63,6 @@ _PLAIN_FIELDS = (
     *("live", "failures", "report", "from_bus", "deadline_ns"),
     *("wire_req_id", "site", "wire_out_id", "units", "chain"),
 )
-_NOTHING_BROKEN: Final[frozenset[str]] = frozenset()
 # What can fire before there is any execution, for all nodes; it stays empty. A deque takes 760
 # bytes, and most nodes of a large simulation rest.
 _NOTHING: Final[deque[tuple[Frame, tuple[Op, ...]]]] = deque(maxlen=0)
@@ -410,9 +409,17 @@ class Executor:
         if reason is not None:
             self.skip(frame, op, reason)
             return
+        if frame.broken is not None and op.cell >= 0:
+            earlier = _broken_by(frame, op)
+            if earlier is not None:
+                plan = frame.plan
+                self.reports.op_not_run(
+                    *(frame.execution, plan.target, op.name, earlier),
+                    *(plan.place_of(op), frame.chain),
+                )
+                self._lose(frame, op)
+                return
         try:
-            if frame.broken is not None and op.cell >= 0:
-                _check_unbroken(frame, op)
             result = op.fire(frame)
         except STOPS:
             raise
@@ -548,11 +555,10 @@ class Executor:
             return
         if op.lose is None or op.lose(frame):
             self.take_away(frame, _outs(op))
-            if op.cell >= 0 and op.breaks != _NOTHING_BROKEN:
+            for at in _broken_with(op):
                 if frame.broken is None:
                     frame.broken = {}
-                for op_type in op.breaks or ("",):
-                    frame.broken.setdefault((op.cell, op_type), op.name)
+                frame.broken.setdefault(at, op.name)
             if is_first or op.lose is not None:
                 self._check_answer(frame)
             self._wake(frame, op)
@@ -655,15 +661,17 @@ def _outs(op: Op) -> tuple[int, ...]:
     return () if op.out is None else (op.out,)
 
 
-def _check_unbroken(frame: Frame, op: Op) -> None:
-    """Raise EarlierOpFailed where the state that an op would work on is not there."""
+def _broken_with(op: Op) -> list[tuple[int, str]]:
+    """Return what can't go on without an op's change: components, with op types or "" for all."""
+    if op.cell < 0:
+        return []
+    return [(op.cell, op_type) for op_type in (("",) if op.breaks is None else sorted(op.breaks))]
+
+
+def _broken_by(frame: Frame, op: Op) -> str | None:
+    """Return the op without whose change this one can't go on, or None."""
     broken = frame.broken or {}
-    earlier = broken.get((op.cell, "")) or broken.get((op.cell, op.op_type))
-    if earlier is not None:
-        raise EarlierOpFailed(
-            f"{op.name} did not run: {earlier}, which was to change the same component before it, "
-            "failed, or lacked a value because another op failed; mend that one"
-        )
+    return broken.get((op.cell, "")) or broken.get((op.cell, op.op_type))
 
 
 def refusal_of(name: str, error: BaseException, place: SourcePlace) -> WireRefusal:
@@ -677,20 +685,21 @@ def _answer_is_lost(frame: Frame) -> bool:
 
     What waits for one of several (the relays of an Any) may still fire: the search ends there.
     """
-    lost, broken = set(frame.lost or ()), dict(frame.broken or {})
+    lost, broken = set(frame.lost or ()), set(frame.broken or ())
     answers = []
     for op in frame.plan.ops:  # each behind what it needs
         is_lost = not lost.isdisjoint(op.needs)
         if (
             not is_lost
             and op.cell >= 0
-            and ((op.cell, "") in broken or (op.cell, op.op_type) in broken)
+            and not broken.isdisjoint(((op.cell, ""), (op.cell, op.op_type)))
         ):
             is_lost = all(frame.values[at] is MISSING for at in _outs(op))  # else it has fired
         if op.op_type == keys.OP_SEND_RESP:
             answers.append(is_lost)
         if is_lost and op.op_type != OP_RELAY:
             lost.update(_outs(op))
+            broken.update(_broken_with(op))
     return bool(answers) and all(answers)
 
 

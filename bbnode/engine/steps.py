@@ -105,6 +105,29 @@ class OpFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpNotRun:
+    """An op did not run, nor will what needs it, though all that it needs was there.
+
+    `earlier` was to change its component before it, and failed or lacked a value because of another
+    op, which has its own OpFailed. `line`, `module` and `chain` as of OpFailed. It is no failure of
+    its own, and does not count as one.
+    """
+
+    execution: int
+    target: str
+    op: str
+    earlier: str
+    line: str = ""
+    module: str = ""
+    chain: int = 0
+
+    def __str__(self) -> str:
+        where = ", ".join(filter(None, (self.line, self.module and f"in Module {self.module}")))
+        text = f"{self.op} did not run: {self.earlier}, which was to change its component, did not"
+        return f"{text} ({where})" if where else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionFinished:
     """An execution that the host started has ended; `ok` when no op of it failed.
 
@@ -296,6 +319,7 @@ Step: TypeAlias = (
     | AppEvent
     | OutputSkipped
     | OpFailed
+    | OpNotRun
     | ExecutionFinished
     | PeerResolveFailed
     | PeerUp
