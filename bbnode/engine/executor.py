@@ -413,8 +413,9 @@ class Executor:
             earlier = _broken_by(frame, op)
             if earlier is not None:
                 plan = frame.plan
+                reason = f"{earlier}, which was to change its component before it, did not run"
                 self.reports.op_not_run(
-                    *(frame.execution, plan.target, op.name, earlier),
+                    *(frame.execution, plan.target, op.name, reason),
                     *(plan.place_of(op), frame.chain),
                 )
                 self._lose(frame, op)

@@ -138,6 +138,7 @@ class EntryPlan:
         "in_order",
         "in_turn",
         "initial",
+        "left_out",
         "name",
         "ops",
         "pending",
@@ -156,6 +157,8 @@ class EntryPlan:
         self.ops: tuple[Op, ...] = ()
         self.places: tuple[OpPlace | None, ...] = ()  # of its ops; empty where no author has any
         self.initial: tuple[Op, ...] = ()
+        # Of an event: ops that need more than it brings, why they do not run, and where they are.
+        self.left_out: tuple[tuple[str, str, OpPlace], ...] = ()
         self.seeds: tuple[int, ...] = ()
         self.seed_names: tuple[str, ...] = ()
         self.component: int | None = None  # the number of the component that it is for

@@ -76,16 +76,16 @@ class Reports:
         )
 
     def op_not_run(
-        self, execution: int, target: str, op: str, earlier: str, place: SourcePlace, chain: int
+        self, execution: int, target: str, op: str, reason: str, place: SourcePlace, chain: int
     ) -> None:
-        """Report an op that did not run, since `earlier` did not change its component."""
+        """Report an op that did not run."""
         self.counts["ops.not_run"] += 1
         self.steps.append(
             steps.OpNotRun(
                 execution=execution,
                 target=target,
                 op=op,
-                earlier=earlier,
+                reason=self._cut(reason),
                 line=self._cut(place.line),
                 module=self._cut(place.module),
                 chain=chain,

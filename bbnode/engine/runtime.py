@@ -252,6 +252,8 @@ class Runtime(Services):
         values, inputs = frame.values, event.inputs
         for name, index in zip(plan.seed_names, plan.seeds):  # noqa: B905 - made as pairs
             values[index] = inputs[name]
+        for op, reason, place in plan.left_out:
+            self.reports.op_not_run(frame.execution, target.name, op, reason, place.of(), 0)
         self.executor.launch(frame)
 
     def send_failed(self, event: ev.SendFailed) -> None:

@@ -106,24 +106,25 @@ class OpFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpNotRun:
-    """An op did not run, nor will what needs it, though all that it needs was there.
+    """An op did not run, nor will what needs it, and nothing else says why.
 
-    `earlier` was to change its component before it, and failed or lacked a value because of another
-    op, which has its own OpFailed. `line`, `module` and `chain` as of OpFailed. It is no failure of
-    its own, and does not count as one.
+    So it is behind an op that was to change its component and did not, because it or another one
+    failed (which has its own OpFailed), and in an execution of an event where the op needs another
+    input too. `line`, `module` and `chain` as of OpFailed. It is no failure, and does not count as
+    one.
     """
 
     execution: int
     target: str
     op: str
-    earlier: str
+    reason: str
     line: str = ""
     module: str = ""
     chain: int = 0
 
     def __str__(self) -> str:
         where = ", ".join(filter(None, (self.line, self.module and f"in Module {self.module}")))
-        text = f"{self.op} did not run: {self.earlier}, which was to change its component, did not"
+        text = f"{self.op} did not run: {self.reason}"
         return f"{text} ({where})" if where else text
 
 

@@ -95,7 +95,7 @@ def describe(step: steps.Step, name_of: Callable[[PeerId], str]) -> str:
         case steps.OpFailed():
             return f"op-failed {step.op} {step.kind} {step.execution}"
         case steps.OpNotRun():
-            return f"not-run {step.op} {step.earlier} {step.execution}"
+            return f"not-run {step.op} {step.execution}"
         case steps.ExecutionFinished():
             return f"finished {step.execution} {step.failures}"
         case steps.WireReceiveFailed():

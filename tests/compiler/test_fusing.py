@@ -50,7 +50,7 @@ def run(program: Program, made: ModelProto) -> tuple[dict[str, list[Seen]], Name
                 seen[name].append(Seen(at_ns - began, "skipped", step.name))
             elif isinstance(step, steps.OpNotRun):
                 seen[name].append(Seen(at_ns - began, "not run", ""))
-                named[at_ns - began, step.op, step.earlier] += 1
+                named[at_ns - began, step.op, step.reason] += 1
             elif isinstance(step, steps.OpFailed):
                 seen[name].append(Seen(at_ns - began, "failed", step.kind))
                 named[at_ns - began, step.op, step.kind] += 1

@@ -404,7 +404,7 @@ def _call(
     call = OpNode(
         domain=function.domain,
         op_type=function.name,
-        name=f"{last.name}#subgraph",
+        name=last.name + keys.SUBGRAPH_CALL_SUFFIX,
         inputs=inputs,
         outputs=outputs,
         metadata={key: text for key, text in last.metadata.items() if key in CALL_KEYS},

@@ -409,10 +409,10 @@ class _Salvage:
         rt, op = frame.rt, self._build.op
         cell = rt.cells[self._cell_at]
         given = [MISSING if at in lost else frame.values[at] for at in self._inputs]
-        gone = rt.graphs[self._graph_at].lost_outputs(given)
-        if any(at in lost and at not in self._inputs for at in op.needs) or all(gone):
-            rt.executor.emit_part(frame, op, [MISSING for _ in gone], ())
+        if any(at in lost and at not in self._inputs for at in op.needs):
+            rt.executor.emit_part(frame, op, [MISSING for _ in self._known], ())
         elif reason is not None:
+            gone = rt.graphs[self._graph_at].lost_outputs(given)
             pairs = zip(self._build.outputs, gone, strict=True)
             rt.executor.take_away(frame, [at for at, is_gone in pairs if is_gone])
             rt.executor.skip(frame, op, reason)

@@ -40,7 +40,7 @@ from bbnode.ir.flatten import (
 )
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_domain, is_role
 from bbnode.ir.opset import is_custom, lookup_op
-from bbnode.ir.slices import Slice, is_entry
+from bbnode.ir.slices import INVOKE, Slice, is_entry, left_out
 from bbnode.ir.types import TypeNode
 from bbnode.ops.custom import find_custom_op, installed_version
 
@@ -51,6 +51,9 @@ SOURCE_ARGUMENTS: Mapping[str, tuple[str, int] | None] = {
     "EventSource": ("kind", 0),
     "LifecyclePhase": ("phase", 0),
 }
+
+
+_MOST_LEFT_OUT = 8  # ops of an event that are named because they need more than it brings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +221,21 @@ class Planner:
             shapes=flat.shapes,
             place=self._place(flat_op.node),
             linker=self.linker,
+        )
+
+    def find_left_out(
+        self, flat: FlatFunction, makers: Mapping[str, Sequence[int]], piece: Slice, plan: EntryPlan
+    ) -> None:
+        """Note what the executions of some inputs leave undone for want of the others."""
+        if piece.source is not None or piece.name == INVOKE:
+            return
+        plan.left_out = tuple(
+            (
+                _authors_name(op),
+                f"it needs {', '.join(lacking)} as well; invoke gives all inputs at once",
+                self._place(op.node),
+            )
+            for op, lacking in left_out(flat, makers, piece)[:_MOST_LEFT_OUT]
         )
 
     def _place(self, node: OpNode) -> OpPlace:
@@ -416,6 +434,13 @@ def _runs_in_turn(ops: Iterable[FlatOp]) -> bool:
             if spec.changes:
                 changed.add(slot)
     return any(uses[slot] > 1 for slot in changed)
+
+
+def _authors_name(op: FlatOp) -> str:
+    """Return the name that the author knows an op by."""
+    if op.is_a(ENGINE_DOMAIN, OP_RELAY):
+        return op.name[: op.name.rindex("[")]
+    return op.name.removesuffix(keys.SUBGRAPH_CALL_SUFFIX)
 
 
 # Syscalls whose values or effects depend on which of them fires first.
