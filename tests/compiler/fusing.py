@@ -158,7 +158,7 @@ class Scope:
         """Add some steps of all kinds."""
         kinds: list[Callable[[], None]] = [
             *[self.compute] * 8, *[self.condition] * 3, *[self.first] * 3, self.count, self.match,
-            *[self.nap] * 2, self.gate, self.branches,
+            *[self.nap] * 2, self.gate, self.branches, self.late,
         ]  # fmt: skip
         if is_home:
             kinds += [self.load, self.params, self.view, self.call, self.call]
@@ -209,6 +209,7 @@ class Scope:
         """Add the first of several tensors."""
         reads = tuple(self.tensor() for _ in range(self._pick([2, 2, 3])))
         self.tensors.append(self.add("any", reads=reads, after=self.after()))
+        self.beside(self.tensors[-1], reads[-1])
 
     def count(self) -> None:
         """Add a trigger once some of several are there."""
@@ -239,12 +240,30 @@ class Scope:
             made.append(self.add(what, reads=(self.tensor(),), after=(holds,)))
             self.tensors.append(made[-1])
         self.tensors.append(self.add("any", reads=tuple(made)))
+        self.beside(self.tensors[-1], self._pick(made))
+
+    def beside(self, value: int, other: int, after: tuple[int, ...] = ()) -> None:
+        """Add an op of a value, and one beside it that needs more: often fused if that is wrong."""
+        self.tensors.append(self.add("neg", reads=(value,)))
+        if self.generator.random.random() < 0.7:
+            self.tensors.append(self.add("add", reads=(self.tensors[-1], other), after=after))
+
+    def late(self) -> None:
+        """Add a value that comes late, and the first of it and another."""
+        early, nap = self.tensor(), self.generator.random.randint(1, 4) * 10 * MS
+        slept = self.add("sleep", reads=(self.trigger(),), number=nap)
+        late = self.add(self._pick(_UNARY), reads=(self.tensor(),), after=(slept,))
+        first = self.add("any", reads=(early, late))
+        self.tensors += [late, first]
+        self.beside(first, late)
 
     def load(self) -> None:
         """Add a change of the model."""
-        self.triggers.append(
-            self.add("load", reads=(self.tensor(),), after=self.after(), slot="model")
-        )
+        loaded = self.add("load", reads=(self.tensor(),), after=self.after(), slot="model")
+        self.triggers.append(loaded)
+        if self.generator.random.random() < 0.5:
+            self.params()
+            self.beside(self.tensors[-1], self.tensors[-1], after=(loaded,))
 
     def params(self) -> None:
         """Add a look at the model."""
@@ -608,4 +627,5 @@ _NUMPY: Mapping[str, Callable[..., Array]] = {
 
 def text_of(value: Any) -> str:
     """Return a value as text; "-" for what is no tensor."""
-    return str(value.tolist()) if isinstance(value, np.ndarray) else "-"
+    # No -0.0, which sums of one element have or have not.
+    return str((value + 0).tolist()) if isinstance(value, np.ndarray) else "-"

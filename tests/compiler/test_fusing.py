@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from onnx import ModelProto
 
 from bbnode.compiler import Compiler
+from bbnode.dsl import BackendSlot, Graph, ModelSlot, Module
 from bbnode.engine import steps
-from bbnode.ir import keys
+from bbnode.ir import keys, types
 from bbnode.ir.values import ResponseBatch
 from bbnode.sim import LinkModel, Network
 from tests.compiler.fusing import (
@@ -100,3 +102,32 @@ def test_a_program_does_the_same_with_and_without_fused_graphs(first: int) -> No
 def test_fusing_long(first: int) -> None:
     for seed in range(first, first + 100):
         check(seed)
+
+
+class OverAnOrderEdge(Module):
+    """A look at a model behind a change that is skipped; only one of two ops needs the change."""
+
+    def body(self, g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT)
+        compute, model = BackendSlot("compute"), ModelSlot("model")
+        total = compute.reduce_sum(g, x, keepdims=False)
+        loaded = model.load_parameters(
+            g, x, after=g.when(compute.greater(g, total, g.constant(9.0)))
+        )
+        held = model.params(g, after=x)
+        negated = compute.neg(g, held)
+        g.output("negated", negated)
+        g.output("both", compute.add(g, negated, held, after=loaded))
+
+
+@pytest.mark.parametrize("stages", [(), (PASS,)])
+def test_an_order_edge_is_waited_for_and_not_needed(stages: tuple[str, ...]) -> None:
+    compiler = Compiler().bind_all({name: BINDINGS[name] for name in ("compute", "model")})
+    for stage in stages:
+        compiler = compiler.without_stage(stage)
+    network = Network(0)
+    node = network.add("node", compiler.compile(OverAnOrderEdge().build()), ["@self"])
+    execution = node.invoke("@self", {"x": np.zeros(3, np.float32)})
+    network.run_until_idle()
+    assert node.outputs(execution).keys() == {"negated"}
+    assert node.skipped(execution).keys() == {"both"}
