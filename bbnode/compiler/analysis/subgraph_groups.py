@@ -138,6 +138,8 @@ class _Finder:
         self._makers = {n: index for index, node in enumerate(nodes) for n in node.outputs if n}
         self._slots = slots
         self._needs = needs
+        # Values that ops are to come after, and do not read.
+        self._waited_for = {n for node in nodes for n in node.after if n not in node.inputs}
         self._inputs = {name: 1 << bit for bit, name in enumerate(function.inputs)}
         outputs = set(function.outputs)
         self._is_output = [not outputs.isdisjoint(node.outputs) for node in nodes]
@@ -193,8 +195,8 @@ class _Finder:
                 else:
                     waits, needs = waits | bit, needs | bit
             else:
-                # What fails in a graph is no mark, and nothing in a graph waits: so an op that is
-                # only to come after such a value has a mark for it.
+                # What a graph loses is no mark, and nothing in a graph waits: so an op that is only
+                # to come after such a value has a mark for it, and stands in another graph.
                 for name in node.after:
                     if name not in node.inputs and self._may_be_lost(name):
                         bit = bits.of(name)
@@ -209,7 +211,7 @@ class _Finder:
         return {self._makers[name] for name in node.reads if name in self._makers}
 
     def _may_be_lost(self, name: str) -> bool:
-        """Return True if a backend op, or what hands its value on, can fail to make a value."""
+        """Return True if a graph makes a value, or what hands on the value of one."""
         seen: set[int] = set()
         stack = [name]
         while stack:
@@ -218,14 +220,10 @@ class _Finder:
                 continue
             seen.add(index)
             node = self._nodes[index]
-            if self._slots[index] is not None:
-                if self._can_fail(index):
-                    return True
-            elif node.op_type == "PassThrough":  # which may check a shape
-                return True
-            elif not _is_transparent(node):
-                continue
-            stack += node.reads
+            if self._slots[index] is not None or node.op_type == "PassThrough":
+                return True  # a PassThrough may check a shape
+            if _is_transparent(node):
+                stack += node.reads
         return False
 
     def _can_fail(self, index: int) -> bool:
@@ -263,16 +261,14 @@ class _Finder:
             if {slots[reader] for reader in readers} != {slot}:
                 continue
             first = marks[readers[0]]
+            if not self._waited_for.isdisjoint(self._nodes[index].outputs):
+                continue
             if len(readers) == 1 or all(marks[reader] == first for reader in readers):
                 if self._is_same_for_all(marks[index], first) or not self._can_fail(index):
                     marks[index] = first
-            elif self._is_small_constant(self._nodes[index]) and not self._is_waited_for(index):
+            elif self._is_small_constant(self._nodes[index]):
                 copied.add(index)
         return copied
-
-    def _is_waited_for(self, index: int) -> bool:
-        names = set(self._nodes[index].outputs)
-        return any(names & set(self._nodes[r].after) for r in self._readers[index])
 
     def _is_small_constant(self, node: OpNode) -> bool:
         if node.op_type != "Constant" or node.inputs or node.after:
