@@ -63,6 +63,7 @@ _PLAIN_FIELDS = (
     *("live", "failures", "report", "from_bus", "deadline_ns"),
     *("wire_req_id", "site", "wire_out_id", "units", "chain"),
 )
+_NOTHING_LOST: Final[frozenset[int]] = frozenset()
 # What can fire before there is any execution, for all nodes; it stays empty. A deque takes 760
 # bytes, and most nodes of a large simulation rest.
 _NOTHING: Final[deque[tuple[Frame, tuple[Op, ...]]]] = deque(maxlen=0)
@@ -399,29 +400,20 @@ class Executor:
     def fire(self, frame: Frame, op: Op) -> None:
         """Fire one op outside of the loop, or skip or lose it."""
         reason = None if frame.skipped is None else frame.skipped.get(op.index)
-        lost = frame.lost
-        if lost is not None and not lost.isdisjoint(op.needs):
-            if op.salvage is None:
-                self._lose(frame, op)
-            else:
-                op.salvage(frame, lost, reason)
-            return
-        if reason is not None:
-            self.skip(frame, op, reason)
-            return
-        if frame.broken is not None and op.cell >= 0:
-            earlier = _broken_by(frame, op)
-            if earlier is not None:
-                plan = frame.plan
-                reason = f"{earlier}, which was to change its component before it, did not run"
-                self.reports.op_not_run(
-                    *(frame.execution, plan.target, op.name, reason),
-                    *(plan.place_of(op), frame.chain),
-                )
-                self._lose(frame, op)
-                return
+        lost = frame.lost or _NOTHING_LOST
+        lacks = not lost.isdisjoint(op.needs)
+        result: Any = PARKED
         try:
-            result = op.fire(frame)
+            if lacks and op.salvage is not None:
+                op.salvage(frame, lost, reason)
+            elif lacks:
+                self._lose(frame, op)
+            elif reason is not None:
+                self.skip(frame, op, reason)
+            elif frame.broken is not None and op.cell >= 0 and _broken_by(frame, op):
+                self._not_run(frame, op)
+            else:
+                result = op.fire(frame)
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary to components
@@ -429,6 +421,16 @@ class Executor:
             return
         if result is not PARKED:
             self.emit(frame, op, result)
+
+    def _not_run(self, frame: Frame, op: Op) -> None:
+        """Report an op behind a change of its component that failed, and lose it."""
+        plan = frame.plan
+        earlier = _broken_by(frame, op)
+        reason = f"{earlier}, which was to change its component before it, did not run"
+        self.reports.op_not_run(
+            *(frame.execution, plan.target, op.name, reason, plan.place_of(op), frame.chain)
+        )
+        self._lose(frame, op)
 
     def emit(self, frame: Frame, op: Op, result: Any, started_ns: int | None = None) -> None:
         """Store a result and wake consumers, as `_run` does; the op was parked at `started_ns`."""
