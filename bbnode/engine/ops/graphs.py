@@ -355,7 +355,7 @@ def bind_graph(build: OpBuild, graph_at: int, cell_at: int) -> Fire:
 
 
 class _Salvage:
-    """What is left of a fused graph when it fails, or when some of its inputs are lost."""
+    """Runs the rest of a fused graph that fails, or that lacks some of its inputs."""
 
     __slots__ = ("_build", "_cell_at", "_graph_at", "_inputs", "_known", "_prefix")
 
