@@ -5,22 +5,36 @@ handled here: a result wakes consumers, an exception becomes an OpFailed step, a
 op to the table of waiting ops. No exception leaves the executor.
 
 An op may be skipped instead (`skip`): then all that needs its result is skipped when its turn
-comes, and what was only to come after it goes on. The order of the others stays.
+comes, and what was only to come after it goes on. The order of the others stays. An op that fails
+loses its result, and what needs it is lost in the same way, without a step of its own. So an order
+edge is no data: only behind an op that was to change a component, and failed or was lost, a later
+op of that component does not run, since it would work on a state that is not there, and a step says
+so (`OpNotRun`).
+
+In an execution with ops whose order can be seen (`EntryPlan.in_order`), of all ops that are ready
+at one time the first in the program fires first. So what comes first does not depend on how many
+ops stand before it, and therefore not on which of them the compiler has fused.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import InitVar, astuple, dataclass
+from heapq import heappop, heappush
 from typing import Any, Final, Literal, Protocol
 
 from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
 from bbnode.engine.clock import NodeClock
-from bbnode.engine.errors import REASON_DUPLICATE, FramesExceeded, GateDenied, describe
-from bbnode.engine.frame import OWED, PARKED, EntryPlan, Frame, Marker, Op
+from bbnode.engine.errors import (
+    REASON_DUPLICATE,
+    FramesExceeded,
+    GateDenied,
+    describe,
+)
+from bbnode.engine.frame import MISSING, OWED, PARKED, SCRATCH, EntryPlan, Frame, Marker, Op
 from bbnode.engine.ingress import Executions
 from bbnode.engine.limits import Limits
 from bbnode.engine.places import NOWHERE, SourcePlace
@@ -49,6 +63,7 @@ _PLAIN_FIELDS = (
     *("live", "failures", "report", "from_bus", "deadline_ns"),
     *("wire_req_id", "site", "wire_out_id", "units", "chain"),
 )
+_NOTHING_LOST: Final[frozenset[int]] = frozenset()
 # What can fire before there is any execution, for all nodes; it stays empty. A deque takes 760
 # bytes, and most nodes of a large simulation rest.
 _NOTHING: Final[deque[tuple[Frame, tuple[Op, ...]]]] = deque(maxlen=0)
@@ -69,7 +84,7 @@ class Endings(Protocol):
     def unanswered(self, frame: Frame) -> None:
         """Handle that a frame will not answer the request that started it."""
 
-    def undone(self, frame: Frame, op: Op, error: BaseException) -> None:
+    def undone(self, frame: Frame, op: str, error: BaseException, place: SourcePlace) -> None:
         """Handle the first failure in a frame that a message started and that owes no answer."""
 
     def drop_frame(self, frame: Frame) -> None:
@@ -207,7 +222,7 @@ class Executor:
         if plan.in_turn:
             if not self.turns.take(frame):
                 return
-        elif plan.initial and not self.tracer.on:  # as most: what `begin` does
+        elif plan.initial and not self.tracer.on and not plan.in_order:  # as most
             frame.live = len(plan.initial)
             self.ready.append((frame, plan.initial))
             return
@@ -217,10 +232,8 @@ class Executor:
         """Queue the ops that can fire at once."""
         if self.tracer.on:
             self.tracer.started(frame)
-        initial = frame.plan.initial
-        if initial:
-            frame.live = len(initial)
-            self.ready.append((frame, initial))
+        if frame.plan.initial:
+            self._push(frame, frame.plan.initial)
         else:
             self.end(frame)
 
@@ -368,6 +381,7 @@ class Executor:
         """Fire at most so many ops of an entry, one by one; returns how many fired."""
         ready = self.ready
         fired = 0
+        in_order = frame.in_order
         for at, op in enumerate(ops):
             if frame.ended:
                 break
@@ -375,6 +389,8 @@ class Executor:
                 ready.appendleft((frame, ops[at:]))
                 break
             fired += 1
+            if in_order is not None:  # the entry says only how many
+                op = frame.plan.ops[heappop(in_order)]
             try:
                 self.fire(frame, op)
             except BaseException:  # what stops the process; `fire` keeps all else
@@ -384,20 +400,38 @@ class Executor:
         return fired
 
     def fire(self, frame: Frame, op: Op) -> None:
-        """Fire one op outside of the loop, or skip it."""
-        if frame.skipped is not None:
-            reason = frame.skipped.get(op.index)
-            if reason is not None:
-                self.skip(frame, op, reason)
-                return
+        """Fire one op outside of the loop, or skip or lose it."""
+        reason = None if frame.skipped is None else frame.skipped.get(op.index)
+        lost = frame.lost or _NOTHING_LOST
+        lacks = not lost.isdisjoint(op.needs)
+        result: Any = PARKED
         try:
-            result = op.fire(frame)
+            if lacks and op.salvage is not None:
+                op.salvage(frame, lost, reason)
+            elif lacks:
+                self._lose(frame, op)
+            elif reason is not None:
+                self.skip(frame, op, reason)
+            elif frame.broken is not None and op.cell >= 0 and _broken_by(frame, op):
+                self._not_run(frame, op)
+            else:
+                result = op.fire(frame)
         except BaseException as error:  # noqa: BLE001 - the boundary to components
             let_stop(error)
             self.fail(frame, op, error)
             return
         if result is not PARKED:
             self.emit(frame, op, result)
+
+    def _not_run(self, frame: Frame, op: Op) -> None:
+        """Report an op behind a change of its component that failed, and lose it."""
+        plan = frame.plan
+        earlier = _broken_by(frame, op)
+        reason = f"{earlier}, which was to change its component before it, did not run"
+        self.reports.op_not_run(
+            *(frame.execution, plan.target, op.name, reason, plan.place_of(op), frame.chain)
+        )
+        self._lose(frame, op)
 
     def emit(self, frame: Frame, op: Op, result: Any, started_ns: int | None = None) -> None:
         """Store a result and wake consumers, as `_run` does; the op was parked at `started_ns`."""
@@ -412,6 +446,35 @@ class Executor:
                 frame.values[index] = value
         self._wake(frame, op)
         self.retire(frame)
+
+    def emit_part(
+        self,
+        frame: Frame,
+        op: Op,
+        results: Sequence[Any],
+        failures: Iterable[tuple[str, BaseException, SourcePlace]],
+    ) -> Literal[Marker.PARKED]:
+        """End a fused graph of which ops failed; returns what its `fire` returns.
+
+        Args:
+            frame: the execution.
+            op: the call of the graph.
+            results: its outputs, MISSING where a failure took one away.
+            failures: names of the ops that failed, each with its error and place.
+        """
+        for name, error, place in failures:
+            self._report(frame, error, name, place)
+        if frame.ended:
+            return PARKED
+        outs = _outs(op)
+        for index, value in zip(outs, results, strict=True):
+            if value is not MISSING:
+                frame.values[index] = value
+        pairs = zip(outs, results, strict=True)
+        self.take_away(frame, [at for at, value in pairs if value is MISSING])
+        self._check_answer(frame)
+        self._wake(frame, op)
+        return self.retire(frame)
 
     def skip(self, frame: Frame, op: Op, reason: str) -> Literal[Marker.PARKED]:
         """End an op without a result, and without a failure; returns what its `fire` returns.
@@ -452,6 +515,9 @@ class Executor:
 
     def _push(self, frame: Frame, ops: tuple[Op, ...]) -> None:
         if ops:
+            if frame.in_order is not None:
+                for op in ops:
+                    heappush(frame.in_order, op.index)
             self.ready.append((frame, ops))
             frame.live += len(ops)
 
@@ -470,28 +536,63 @@ class Executor:
         """Fail an op: what depends on it does not fire. A receive gate that denies ends it all."""
         if frame.ended:
             return
+        self._report(frame, error, op.name, frame.plan.place_of(op, error))
+        if isinstance(error, GateDenied):
+            self.reports.counts[f"gate.denied.{error.reason}"] += 1
+            self.end(frame)
+        else:
+            self._lose(frame, op, is_first=True)
+
+    def _check_answer(self, frame: Frame) -> None:
+        """Say that there is no answer, at once, if what is lost leaves no op that could give it."""
+        if frame.debt is not None and _answer_is_lost(frame):
+            self.rt.unanswered(frame)
+
+    def _lose(self, frame: Frame, op: Op, *, is_first: bool = False) -> None:
+        """End an op whose result will not come, because it or an op before it failed.
+
+        What needs the result is lost as well; what is only to come after the op goes on. Both wait
+        for all else that they wait for, as behind an op that is skipped.
+        """
+        if frame.ended:
+            return
+        if op.lose is None or op.lose(frame):
+            self.take_away(frame, _outs(op))
+            for at in _broken_with(op):
+                if frame.broken is None:
+                    frame.broken = {}
+                frame.broken.setdefault(at, op.name)
+            if is_first or op.lose is not None:
+                self._check_answer(frame)
+            self._wake(frame, op)
+        self.retire(frame)
+
+    def take_away(self, frame: Frame, values: Iterable[int]) -> None:
+        """Record values, by index, that will not come because of a failure."""
+        if frame.lost is None:
+            frame.lost = set()
+            frame.apart = True
+        frame.lost.update([at for at in values if at != SCRATCH])
+
+    def _report(self, frame: Frame, error: BaseException, name: str, place: SourcePlace) -> None:
+        """Report the failure of an op, or of the op `name` of a fused graph."""
         frame.failures += 1
         reports = self.reports
         plan = frame.plan
         reports.op_failed(
-            *(frame.execution, plan.target, op.name, error),
-            place=plan.place_of(op, error),
+            *(frame.execution, plan.target, name, error),
+            place=place,
             source_peer=frame.source_peer,
             chain=frame.chain,
         )
         if not frame.from_bus:
             reports.bus.publish(BusKind.OP_FAILED)
         if frame.debt is not None:
-            self._owe(frame, op, error)
+            self._owe(frame, error, name, place)
         elif frame.site and frame.failures == 1:
-            self.rt.undone(frame, op, error)
+            self.rt.undone(frame, name, error, place)
         if frame.bootstrap is not None:
             frame.bootstrap.failed(error)
-        if isinstance(error, GateDenied):
-            reports.counts[f"gate.denied.{error.reason}"] += 1
-            self.end(frame)
-        else:
-            self.retire(frame)
 
     def skip_answer(self, frame: Frame) -> None:
         """Say that there is no answer, at once, if all ops that could give it are skipped."""
@@ -500,15 +601,13 @@ class Executor:
         if frame.debt is not None and all(op.index in skipped for op in answers):
             self.rt.unanswered(frame)
 
-    def _owe(self, frame: Frame, op: Op, error: BaseException) -> None:
-        """Record why an execution may owe its answer for ever; if it will, say so at once."""
+    def _owe(self, frame: Frame, error: BaseException, name: str, place: SourcePlace) -> None:
+        """Record why an execution may owe its answer for ever."""
         if isinstance(error, GateDenied) and error.reason == REASON_DUPLICATE:
             frame.debt = None  # the request is being answered, or was
             return
         if frame.debt is OWED:
-            frame.debt = refusal_of(frame, op, error)
-        if _answer_needs(frame.plan, op):
-            self.rt.unanswered(frame)
+            frame.debt = refusal_of(name, error, place)
 
     def next_command(self) -> int:
         """Return the number of a finished side effect."""
@@ -524,7 +623,7 @@ class Executor:
         """
         return [
             [_save(frame, writer) for frame in self.frames.values()],
-            [[writer.frame(frame), op.index] for frame, ops in self.ready for op in ops],
+            [[writer.frame(frame), at] for frame, at in self._ready_ops()],
             self.executions.last,
             self._commands,
         ]
@@ -545,29 +644,66 @@ class Executor:
         for execution, op in ready:
             frame = reader.frame(execution)
             self.ready.append((frame, frame.plan.ops[op].alone))
+            if frame.in_order is not None:
+                frame.in_order.append(op)  # sorted by `_ready_ops`, and so a heap
+
+    def _ready_ops(self) -> Iterator[tuple[Frame, int]]:
+        """Yield what is in the queue, op by op."""
+        coming: dict[int, Iterator[int]] = {}
+        for frame, ops in self.ready:
+            if frame.in_order is not None and frame.execution not in coming:
+                coming[frame.execution] = iter(sorted(frame.in_order))
+            for op in ops:
+                yield frame, next(coming.get(frame.execution, iter((op.index,))))
 
 
-def refusal_of(frame: Frame, op: Op, error: BaseException) -> WireRefusal:
-    """Return what a peer that waits for an execution is told of an op of it that failed."""
-    place = frame.plan.place_of(op, error)
-    where = f"{op.name} ({place})" if place.line else op.name
+def _outs(op: Op) -> tuple[int, ...]:
+    """Return the indices of all outputs."""
+    if op.outs is not None:
+        return op.outs
+    return () if op.out is None else (op.out,)
+
+
+def _broken_with(op: Op) -> list[tuple[int, str]]:
+    """Return what can't go on without an op's change: components, with op types or "" for all."""
+    if op.cell < 0:
+        return []
+    return [(op.cell, op_type) for op_type in (("",) if op.breaks is None else sorted(op.breaks))]
+
+
+def _broken_by(frame: Frame, op: Op) -> str | None:
+    """Return the op without whose change this one can't go on, or None."""
+    broken = frame.broken or {}
+    return broken.get((op.cell, "")) or broken.get((op.cell, op.op_type))
+
+
+def refusal_of(name: str, error: BaseException, place: SourcePlace) -> WireRefusal:
+    """Return the refusal for a peer that waits for an execution of which the op `name` failed."""
+    where = f"{name} ({place.outer})" if place.line else name
     return WireRefusal(*describe(error), where)
 
 
-def _answer_needs(plan: EntryPlan, failed: Op) -> bool:
-    """Return True if no SendResp of a plan can fire any more once an op has failed.
+def _answer_is_lost(frame: Frame) -> bool:
+    """Return True if no SendResp of an execution can fire any more, for what it has lost.
 
     What waits for one of several (the relays of an Any) may still fire: the search ends there.
     """
-    answers = {op for op in plan.ops if op.op_type == keys.OP_SEND_RESP}
-    lost, found = {failed}, [failed]
-    while found:
-        op = found.pop()
-        if op.op_type != OP_RELAY:
-            fresh = [consumer for consumer in op.consumers if consumer not in lost]
-            lost.update(fresh)
-            found += fresh
-    return bool(answers) and answers <= lost
+    lost, broken = set(frame.lost or ()), set(frame.broken or ())
+    answers = []
+    for op in frame.plan.ops:  # each behind what it needs
+        is_lost = not lost.isdisjoint(op.needs)
+        if (
+            not is_lost
+            and op.cell >= 0
+            and not broken.isdisjoint(((op.cell, ""), (op.cell, op.op_type)))
+        ):
+            is_lost = all(frame.values[at] is MISSING for at in _outs(op))  # else it has fired
+        if op.op_type == keys.OP_SEND_RESP:
+            answers.append(is_lost)
+        if is_lost and op.op_type != OP_RELAY:
+            lost.update(_outs(op))
+            broken.update(_broken_with(op))
+    return bool(answers) and all(answers)
 
 
 def _save(frame: Frame, writer: SnapshotWriter) -> list[Any]:
@@ -589,6 +725,8 @@ def _save(frame: Frame, writer: SnapshotWriter) -> list[Any]:
         None if frame.skipped is None else list(frame.skipped.items()),
         None if frame.debt is None else list(astuple(frame.debt)),
         *(getattr(frame, name) for name in _PLAIN_FIELDS),
+        None if frame.lost is None else sorted(frame.lost),
+        None if frame.broken is None else [[*at, name] for at, name in frame.broken.items()],
     ]
 
 
@@ -610,7 +748,15 @@ def _load(plain: Any, reader: SnapshotReader) -> Frame:
         frame.apart = True
     if debt is not None:
         frame.debt = WireRefusal(*debt) if debt[0] else OWED
-    # A snapshot of an earlier release ends before `chain`.
-    for name, value in zip(_PLAIN_FIELDS, rest, strict=len(rest) != len(_PLAIN_FIELDS) - 1):
+    # A snapshot of an earlier release ends after `chain` or before it.
+    count = len(_PLAIN_FIELDS)
+    plain_fields = rest[:count]
+    lost, broken = rest[count:] or (None, None)
+    for name, value in zip(_PLAIN_FIELDS, plain_fields, strict=len(plain_fields) != count - 1):
         setattr(frame, name, value)
+    if lost is not None:
+        frame.lost = set(lost)
+        frame.apart = True
+    if broken is not None:
+        frame.broken = {(cell, op_type): name for cell, op_type, name in broken}
     return frame

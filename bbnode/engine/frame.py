@@ -8,7 +8,7 @@ scratch: outputs that no op reads are written there.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Final, Protocol
 
 from bbnode.engine.ingress import Charge
@@ -32,6 +32,7 @@ PARKED: Final = Marker.PARKED  # what `fire` returns when the op has no result n
 
 SCRATCH: Final = -1  # index of the scratch element
 _NO_INDICES: Final[frozenset[int]] = frozenset()
+_NO_OPS: Final[frozenset[str]] = frozenset()
 _NO_CALLS: Final[frozenset[tuple[int, str]]] = frozenset()
 
 OWED: Final = WireRefusal("")  # an answer is owed, and nothing has failed yet
@@ -53,8 +54,14 @@ class Op:
     `fire(frame)` returns the op's output: one value, or a sequence with one per element of
     `outs` where that is not None; or PARKED, which `Executor.skip` returns too. `consumers` lose
     one pending count each when it has fired or was skipped; those in `order_only`, by index, need
-    no result of it. `skip(frame, reason)` is called when it is skipped, and returns False where
-    its consumers are to wait on (for a rival that may still fire).
+    no result of it; `needs` are the indices of the values that it does need. `skip(frame, reason)`
+    is called when it is skipped, and returns False where its consumers are to wait on (for a rival
+    that may still fire); `lose(frame)` likewise when a value that it needs was lost to a failure.
+    `salvage(frame, lost, reason)` is called instead of both where a part of its outputs may still
+    come: with the lost values, and why the op is skipped (None: it is not).
+
+    `cell` is the number of its component (-1: none); `breaks` are the op types of that component
+    that can't go on in an execution in which this op failed (None: all).
 
     `EntryPlan.complete` fills in what the loop reads instead: `alone`, the op as a batch of one;
     `wakes`, all consumers where each waits for this op and nothing else (so that nothing is to be
@@ -63,6 +70,8 @@ class Op:
 
     __slots__ = (
         "alone",
+        "breaks",
+        "cell",
         "consumers",
         "deadline_from",
         "deadline_ns",
@@ -70,12 +79,15 @@ class Op:
         "fire",
         "hand_out",
         "index",
+        "lose",
         "name",
+        "needs",
         "next",
         "op_type",
         "order_only",
         "out",
         "outs",
+        "salvage",
         "skip",
         "wakes",
     )
@@ -94,11 +106,16 @@ class Op:
         self.outs: tuple[int, ...] | None = None
         self.consumers: tuple[Op, ...] = ()
         self.order_only: frozenset[int] = _NO_INDICES
+        self.needs: tuple[int, ...] = ()
+        self.cell = -1
+        self.breaks: frozenset[str] | None = _NO_OPS
         self.alone: tuple[Op, ...] = (self,)
         self.wakes: tuple[Op, ...] | None = None
         self.next: Op | None = None
         self.fire: Callable[[Frame], Any] = _unbound
         self.skip: Callable[[Frame, str], bool] | None = None
+        self.lose: Callable[[Frame], bool] | None = None
+        self.salvage: Callable[[Frame, Set[int], str | None], object] | None = None
         # For ops that park: the function from the result to outputs, and the one that makes the
         # RunTask of an op that runs in a worker thread.
         self.finish: Callable[[Frame, Any], Any] | None = None
@@ -125,9 +142,11 @@ class EntryPlan:
         "calls",
         "component",
         "counts",
+        "in_order",
         "in_turn",
         "initial",
         "is_request",
+        "left_out",
         "name",
         "ops",
         "pending",
@@ -146,6 +165,8 @@ class EntryPlan:
         self.ops: tuple[Op, ...] = ()
         self.places: tuple[OpPlace | None, ...] = ()  # of its ops; empty where no author has any
         self.initial: tuple[Op, ...] = ()
+        # Of an event: ops that need more than it brings, why they do not run, and where they are.
+        self.left_out: tuple[tuple[str, str, OpPlace], ...] = ()
         self.seeds: tuple[int, ...] = ()
         self.seed_names: tuple[str, ...] = ()
         self.component: int | None = None  # the number of the component that it is for
@@ -155,6 +176,8 @@ class EntryPlan:
         self.is_request = False  # a peer that asked waits for the answer
         self.by_sender = False  # … of those that one peer started at one site
         self.counts = False  # some op waits for several others
+        # Of the ops that are ready at one time, the first in the program fires first.
+        self.in_order = False
 
     @classmethod
     def of_op(cls, op: Op, name: str, target: str, values: int = 0) -> EntryPlan:
@@ -200,13 +223,17 @@ class Frame:
     """One execution.
 
     `rt` is a `bbnode.engine.services.Services`, for ops only. `skipped` has the ops, by index, that
-    will certainly not fire, and why; `apart` is True once there are some, or the execution has
-    ended: the quick loop leaves it alone.
+    will certainly not fire, and why; `lost` the values, by index, that a failure took away, and
+    `broken` what can't go on behind a change that failed: by component and op type ("" for all),
+    the op that failed. `apart` is True once one of the three has something, or the execution has
+    ended, or its ops fire in order: the quick loop leaves it alone. `in_order` holds the indices of
+    its ready ops where they fire in the order of the program (a heap).
     """
 
     __slots__ = (
         "apart",
         "bootstrap",
+        "broken",
         "chain",
         "charges",
         "cohorts",
@@ -216,7 +243,9 @@ class Frame:
         "execution",
         "failures",
         "from_bus",
+        "in_order",
         "live",
+        "lost",
         "parked",
         "pending",
         "plan",
@@ -242,8 +271,11 @@ class Frame:
         self.pending = plan.pending.copy() if plan.counts else plan.pending
         self.live = 0  # ops that are ready or parked
         self.ended = False
-        self.apart = False
+        self.apart = plan.in_order
+        self.in_order: list[int] | None = [] if plan.in_order else None
         self.skipped: dict[int, str] | None = None
+        self.lost: set[int] | None = None
+        self.broken: dict[tuple[int, str], str] | None = None
         self.failures = 0
         self.report = False  # tell the host of the end
         self.deadline_ns: int | None = None

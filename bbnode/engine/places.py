@@ -32,8 +32,13 @@ class SourcePlace:
     inner: str = ""
 
     def __str__(self) -> str:
+        return ", ".join(filter(None, (self.inner, self.outer)))
+
+    @property
+    def outer(self) -> str:
+        """The same without the op inside of a fused graph."""
         module = self.module and f"in Module {self.module}"
-        return ", ".join(filter(None, (self.inner, self.line, module)))
+        return ", ".join(filter(None, (self.line, module)))
 
 
 NOWHERE: Final = SourcePlace()
@@ -52,22 +57,36 @@ class OpPlace:
 
     def of(self, error: BaseException | None = None) -> SourcePlace:
         """Return the place that an error of the op is about."""
-        # No attribute access: a backend's own error class may do anything there.
-        name = vars(error).get("node", "") if isinstance(error, BackendError) else ""
-        return self.at(name if isinstance(name, str) else "")
+        return self.at(blamed_node(error))
 
     def at(self, name: str) -> SourcePlace:
         """Return the place of the node `name` of a fused graph; "" for all of it."""
+        return self.at_number(number_of(name))
+
+    def at_number(self, number: int | None) -> SourcePlace:
+        """Return the place of a node of a fused graph by its position; None for all of it."""
         if not self._members:
             return self._place
         if isinstance(self._members, str):
             self._members = members_of(self._members)
-        number = _NUMBERED.search(name)
-        if number is not None and int(number[1]) < len(self._members):
-            found = self._members[int(number[1])]
+        if number is not None and number < len(self._members):
+            found = self._members[number]
             return SourcePlace(line=found.line, module=found.module, inner=found.name)
         lines = listed(member.line for member in self._members)
         return SourcePlace(line=lines or self._place.line, module=self._place.module)
+
+
+def blamed_node(error: BaseException | None) -> str:
+    """Return the node of a graph that a backend's error names, or ""."""
+    # No attribute access: a backend's own error class may do anything there.
+    name = vars(error).get("node", "") if isinstance(error, BackendError) else ""
+    return name if isinstance(name, str) else ""
+
+
+def number_of(name: str) -> int | None:
+    """Return the position in its fused graph of the node that a backend names; None if unknown."""
+    number = _NUMBERED.search(name)
+    return None if number is None else int(number[1])
 
 
 def listed(lines: Iterable[str]) -> str:

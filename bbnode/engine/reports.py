@@ -75,6 +75,23 @@ class Reports:
             )
         )
 
+    def op_not_run(
+        self, execution: int, target: str, op: str, reason: str, place: SourcePlace, chain: int
+    ) -> None:
+        """Report an op that did not run."""
+        self.counts["ops.not_run"] += 1
+        self.steps.append(
+            steps.OpNotRun(
+                execution=execution,
+                target=target,
+                op=op,
+                reason=self._cut(reason),
+                line=self._cut(place.line),
+                module=self._cut(place.module),
+                chain=chain,
+            )
+        )
+
     def peers_changed(self, made: Sequence[steps.Step]) -> None:
         """Report changes of peers, on the bus as well."""
         self.steps.extend(made)

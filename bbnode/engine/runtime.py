@@ -28,6 +28,7 @@ from bbnode.engine.messaging.pending import ComponentTimers, PendingCalls
 from bbnode.engine.peers.lost import LostPeers
 from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.peers.round_trips import RoundTrips
+from bbnode.engine.places import SourcePlace
 from bbnode.engine.planning.program import ProgramPlan
 from bbnode.engine.planning.sites import RecvSite
 from bbnode.engine.readiness import SlotReadiness
@@ -262,6 +263,8 @@ class Runtime(Services):
                 )
                 for name in alone.lost
             ]
+        for op, reason, place in plan.left_out:
+            self.reports.op_not_run(frame.execution, target.name, op, reason, place.of(), 0)
         self.executor.launch(frame)
 
     def send_failed(self, event: ev.SendFailed) -> None:
@@ -327,9 +330,9 @@ class Runtime(Services):
         """Tell the requester of an execution that it will not answer."""
         self.refusals.unanswered(frame)
 
-    def undone(self, frame: Frame, op: Op, error: BaseException) -> None:
+    def undone(self, frame: Frame, op: str, error: BaseException, place: SourcePlace) -> None:
         """Tell the sender of a message that what it started has failed."""
-        self.inbound.undone(frame, op, error)
+        self.inbound.undone(frame, op, error, place)
 
     def drop_frame(self, frame: Frame) -> None:
         """Free what an execution that ends still holds."""

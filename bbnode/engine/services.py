@@ -39,6 +39,14 @@ class RunnableGraph(Protocol):
 
     run: Callable[[Sequence[Value]], Sequence[Value]]
 
+    def run_singly(
+        self, inputs: Sequence[Value], error: BaseException | None = None
+    ) -> tuple[list[Value], list[tuple[int, BaseException]]]:
+        """Run its ops one by one; returns outputs, and the ops that failed."""
+
+    def lost_outputs(self, inputs: Sequence[Value]) -> list[bool]:
+        """Return for each output if it needs an input that is MISSING."""
+
 
 class Services(ABC):
     """The services that ops of one node reach as `frame.rt`."""

@@ -75,9 +75,9 @@ class OutputSkipped:
 class OpFailed:
     """An op failed, and nothing that depends on it will fire. `kind` is an error class name.
 
-    `line` is where the author wrote it, `<file>:<line>`, and `module` in which Module; `inner` is
-    the op that failed inside of a fused graph, where `op` names the graph. A graph whose backend
-    names none has the lines of all its ops. Each is "" where the artifact does not say.
+    `op` is the author's, also where the compiler has fused it with others; then `inner` is its name
+    too. `line` is where the author wrote it, `<file>:<line>`, and `module` in which Module. Each is
+    "" where the artifact does not say.
     `source_peer` sent the message that started the execution, if one did; `chain` as of AppEvent.
     `is_final`: another execution would fail in the same way.
     """
@@ -102,6 +102,30 @@ class OpFailed:
 
     def __str__(self) -> str:
         return failure_text(self.as_json())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpNotRun:
+    """An op did not run, nor will what needs it, and nothing else says why.
+
+    So it is behind an op that was to change its component and did not, because it or another one
+    failed (which has its own OpFailed), and in an execution of an event where the op needs another
+    input too. `line`, `module` and `chain` as of OpFailed. It is no failure, and does not count as
+    one.
+    """
+
+    execution: int
+    target: str
+    op: str
+    reason: str
+    line: str = ""
+    module: str = ""
+    chain: int = 0
+
+    def __str__(self) -> str:
+        where = ", ".join(filter(None, (self.line, self.module and f"in Module {self.module}")))
+        text = f"{self.op} did not run: {self.reason}"
+        return f"{text} ({where})" if where else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +320,7 @@ Step: TypeAlias = (
     | AppEvent
     | OutputSkipped
     | OpFailed
+    | OpNotRun
     | ExecutionFinished
     | PeerResolveFailed
     | PeerUp

@@ -69,6 +69,8 @@ GATE_OPS = frozenset(
         OP_BACKOFF_GATE_TX,
     }
 )
+# Ends the name of a call of a backend subgraph, which begins like the last of its ops.
+SUBGRAPH_CALL_SUFFIX = "#subgraph"
 OP_BUNDLE = "Bundle"
 OP_UNBUNDLE = "Unbundle"
 

@@ -57,6 +57,7 @@ class OpSpec:
         suspends: it may finish in a later poll, so it carries a deadline. An op of a role always
             may: its component can hand work out of the engine's thread.
         changes: it changes what other ops of its component give.
+        feeds: ops of its component that take up what it leaves there.
         version: of its opset.
         kinds: ONNX's numbers of the kinds of its attributes, where defaults do not tell them.
         package: the Python package that adds it; "" for ours.
@@ -70,6 +71,7 @@ class OpSpec:
     role: str | None = None
     suspends: bool = False
     changes: bool = False
+    feeds: frozenset[str] = frozenset()
     doc: str = ""
     version: int = keys.BB_OPSET_VERSION
     kinds: Mapping[str, int] = field(default_factory=dict)
@@ -79,6 +81,11 @@ class OpSpec:
     def method(self) -> str:
         """Name of the contract method or DSL helper: `NextBatch` to `next_batch`."""
         return keys.snake_case(self.op_type.replace(".", ""))
+
+    @property
+    def keeps_order(self) -> bool:
+        """True if ops of its component must not overtake it, nor it them."""
+        return self.changes or bool(self.feeds)
 
 
 _TABLE: dict[str, dict[str, OpSpec]] = {}  # by domain and op type
@@ -181,6 +188,7 @@ def op(
     role: str | None = None,
     suspends: bool = False,
     changes: bool = False,
+    feeds: frozenset[str] = frozenset(),
     doc: str = "",
     **attributes: Any,
 ) -> OpSpec:
@@ -195,6 +203,7 @@ def op(
             role=role,
             suspends=suspends or role is not None,
             changes=changes,
+            feeds=feeds,
             doc=doc,
         )
     )
@@ -322,13 +331,20 @@ def _books() -> None:
        doc="Metadata with one entry more, of each row of a tensor [n].")  # fmt: skip
 
 
+_NO_FEEDS: Mapping[str, str] = {}
+
+
 def _role(
-    role: str, rows: Iterable[tuple[str, str, str, dict[str, Any]]], changing: str = ""
+    role: str,
+    rows: Iterable[tuple[str, str, str, dict[str, Any]]],
+    changing: str = "",
+    feeding: Mapping[str, str] = _NO_FEEDS,
 ) -> None:
     for op_type, inputs, outputs, attributes in rows:
         op(
             keys.role_domain(role), op_type, inputs, outputs,
-            role=role, changes=op_type in changing.split(), **attributes,
+            role=role, changes=op_type in changing.split(),
+            feeds=frozenset(feeding.get(op_type, "").split()), **attributes,
         )  # fmt: skip
 
 
@@ -351,13 +367,15 @@ def _roles() -> None:
         ("Train", "", "stats:metadata", {"epochs": 1, "batch": 32}),
         ("TrainAdjusted", "anchor?:tensor correction?:tensor", "stats:metadata work:tensor",
          {"epochs": 1, "batch": 32, "proximal": 0.0, "frozen": ""}),
-    ), "Backward Step SetLearningRate ApplyDelta LoadParameters Train TrainAdjusted")  # fmt: skip
+    ), "Backward Step SetLearningRate ApplyDelta LoadParameters Train TrainAdjusted",
+        {"Forward": "Backward"})  # fmt: skip
     _role("Aggregator", (
         ("Contribute", "tensor:tensor metadata:metadata", "cmd:cmd", {}),
         ("ContributeAll", "responses:responses", "cmd:cmd", {}),
         ("Aggregate", "", "tensor:tensor metadata:metadata", {}),
         ("CurrentTensor", "", "tensor:tensor", {}),
-    ))  # fmt: skip
+    ), feeding={"Contribute": "Aggregate", "ContributeAll": "Aggregate",
+                "Aggregate": "CurrentTensor"})  # fmt: skip
     _role("DataSource", (
         ("NextBatch", "", "batch:batch labels:tensor", {}),
         ("Reset", "", "trigger:trigger", {}),

@@ -185,6 +185,55 @@ def _entries(flat: FlatFunction) -> list[tuple[str, tuple[str, ...], FlatOp | No
     return found
 
 
+def left_out(
+    flat: FlatFunction, makers: Mapping[str, Sequence[int]], piece: Slice
+) -> list[tuple[FlatOp, list[str]]]:
+    """Return the ops that get something of a slice of some inputs, and need other inputs too.
+
+    Of ops behind these none is listed. Each comes with the inputs of the target that it lacks.
+    """
+    mine = set(piece.positions)
+    arrived: dict[int, int] = {}
+    there, fed = set(piece.seeds), set(piece.seeds)  # what the slice makes, and makes of its seeds
+    found: dict[int, tuple[FlatOp, list[str]]] = {}
+    for op in flat.ops:
+        if is_entry(op) or (op.position in mine and not op.is_a(ENGINE_DOMAIN, OP_RELAY)):
+            is_fed = not fed.isdisjoint(op.needs)
+        elif op.position in mine:
+            arrived[op.group] = arrived.get(op.group, 0) + 1
+            if arrived[op.group] < _arrivals(op):
+                continue
+            is_fed = True
+        else:
+            if not op.is_a(ENGINE_DOMAIN, OP_RELAY) and not fed.isdisjoint(op.needs):
+                found[op.position] = op, _lacking(flat, makers, op, there)
+            continue
+        there.update(op.outputs)
+        if is_fed and not is_entry(op):
+            fed.update(op.outputs)
+    for op in flat.ops:
+        if arrived.get(op.position, 0) and arrived[op.group] < _arrivals(op):
+            rivals = [other for other in flat.ops if other.group == op.group]
+            names = [name for each in rivals for name in _lacking(flat, makers, each, there)]
+            found[op.position] = op, list(dict.fromkeys(names))
+    return [found[position] for position in sorted(found) if found[position][1]]
+
+
+def _lacking(
+    flat: FlatFunction, makers: Mapping[str, Sequence[int]], op: FlatOp, there: Collection[str]
+) -> list[str]:
+    """Return the inputs of the target that an op needs, directly or not, besides what is there."""
+    seen: set[str] = set()
+    stack = list(op.needs)
+    while stack:
+        name = stack.pop()
+        if name in seen or name in there:
+            continue
+        seen.add(name)
+        stack += [need for position in makers[name] for need in flat.ops[position].needs]
+    return [name for name in flat.inputs if name in seen]
+
+
 def find_apart(
     flat: FlatFunction, makers: Mapping[str, Sequence[int]], unreachable: Sequence[int]
 ) -> Apart | None:

@@ -50,7 +50,8 @@ def failure_text(failure: Mapping[str, Any]) -> str:
     version may leave some out.
     """
     told = {name: failure.get(name) or "" for name in ("inner", "line", "module", "source_peer")}
-    place = [told["inner"], told["line"], told["module"] and f"in Module {told['module']}"]
+    inner = "" if told["inner"] == failure["op"] else told["inner"]
+    place = [inner, told["line"], told["module"] and f"in Module {told['module']}"]
     if told["source_peer"]:
         place.append(f"for a message of {told['source_peer']}")
     where = ", ".join(filter(None, place))

@@ -94,6 +94,8 @@ def describe(step: steps.Step, name_of: Callable[[PeerId], str]) -> str:
             return f"skipped {step.name} {step.execution}"
         case steps.OpFailed():
             return f"op-failed {step.op} {step.kind} {step.execution}"
+        case steps.OpNotRun():
+            return f"not-run {step.op} {step.execution}"
         case steps.ExecutionFinished():
             return f"finished {step.execution} {step.failures}"
         case steps.WireReceiveFailed():

@@ -1,4 +1,7 @@
-"""The order in which ops fire: that of a plain queue, whatever the loop does to be quick."""
+"""The order in which ops fire: that of a plain queue, whatever the loop does to be quick.
+
+Where it can be seen which of several ready ops fires first, that is the first in the program.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Web:
     plan: EntryPlan
     outcomes: dict[str, str]
     fired: list[Fired]
-    passed_over: int = 0  # ops whose turn came, and that were skipped then
+    passed_over: int = 0  # ops whose turn came, and that were skipped or lost then
 
     def node(self, budget: int | None = None, *, trace: bool = False) -> Node:
         limits = Limits(cycle_ops=budget)
@@ -42,7 +45,7 @@ class Web:
         """What a queue of single ops does, one execution after the other being started."""
         plan = self.plan
         self.passed_over = 0
-        skipped: set[tuple[int, int]] = set()
+        skipped: set[tuple[int, int]] = set()  # or lost
         pending = {e: plan.pending.copy() for e in range(1, executions + 1)}
         ready = deque((e, op) for e in pending for op in plan.initial)
         ended: set[int] = set()
@@ -51,6 +54,13 @@ class Web:
             execution, op = ready.popleft()
             if execution in ended:
                 continue
+            if plan.in_order:  # whichever became ready, the first in the program has its turn
+                ready.appendleft((execution, op))
+                mine = [entry for entry in ready if entry[0] == execution]
+                first = min(mine, key=lambda entry: entry[1].index)
+                ready[ready.index(first)] = execution, op
+                op = first[1]
+                ready.popleft()
             outcome = SKIPS
             if (execution, op.index) in skipped:
                 self.passed_over += 1
@@ -59,10 +69,10 @@ class Web:
                 outcome = self.outcomes.get(op.name, OK)
             if outcome == DENIED:
                 ended.add(execution)
-            if outcome in (FAILS, DENIED):
+            if outcome == DENIED:
                 continue
             for consumer in op.consumers:
-                if outcome == SKIPS and consumer.index not in op.order_only:
+                if outcome in (SKIPS, FAILS) and consumer.index not in op.order_only:
                     skipped.add((execution, consumer.index))
                 pending[execution][consumer.index] -= 1
                 if not pending[execution][consumer.index]:
@@ -71,7 +81,11 @@ class Web:
 
 
 def web(
-    waits: list[set[int]], outcomes: dict[str, str], follows: list[set[int]] | None = None
+    waits: list[set[int]],
+    outcomes: dict[str, str],
+    follows: list[set[int]] | None = None,
+    *,
+    in_order: bool = False,
 ) -> Web:
     """Op k (from 1 on) waits for the ops of `waits[k - 1]`; 0 is the input.
 
@@ -86,6 +100,7 @@ def web(
         )  # fmt: skip
     program = plan_program(model(p), ["server"])
     made = Web(program, program.by_name[p.name].invoke, outcomes, [])
+    made.plan.in_order = in_order
     for op in made.plan.ops:
         op.fire = _told(made, op, op.fire)
     return made
@@ -120,7 +135,7 @@ def webs(draw: st.DrawFn) -> Web:
             max_size=3,
         )
     )
-    return web(waits, outcomes, follows)
+    return web(waits, outcomes, follows, in_order=draw(st.booleans()))
 
 
 def drain(made: Web, node: Node, *, restored: bool = False) -> Node:

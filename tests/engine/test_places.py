@@ -61,20 +61,18 @@ class Fused(Module):
 
 
 @pytest.mark.parametrize("backend", [OrtBackend, ReferenceBackend])
-def test_the_op_inside_of_a_fused_graph_is_named_if_the_backend_knows_it(backend: type) -> None:
+def test_the_op_inside_of_a_fused_graph_is_named_whether_the_backend_names_it_or_not(
+    backend: type,
+) -> None:
     made = Compiler().bind_backend("compute", backend).compile(Fused().build())
     node = bring_up(made, "server")
     node.invoke("server", {"x": np.zeros((2, 3), np.float32)})
     (failed,) = of(steps.OpFailed, node.poll(0))
     assert failed.kind == "BackendError"
-    if backend is OrtBackend:
-        assert (failed.line, failed.module) == (here(Inner.body, "matmul"), "Inner")
-        assert failed.inner == "Inner_0/MatMul_0"
-        assert f"(Inner_0/MatMul_0, {failed.line}, in Module Inner)" in str(failed)
-    else:  # it names none: all lines of the graph
-        first, last = here(Inner.body, "matmul"), here(Fused.body, "relu")
-        assert failed.line == f"{first}-{last.rpartition(':')[2]}"
-        assert (failed.module, failed.inner) == ("Fused", "")
+    assert (failed.line, failed.module) == (here(Inner.body, "matmul"), "Inner")
+    assert failed.op == failed.inner == "Inner_0/MatMul_0"
+    assert str(failed).startswith("Inner_0/MatMul_0: ")
+    assert str(failed).endswith(f"({failed.line}, in Module Inner)")
 
 
 class Trains(Module):

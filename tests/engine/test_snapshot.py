@@ -494,7 +494,8 @@ FRAME_STATE = {
     *("bootstrap", "charges", "cohorts", "deadline_ns", "debt", "ended", "execution", "failures"),
     *("from_bus", "live", "parked", "pending", "plan", "report", "rt", "site", "source_peer"),
     *("started_ns", "units", "values", "wire_out_id", "wire_req_id", "chain"),
-    *("skipped", "apart"),  # apart: some are skipped, or it has ended
+    # apart: some are skipped, lost or broken, or it has ended; in_order: with the ready ops
+    *("skipped", "lost", "broken", "apart", "in_order"),
 }
 
 

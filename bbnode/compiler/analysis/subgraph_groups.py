@@ -1,15 +1,20 @@
 """Which backend ops run as one graph.
 
 Rule: fusing must not be seen. Ops share a group when they are connected, no path leads out of
-the group and back in, and every value that others read from the group would come at the same
-time without it. That time is a *stage*: the set of things a value waits for that can come
-late or not at all (inputs, receivers, ops that suspend or fail by themselves).
+the group and back in, and every value that others read from the group would come at the same time
+without it, or be skipped or lost for the same reasons. These are two sets of things that can come
+late or not at all (inputs, receivers, ops that suspend, skip or fail by themselves): those that a
+value *waits* for, and those without which it does not come, which it *needs*. An order edge adds to
+the first alone. What takes the first of several (`any_of`) is one thing by itself: nobody can say
+which of its inputs it waits for.
 
-How: along every edge two marks only grow, the number of times a path has left a group
-(`level`) and the stage. Ops of one slot with equal marks that are connected form a group; a
-ring of groups would have to pass an edge between equal marks, which lies inside a group. An
-op that only its own group reads may wait for the group, and takes its readers' marks.
-All of it is linear in nodes and edges.
+How: along every edge the number of times a path has left a group (`level`) only grows, and so do
+both sets, which begin anew only behind an op that no group holds. Ops of one slot with equal marks
+that are connected form a group; a ring of groups would have to pass an edge between equal marks,
+which lies inside a group. An op that only its own group reads may wait for the group, and takes its
+readers' marks, unless it can fail at run time: its failure would come late, or never. That a
+backend op of another group fails is no mark: then the engine runs a group's ops one by one. All of
+it is linear in nodes and edges.
 """
 
 from __future__ import annotations
@@ -20,17 +25,35 @@ from dataclasses import dataclass, field
 from bbnode.compiler.analysis.content_hash import AttributePrints
 from bbnode.compiler.typing.peer_lists import moves_peers
 from bbnode.ir import keys
-from bbnode.ir.graph import Function, OpNode, annotations_on, is_onnx_op
+from bbnode.ir.graph import Function, OpNode, Tensor, annotations_on, is_onnx_op
+from bbnode.ir.slices import starts_executions
+from bbnode.ir.types import TENSOR_DOUBLE, TENSOR_FLOAT, TENSOR_STRING, TypeKind
 
 # Ops that hand on what they read, or what was there from the start: they add no stage.
 TRANSPARENT = frozenset(
     {*keys.GATE_OPS, "PassThrough", "Tee", "Constant", "OnTrigger", "Clock", "RngU64"}
 )
+# What goes on without some of its inputs, unless it counts all of them.
+_FIRST_OF = frozenset({keys.OP_ANY, keys.OP_DEADLINE_MATCH, keys.OP_THRESHOLD})
 # A constant up to this size is copied into each group that reads it, so that shapes and axes
 # are constants there; a larger one (weights) stays a value that groups share.
 MAX_COPIED_CONSTANT_BYTES = 4096
 
-Marks = tuple[int, int]  # level, stage
+Marks = tuple[int, int, int]  # level, what it waits for, what it needs
+
+# Ops of one tensor that no shape and no value of it makes fail, for numbers of any type.
+_TAKES_ANY = frozenset(
+    {"Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Cos", "Cosh", "Elu",
+     "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN",
+     "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shape",
+     "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh"}
+)  # fmt: skip
+_FLOATS = frozenset({TENSOR_DOUBLE, TENSOR_FLOAT})  # of integers, division by 0 fails
+# Ops of two tensors that fail only where these do not broadcast.
+_BROADCASTS = frozenset(
+    {"Add", "And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mul", "Or", "Sub",
+     "Xor"}
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -64,6 +87,33 @@ def backend_slot(node: OpNode) -> str | None:
     return node.metadata.get(keys.SLOT_KEY)
 
 
+def is_infallible(node: OpNode, function: Function) -> bool:
+    """Return True if an upstream op can't fail at run time, as far as that is known here."""
+    if node.op_type == "Constant":
+        return True
+    kinds = [function.kind_of(name) for name in node.inputs]
+    if any(
+        kind is None or kind.kind is not TypeKind.TENSOR or kind is TENSOR_STRING for kind in kinds
+    ):
+        return False  # a value of another type may come
+    if node.op_type in _TAKES_ANY:
+        return len(kinds) == 1
+    if node.op_type not in _BROADCASTS and (node.op_type != "Div" or kinds[0] not in _FLOATS):
+        return False
+    return node.inputs[0] == node.inputs[-1] or any(
+        _is_scalar(function.producer(name)) for name in node.inputs
+    )
+
+
+def _is_scalar(maker: OpNode | None) -> bool:
+    """Return True if a value is a constant of one element, which broadcasts to all shapes.
+
+    Declared shapes do not count: nobody checks them between two ops.
+    """
+    tensor = maker.attr("value") if maker is not None and maker.op_type == "Constant" else None
+    return isinstance(tensor, Tensor) and all(axis == 1 for axis in tensor.shape)
+
+
 def find_groups(function: Function, needs: list[list[int]], prints: AttributePrints) -> Groups:
     """Return the groups of a function in topological order; `needs` as `needs_of`."""
     nodes = list(function.nodes)
@@ -83,9 +133,13 @@ class _Finder:
         prints: AttributePrints,
     ) -> None:
         self._prints = prints
+        self._function = function
         self._nodes = nodes
+        self._makers = {n: index for index, node in enumerate(nodes) for n in node.outputs if n}
         self._slots = slots
         self._needs = needs
+        # Values that ops are to come after, and do not read.
+        self._waited_for = {n for node in nodes for n in node.after if n not in node.inputs}
         self._inputs = {name: 1 << bit for bit, name in enumerate(function.inputs)}
         outputs = set(function.outputs)
         self._is_output = [not outputs.isdisjoint(node.outputs) for node in nodes]
@@ -111,32 +165,82 @@ class _Finder:
         return Groups(list(members.values()), copied, self._needs)
 
     def _marks(self) -> list[Marks]:
-        bit = 1 << len(self._inputs)
+        bits = _Bits(len(self._inputs))
         marks: list[Marks] = []
         slots, inputs = self._slots, self._inputs
         for index, node in enumerate(self._nodes):
-            level = stage = 0
+            level = waits = needs = 0
             slot = slots[index]
+            data = self._data_of(node)
             for need in self._needs[index]:
-                before, known = marks[need]
+                before, waited, needed = marks[need]
                 if slots[need] is not None and slots[need] != slot:
                     before += 1
+                    late = bits.of(slots[need])  # its backend may make its ops wait
+                    waits, needs = waits | late, needs | late
                 if before > level:
                     level = before
-                if known is not stage:  # long numbers in a long program: most are one object
-                    stage = stage | known if stage else known
+                if waited is not waits:  # long numbers in a long program: most are one object
+                    waits = waits | waited if waits else waited
+                if needed is not needs and (data is None or need in data):
+                    needs = needs | needed if needs else needed
             if inputs:
                 for name in node.reads:
                     if name in inputs:
-                        stage |= inputs[name]
+                        waits, needs = waits | inputs[name], needs | inputs[name]
             if slot is None and not _is_transparent(node):
-                stage |= bit
-                bit <<= 1
-            marks.append((level, stage))
+                bit = bits.next()
+                if _is_apart(node):
+                    waits = needs = bit
+                else:
+                    waits, needs = waits | bit, needs | bit
+            else:
+                # What a graph loses is no mark, and nothing in a graph waits: so an op that is only
+                # to come after such a value has a mark for it, and stands in another graph.
+                for name in node.after:
+                    if name not in node.inputs and self._may_be_lost(name):
+                        bit = bits.of(name)
+                        waits, needs = waits | bit, needs | bit
+            marks.append((level, waits, needs))
         return marks
 
+    def _data_of(self, node: OpNode) -> set[int] | None:
+        """Return the makers of what an op reads; None where it follows no others."""
+        if keys.CONTROL_AFTER_KEY not in node.metadata:
+            return None
+        return {self._makers[name] for name in node.reads if name in self._makers}
+
+    def _may_be_lost(self, name: str) -> bool:
+        """Return True if a graph makes a value, or what hands on the value of one."""
+        seen: set[int] = set()
+        stack = [name]
+        while stack:
+            index = self._makers.get(stack.pop())
+            if index is None or index in seen:
+                continue
+            seen.add(index)
+            node = self._nodes[index]
+            if self._slots[index] is not None or node.op_type == "PassThrough":
+                return True  # a PassThrough may check a shape
+            if _is_transparent(node):
+                stack += node.reads
+        return False
+
+    def _can_fail(self, index: int) -> bool:
+        return not is_infallible(self._nodes[index], self._function)
+
+    def _is_same_for_all(self, first: Marks, second: Marks) -> bool:
+        """Return True if marks differ in no more than inputs, which all come with an invoke."""
+        given = (1 << len(self._inputs)) - 1
+        return all(
+            one | given == other | given for one, other in zip(first[1:], second[1:], strict=True)
+        )
+
     def _raise(self, marks: list[Marks]) -> set[int]:
-        """Copy the marks of a group to ops that only it reads; return the constants to copy."""
+        """Copy the marks of a group to ops that only it reads; return the constants to copy.
+
+        An op that can fail keeps its own, unless it would run in the same executions anyway.
+        """
         copied = set()
         parameters = {
             name
@@ -157,15 +261,14 @@ class _Finder:
             if {slots[reader] for reader in readers} != {slot}:
                 continue
             first = marks[readers[0]]
+            if not self._waited_for.isdisjoint(self._nodes[index].outputs):
+                continue
             if len(readers) == 1 or all(marks[reader] == first for reader in readers):
-                marks[index] = first
-            elif self._is_small_constant(self._nodes[index]) and not self._is_waited_for(index):
+                if self._is_same_for_all(marks[index], first) or not self._can_fail(index):
+                    marks[index] = first
+            elif self._is_small_constant(self._nodes[index]):
                 copied.add(index)
         return copied
-
-    def _is_waited_for(self, index: int) -> bool:
-        names = set(self._nodes[index].outputs)
-        return any(names & set(self._nodes[r].after) for r in self._readers[index])
 
     def _is_small_constant(self, node: OpNode) -> bool:
         if node.op_type != "Constant" or node.inputs or node.after:
@@ -176,11 +279,41 @@ class _Finder:
         return size <= MAX_COPIED_CONSTANT_BYTES
 
 
+class _Bits:
+    """Bits of marks, those of the inputs aside."""
+
+    def __init__(self, inputs: int) -> None:
+        self._next = 1 << inputs
+        self._known: dict[str | None, int] = {}
+
+    def next(self) -> int:
+        """Return a fresh bit."""
+        bit = self._next
+        self._next <<= 1
+        return bit
+
+    def of(self, name: str | None) -> int:
+        """Return the bit of a value or a slot."""
+        if name not in self._known:
+            self._known[name] = self.next()
+        return self._known[name]
+
+
 def _top(parents: list[int], index: int) -> int:
     while parents[index] != index:
         parents[index] = parents[parents[index]]
         index = parents[index]
     return index
+
+
+def _is_apart(node: OpNode) -> bool:
+    """Return True if what an op makes may come without some of what it reads, or elsewhere."""
+    if starts_executions(node):
+        return True
+    if node.domain != keys.SYSCALL_DOMAIN or node.op_type not in _FIRST_OF:
+        return False
+    inputs = sum(1 for name in node.inputs if name)
+    return inputs > 1 and (node.op_type != keys.OP_THRESHOLD or node.attr("n") != inputs)
 
 
 def _is_transparent(node: OpNode) -> bool:

@@ -24,6 +24,7 @@ from bbnode.compiler.analysis.subgraph_groups import (
     annotation_parameters,
     backend_slot,
     find_groups,
+    is_infallible,
 )
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
@@ -43,17 +44,21 @@ class CollapseBackendSubgraphs(Pass):
     """Turns upstream ONNX ops of backend slots into functions of domain `backend_subgraph`.
 
     1. A group is ops of one slot that are connected, without a path out of the group and back
-       in, whose outputs all come at the time at which they came without it. A single op is a
-       group; an op without a slot, or that refers to attributes of its function, stays.
+       in, whose outputs all come at the time at which they came without it, and are skipped or
+       lost for the same reasons. A single op is a group; an op without a slot, or that refers to
+       attributes of its function, stays.
     2. Each group becomes one function, named by a hash of its content: equal graphs share one.
        If and Loop stay inside with their bodies; a small constant goes into each of its
        readers' groups.
     3. The call carries the slot of its ops, waits for all that they waited for (`after`,
        `control_after`), and ops that had a member in `control_after` name the call instead.
     4. The function declares the types of its values as far as they are known.
-    5. Between two ops of one slot, a `PassThrough` that waits for nothing (what inlining leaves
-       of a Module's border) does not keep them apart; it goes when nobody else reads it.
-    6. Bodies stay acyclic and in program order.
+    5. An op that nobody reads, and that may fail, makes an output of its function: so a backend
+       runs it, and its failure is seen.
+    6. Between two ops of one slot, a `PassThrough` that waits for nothing (what inlining leaves
+       of a Module's border) does not keep them apart, unless it declares more of a shape than its
+       input does; it goes when nobody else reads it.
+    7. Bodies stay acyclic and in program order.
     """
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
@@ -86,7 +91,7 @@ def _bypass_aliases(function: Function) -> bool:
     aliases: list[OpNode] = []
     readers: list[OpNode] = []
     for node in function.nodes:
-        if _is_alias(node):
+        if _is_alias(node) and not _may_refuse(node, function):
             read = node.inputs[0]
             source[node.outputs[0]] = source.get(read, read)
             aliases.append(node)
@@ -120,6 +125,26 @@ def _is_alias(node: OpNode) -> bool:
         and bool(node.inputs and node.outputs)
         and not node.after
         and node.metadata.get(keys.CONTROL_AFTER_KEY) is None
+    )
+
+
+def _may_refuse(alias: OpNode, function: Function) -> bool:
+    """Return True if a PassThrough declares more of a shape than its input does."""
+    declared = function.types.get(alias.outputs[0])
+    shape = None if declared is None else declared.shape
+    if shape is None:
+        return False
+    given = function.types.get(alias.inputs[0])
+    known = None if given is None else given.shape
+    if known is None or len(known) != len(shape):
+        return True
+    named = [axis for axis in shape if isinstance(axis, str)]
+    return known != shape and (
+        len(set(named)) < len(named)
+        or any(
+            isinstance(axis, int) and axis != other
+            for axis, other in zip(shape, known, strict=True)
+        )
     )
 
 
@@ -170,8 +195,13 @@ class _Rewrite:
             name: group for index, group in self._group_of.items()
             for name in self._nodes[index].outputs if name
         }  # fmt: skip
-        exposed = {name for name in self._function.outputs if name in made}
         group_of = self._group_of
+        exposed = {name for name in self._function.outputs if name in made}
+        read = {name for node in self._nodes for name in node.reads}.union(exposed)
+        for index in group_of:
+            node = self._nodes[index]
+            if read.isdisjoint(node.outputs) and not is_infallible(node, self._function):
+                exposed.add(next(name for name in reversed(node.outputs) if name))
         for index, node in enumerate(self._nodes):
             group = group_of.get(index)
             for name in node.reads:
@@ -374,7 +404,7 @@ def _call(
     call = OpNode(
         domain=function.domain,
         op_type=function.name,
-        name=f"{last.name}#subgraph",
+        name=last.name + keys.SUBGRAPH_CALL_SUFFIX,
         inputs=inputs,
         outputs=outputs,
         metadata={key: text for key, text in last.metadata.items() if key in CALL_KEYS},

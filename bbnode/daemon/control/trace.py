@@ -25,7 +25,7 @@ TRACE_STEPS = (
 )
 # Also kept here, so that a trace shows the outcome.
 ALSO_TRACED = (
-    *(steps.OpFailed, steps.AppEvent, steps.OutputSkipped),
+    *(steps.OpFailed, steps.OpNotRun, steps.AppEvent, steps.OutputSkipped),
     *(steps.ExecutionFinished, steps.PeerResolveFailed),
 )
 

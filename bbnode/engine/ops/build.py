@@ -106,9 +106,10 @@ class OpBuild:
     shapes: Mapping[str, tuple[Dim, ...]]
     place: OpPlace
     linker: Linker
-    # Of the relays of one op: how many there are here, and where they count those that have fired
-    # and those that were skipped.
+    # Of the relays of one op: how many there are here, all of them, and where they count those that
+    # have fired and those that were skipped.
     rivals: int = 0
+    group: list[Op] = field(default_factory=list)
     counter: int = 0
     skips: int = 0
     latch: int | None = None  # its number, where rivals fire in other executions too

@@ -42,6 +42,8 @@ class _Selects(NamedTuple):
 def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
     """Return the `fire` of a role or protocol op."""
     slot, cell_at = build.slot()
+    build.op.cell = cell_at
+    build.op.breaks = None if spec.changes else spec.feeds
     method_name = spec.method
     fixed = len(spec.inputs)
     if len(build.inputs) > fixed and not (spec.inputs and spec.inputs[-1].variadic):

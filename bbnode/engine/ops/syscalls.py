@@ -6,14 +6,14 @@ Rule: one binder per op or family; semantics in one line each, as in the op tabl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from bbnode.engine import steps
 from bbnode.engine.errors import CompositeMismatch, InvalidOperand, ReservedName
-from bbnode.engine.frame import MISSING, Frame
+from bbnode.engine.frame import MISSING, Frame, Op
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.services import Services
 from bbnode.ir import codec, keys, types
@@ -98,6 +98,7 @@ def _relay(build: OpBuild) -> Fire:
         threshold = build.attr_int("n", minimum=1)  # with more than its inputs it is a join
     latch, opens, op = build.latch, build.opens_round, build.op
     index = build.flat.position - build.flat.group
+    group, out = build.group, build.outputs[0]
     reason = f"{build.where}: another execution was first"
 
     def fire(frame: Frame) -> Any:
@@ -120,10 +121,24 @@ def _relay(build: OpBuild) -> Fire:
         is_over: bool = skipped == rivals - threshold + 1
         if is_over and opens and latch is not None:
             frame.rt.latches.close(latch, frame.execution)
+        if is_over and frame.lost is not None and _any_lost(group, frame.lost):
+            frame.lost.add(out)  # a failure is why, so that no step says that it was skipped
+        return is_over
+
+    def lose(frame: Frame) -> bool:
+        """Count as skipped; a round stays open, since the others' executions may bring more."""
+        before = frame.values[skips]
+        frame.values[skips] = gone = 1 if before is MISSING else before + 1
+        is_over: bool = gone == rivals - threshold + 1
         return is_over
 
     build.op.skip = skip
+    build.op.lose = lose
     return fire
+
+
+def _any_lost(relays: Sequence[Op], lost: Set[int]) -> bool:
+    return any(not lost.isdisjoint(relay.needs) for relay in relays)
 
 
 def open_round(latch: int) -> Fire:

@@ -38,9 +38,9 @@ from bbnode.ir.flatten import (
     FlatOp,
     check_values,
 )
-from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_domain
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_domain, is_role
 from bbnode.ir.opset import is_custom, lookup_op
-from bbnode.ir.slices import Slice, is_entry
+from bbnode.ir.slices import INVOKE, Slice, is_entry, left_out
 from bbnode.ir.types import TypeNode
 from bbnode.ops.custom import find_custom_op, installed_version
 
@@ -51,6 +51,9 @@ SOURCE_ARGUMENTS: Mapping[str, tuple[str, int] | None] = {
     "EventSource": ("kind", 0),
     "LifecyclePhase": ("phase", 0),
 }
+
+
+_MOST_LEFT_OUT = 8  # ops of an event that are named because they need more than it brings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +138,7 @@ class Planner:
         absent = len(template)
         template.append(None)  # what an op reads for an input that its node leaves out
         rivals = Counter(op.group for op in chosen)
+        relays: dict[int, list[Op]] = {}
         opening = self._opening(flat, piece)
         for group, number in opening.items():
             op = Op(len(ops), f"{flat.ops[group].node.name}#open", "OpenRound", 0)
@@ -154,6 +158,8 @@ class Planner:
                 build.counter = index_of(f"\0fired {flat_op.group}")
                 build.skips = index_of(f"\0skipped {flat_op.group}")
                 build.rivals = rivals[flat_op.group]
+                build.group = relays.setdefault(flat_op.group, [])
+                build.group.append(op)
                 latch = self._latch_at.get((flat.name, flat_op.group))
                 build.latch = None if latch is None else latch[0]
                 build.opens_round = flat_op.group in opening
@@ -167,12 +173,15 @@ class Planner:
             ops.append(op)
             places.append(build.place)
             by_position[flat_op.position] = op
+        for position, op in by_position.items():
+            op.needs = tuple(indices[n] for n in flat.ops[position].needs if n in indices)
         waits = _connect(flat, by_position, ready_values)
         ops += self._surfaces(flat, piece, indices, by_position, ready_values, waits, len(ops))
         plan.places = tuple(places)
         template.append(MISSING)  # scratch
         plan.in_turn = _runs_in_turn(chosen)
         plan.is_request = piece.source is not None and piece.source.op_type == keys.OP_RECV_REQ
+        plan.in_order = _fires_in_order(chosen)
         plan.calls = frozenset(self._calls(chosen))
         plan.complete(ops, waits)
         return plan
@@ -217,6 +226,21 @@ class Planner:
             linker=self.linker,
         )
 
+    def find_left_out(
+        self, flat: FlatFunction, makers: Mapping[str, Sequence[int]], piece: Slice, plan: EntryPlan
+    ) -> None:
+        """Note what the executions of some inputs leave undone for want of the others."""
+        if piece.source is not None or piece.name == INVOKE:
+            return
+        plan.left_out = tuple(
+            (
+                _authors_name(op),
+                f"it needs {', '.join(lacking)} as well; invoke gives all inputs at once",
+                self._place(op.node),
+            )
+            for op, lacking in left_out(flat, makers, piece)[:_MOST_LEFT_OUT]
+        )
+
     def _place(self, node: OpNode) -> OpPlace:
         """Return the place of an op; ops of one line of a Module share theirs."""
         key: object = node
@@ -255,6 +279,7 @@ class Planner:
             op = Op(start + len(made), name, "Surface", 0)
             op.fire = syscalls.surface(flat.name, name, indices[name])
             op.skip = syscalls.surface_nothing(flat.name, name)
+            op.needs = (indices[name],)
             for maker in makers:
                 maker.consumers = (*maker.consumers, op)
             waits[op.index] = 1 if makers else 0
@@ -412,6 +437,41 @@ def _runs_in_turn(ops: Iterable[FlatOp]) -> bool:
             if spec.changes:
                 changed.add(slot)
     return any(uses[slot] > 1 for slot in changed)
+
+
+def _authors_name(op: FlatOp) -> str:
+    """Return the name that the author knows an op by."""
+    if op.is_a(ENGINE_DOMAIN, OP_RELAY):
+        return op.name[: op.name.rindex("[")]
+    return op.name.removesuffix(keys.SUBGRAPH_CALL_SUFFIX)
+
+
+# Syscalls whose values or effects depend on which of them fires first.
+_TAKES_TURNS = frozenset(
+    {"CorrelateTag", "MintDispatch", "RngU64", *_WAIT_FOR_OTHERS, "Hold.Stash", "Limit.Release",
+     "Serialize.Enqueue"}
+)  # fmt: skip
+
+
+def _fires_in_order(ops: Sequence[FlatOp]) -> bool:
+    """Return True if it can be seen which of several ready ops fires first.
+
+    So it is with rivals for one value, and with two ops that send, draw, or call one component.
+    """
+    seen: set[str] = set()
+    for op in ops:
+        if op.is_a(ENGINE_DOMAIN, OP_RELAY):
+            what = f"relay {op.group}"
+        elif op.domain == keys.WIRE_DOMAIN:
+            what = op.domain
+        elif op.domain == keys.SYSCALL_DOMAIN:
+            what = op.domain if op.op_type in _TAKES_TURNS else ""
+        else:
+            what = op.node.metadata.get(keys.SLOT_KEY, "") if is_role(op.node) else ""
+        if what and what in seen:
+            return True
+        seen.add(what)
+    return False
 
 
 def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str]) -> dict[int, int]:

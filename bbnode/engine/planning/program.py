@@ -295,11 +295,13 @@ def _plan_target(
         raise InvalidArtifact("a target", "has no name")
     flat = flatten(main, library)
     pieces = _cut(flat, planner)
+    makers = check_values(flat)
     planner.find_latches(flat, pieces)
     built = [(piece, planner.build(flat, piece)) for piece in pieces]
     invoke = next(plan for piece, plan in built if piece.name == INVOKE)
     events = {}
     for piece, plan in built:
+        planner.find_left_out(flat, makers, piece, plan)
         if piece.source is not None:
             planner.add_source(flat, piece, plan)
         elif piece.name != INVOKE:

@@ -21,12 +21,13 @@ from bbnode.engine.clock import NodeClock
 from bbnode.engine.cohorts import Cohort, Cohorts, ResponseStatus
 from bbnode.engine.errors import FramesExceeded, GateDenied, describe
 from bbnode.engine.executor import Executor, refusal_of
-from bbnode.engine.frame import OWED, Frame, Op
+from bbnode.engine.frame import OWED, Frame
 from bbnode.engine.ingress import Charge, InboundBytes, InboundRefused
 from bbnode.engine.limits import Limits
 from bbnode.engine.newest import Newest
 from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.peers.round_trips import RoundTrips
+from bbnode.engine.places import SourcePlace
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, accepts, answers_with
 from bbnode.engine.readiness import NOT_READY, READY, SlotReadiness
 from bbnode.engine.reports import Reports
@@ -676,13 +677,13 @@ class Inbound:
                     why = WireRefusal(why.kind, why.detail, where)
                     self.refusals.at_arrival(cause, CorrelationKind.NONE, message, why)
 
-    def undone(self, frame: Frame, op: Op, error: BaseException) -> None:
+    def undone(self, frame: Frame, op: str, error: BaseException, place: SourcePlace) -> None:
         """Tell the sender of a one-way message that what it started has failed, and how."""
         site, peer = self._site_of(frame), frame.source_peer
         is_message = isinstance(site, RecvSite) and not site.is_request
         if peer is None or not is_message or isinstance(error, GateDenied):
             return
-        why = public(refusal_of(frame, op, error))
+        why = public(refusal_of(op, error, place))
         self.refusals.at_arrival(peer, CorrelationKind.NONE, frame.wire_req_id, why)
 
     def _notice(self, peer: PeerId, said: WireRefusal) -> None:

@@ -19,6 +19,8 @@ from onnx import FunctionProto, ModelProto, NodeProto
 
 Value = Any
 PREFIX = "ai.bytesandbrains."
+# Ops that change their component, of those that are drawn.
+CHANGES = {"LoadParameters", "ApplyDelta", "Forward", "ContributeAll", "Aggregate", "Add"}
 SOURCE_SCOPE = 0  # of `invoke`
 
 
@@ -65,7 +67,8 @@ class Execution:
     values: dict[str, Value]
     source: str = ""  # the peer whose message started it
     answer: Value = Nothing.NEVER
-    slots: dict[str, Nothing | None] = field(default_factory=dict)  # of the last op of each
+    # Of the last op of each that changed its component.
+    slots: dict[str, Nothing | None] = field(default_factory=dict)
 
 
 def meta(proto: Any, key: str) -> str | None:
@@ -202,9 +205,10 @@ class Oracle:
         nothing = self._nothing(index, op, given, run)
         slot = meta(op.node, "slot")
         if slot is not None and op.node.domain.startswith(PREFIX + "role."):
-            if not self.reads[index]:  # it continues the op before it
+            if not self.reads[index]:  # it continues the change before it
                 nothing = run.slots.get(slot)
-            run.slots[slot] = nothing
+            if op.node.op_type in CHANGES:
+                run.slots[slot] = nothing
         if nothing is not None:
             run.values.update(dict.fromkeys(op.outputs, nothing))
             if nothing is Nothing.SKIPPED:
