@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bbnode.engine import steps
+from bbnode.engine.errors import MissingInput
 from bbnode.ir.values import TRIGGER
 from tests.engine.builder import Partition, model
 from tests.engine.support import bring_up, of
@@ -31,9 +32,11 @@ def test_an_op_that_needs_two_inputs_is_told_with_the_one_that_lacks() -> None:
     p.sys("OnTrigger", ["both"], "further", called="further")
     p.output("y", "further")
     p.output("z", "c")
-    (reason,) = left_out(p, "a").values()
-    assert "needs b as well" in reason
-    assert list(left_out(p, "b")) == ["gate"]  # and not all that stands behind it
+    with pytest.raises(MissingInput, match="'a' starts nothing without b"):
+        left_out(p, "a")
+    (told,) = left_out(p, "b").items()  # and not all that stands behind it
+    assert told[0] == "gate"
+    assert "needs a as well" in told[1]
     assert left_out(p, "c") == {}
 
 
@@ -54,4 +57,8 @@ def test_what_takes_the_first_of_its_inputs_lacks_none(
     p.sys(op_type, ["a", "b"], "met", called="met", **attributes)
     p.output("y", "met")
     for name in ("a", "b"):
-        assert list(left_out(p, name)) == (["met"] if is_told else [])
+        if is_told:  # and nothing else would run
+            with pytest.raises(MissingInput, match="starts nothing"):
+                left_out(p, name)
+        else:
+            assert left_out(p, name) == {}
