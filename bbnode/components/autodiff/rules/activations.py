@@ -86,10 +86,8 @@ def _gelu_parts(n: VjpContext) -> tuple[Term, Term]:
     The scale of u goes into the product that x comes from, beside its bias; a BatchNormalization
     of one channel is s in one pass over the memory.
     """
-    b, root = n.b, n.scalar(math.sqrt(0.5), FLOAT)
-    if n.y not in b.instead:
-        b.instead[n.y] = _in_parts(n, root)
-    u, s = b.instead[n.y].names()
+    root = n.scalar(math.sqrt(0.5), FLOAT)
+    u, s = n.instead(OtherNodes, lambda: _in_parts(n, root)).names()
     return n.term(u, FLOAT), n.term(s, FLOAT)
 
 

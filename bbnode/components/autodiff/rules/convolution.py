@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
-from bbnode.components.autodiff.builder import OtherNodes, first_output
+from bbnode.components.autodiff.builder import OtherNodes
 from bbnode.components.autodiff.rules.moving import scatter_back
 from bbnode.components.autodiff.table import VjpContext, vjp
 
@@ -235,9 +235,8 @@ def _turned_input(ctx: VjpContext, windows: Windows) -> str:
     """
     b, inputs = ctx.b, ctx.inputs
     swap = [1, 0, *range(2, len(windows.kernel) + 2)]
-    key = first_output(ctx.node)
-    known = b.instead.get(key)
-    if known is None:
+
+    def make() -> OtherNodes:
         inner = b.nested()
         turned = inner.op("Transpose", inputs[0], perm=swap)
         flat = _of_batch(windows)
@@ -252,10 +251,11 @@ def _turned_input(ctx: VjpContext, windows: Windows) -> str:
             kernel_shape=list(flat.kernel),
         )
         rows = inner.op("Squeeze", found, inner.ints([0]))
-        last = helper.make_node("Transpose", [rows], [key], name=key, perm=swap)
+        last = helper.make_node("Transpose", [rows], [ctx.y], name=ctx.y, perm=swap)
         b.initializers += inner.initializers
-        known = b.instead[key] = OtherNodes((*inner.nodes, last), (turned,))
-    (turned,) = known.names()
+        return OtherNodes((*inner.nodes, last), (turned,))
+
+    (turned,) = ctx.instead(OtherNodes, make).names()
     return turned
 
 
@@ -428,14 +428,17 @@ def _max_pool(ctx: VjpContext) -> Grads:
         if attribute.name != "storage_order"  # of the indices; here they are row-major
     }
     settings = {k: v.decode() if isinstance(v, bytes) else v for k, v in settings.items()}
-    y = first_output(ctx.node)
     if len(ctx.node.output) > 1:
         indices = ctx.b.emit("MaxPool", [ctx.inputs[0]], 2, **settings)[1]
     else:
-        # One pool gives both, so the forward node gives the indices too.
-        indices = ctx.b.fresh("indices")
-        pool = helper.make_node("MaxPool", [ctx.inputs[0]], [y, indices], y, **settings)
-        ctx.b.instead[y] = OtherNodes((pool,), (indices,))
+
+        def make() -> OtherNodes:
+            # One pool gives both, so the forward node gives the indices too.
+            names = [ctx.y, ctx.b.fresh("indices")]
+            pool = helper.make_node("MaxPool", [ctx.inputs[0]], names, ctx.y, **settings)
+            return OtherNodes((pool,), (names[1],))
+
+        (indices,) = ctx.instead(OtherNodes, make).names()
     return [scatter_back(ctx, indices, ctx.g, ctx.inputs[0])]
 
 
