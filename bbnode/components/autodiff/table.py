@@ -224,9 +224,16 @@ class VjpContext:
         return self.b.scalar(number, like if isinstance(like, int) else self.elem_type(like))
 
     def axis(self, value: str, default: int) -> int:
-        """Return the node's `axis` attribute, counted from the front of `value`."""
-        axis = int(self.attribute("axis", default))
-        return axis + self.rank(value) if axis < 0 else axis
+        """Return the node's `axis` attribute, counted from the front of `value`.
+
+        Raises GradientRuleError where `value` has no such axis: what counts up to it never ends.
+        """
+        axis, rank = int(self.attribute("axis", default)), self.rank(value)
+        if not -rank <= axis <= rank:
+            raise self.error(
+                f"its axis {axis} is none of the {rank} axes of {value!r}", "give it one of these"
+            )
+        return axis + rank if axis < 0 else axis
 
     def error(self, reason: str, remedy: str | None = None) -> GradientRuleError:
         """Return a typed error about this node, to be raised by the rule."""
