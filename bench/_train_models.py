@@ -88,6 +88,10 @@ def cases() -> dict[str, Callable[[], Case]]:
         "resnet18": lambda: replace(
             _pictures(ResNet18().eval(), (3, 64, 64), batch=8, steps=2), whole=True
         ),
+        "mobilenet": lambda: replace(
+            _pictures(MobileNetV2().eval(), (3, 64, 64), batch=8, steps=2), whole=True
+        ),
+        "mamba": lambda: _pictures(_Mamba(), (CONTEXT, 28), batch=16, steps=4),
         "lstm": lambda: _pictures(_LSTM(), (28, 28), batch=32, steps=4),
         "gpt": _gpt,
         "vit": lambda: _pictures(_ViT(), (3, 32, 32), batch=16, steps=4),
@@ -191,6 +195,101 @@ class ResNet18(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         return self.head(torch.flatten(
             functional.adaptive_avg_pool2d(self.blocks(self.stem(x)), 1), 1))  # fmt: skip
+
+
+class _Inverted(nn.Module):
+    """A bottleneck of MobileNetV2: wide, each channel alone, narrow again."""
+
+    def __init__(self, inner: int, outer: int, stride: int, wider: int) -> None:
+        super().__init__()
+        wide = inner * wider
+        layers: list[nn.Module] = []
+        if wider > 1:
+            layers += [nn.Conv2d(inner, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6()]
+        layers += [
+            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, outer, 1, bias=False),
+            nn.BatchNorm2d(outer),
+        ]
+        self.layers = nn.Sequential(*layers)
+        self.adds = stride == 1 and inner == outer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + self.layers(x) if self.adds else self.layers(x)
+
+
+class MobileNetV2(nn.Module):
+    """Sandler et al., 2018 (arXiv:1801.04381), at its full width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [
+            nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6()
+        ]  # fmt: skip
+        inner = 32
+        for wider, outer, count, stride in (
+            (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
+            (6, 160, 3, 2), (6, 320, 1, 1),
+        ):  # fmt: skip
+            for at in range(count):
+                layers.append(_Inverted(inner, outer, stride if at == 0 else 1, wider))
+                inner = outer
+        layers += [nn.Conv2d(inner, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.ReLU6()]
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(1280, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.features(x).mean((2, 3)))
+
+
+class _Selective(nn.Module):
+    """Gu and Dao, 2023 (arXiv:2312.00752): a state per channel, its steps chosen by the input."""
+
+    STATES = 8
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = 2 * width
+        self.enter = nn.Linear(width, 2 * self.inner, bias=False)
+        self.near = nn.Conv1d(self.inner, self.inner, 4, padding=3, groups=self.inner)
+        self.chosen = nn.Linear(self.inner, self.inner + 2 * self.STATES)
+        self.decay = nn.Parameter(torch.ones(self.inner, self.STATES))
+        self.skip = nn.Parameter(torch.ones(self.inner))
+        self.leave = nn.Linear(self.inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        steps = x.shape[1]
+        data, gate = self.enter(x).chunk(2, dim=-1)
+        data = functional.silu(self.near(data.transpose(1, 2))[..., :steps].transpose(1, 2))
+        size, write, read = self.chosen(data).split([self.inner, self.STATES, self.STATES], dim=-1)
+        size = functional.softplus(size)
+        kept = torch.exp(-size.unsqueeze(-1) * self.decay.exp())
+        new = (size * data).unsqueeze(-1) * write.unsqueeze(2)
+        state = torch.zeros_like(new[:, 0])
+        seen = []
+        for at in range(steps):
+            state = kept[:, at] * state + new[:, at]
+            seen.append((state * read[:, at].unsqueeze(1)).sum(-1))
+        return self.leave((torch.stack(seen, 1) + data * self.skip) * functional.silu(gate))
+
+
+class _Mamba(nn.Module):
+    """Two selective layers over rows, the class read off behind the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(28, 64)
+        self.layers = nn.ModuleList(_Selective(64) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(2))
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.enter(x)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return self.head(x[:, -1])
 
 
 class _LSTM(nn.Module):

@@ -6,7 +6,8 @@ losses, step by step, from the same weights. Peaks are of fresh processes, from 
 Without torch its ratios are left out, with a note.
 
 Metrics (ratios unless the name says otherwise):
-    mlp_vs_torch, lenet_vs_torch, resnet18_vs_torch, lstm_vs_torch, gpt_vs_torch, vit_vs_torch:
+    mlp_vs_torch, lenet_vs_torch, resnet18_vs_torch, mobilenet_vs_torch, lstm_vs_torch,
+    mamba_vs_torch, gpt_vs_torch, vit_vs_torch:
         time of a training step over torch's (forward, cross-entropy, backward, SGD): all of
         `OnnxModel.train` over an epoch, and the same loop in torch. Models and sizes:
         `_train_models.py`.
@@ -46,10 +47,12 @@ from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
 from bbnode.components.models.onnx_model import OnnxModel, OnnxModelConfig
 from bbnode.ir.values import Value
 
-MODELS = ("mlp", "lenet", "resnet18", "lstm", "gpt", "vit")
+MODELS = ("mlp", "lenet", "resnet18", "mobilenet", "lstm", "mamba", "gpt", "vit")
 # What the design promises.
 MOST = {
     **{f"{name}_vs_torch": 1.0 for name in MODELS},
+    "mobilenet_vs_torch": 1.1,
+    "mamba_vs_torch": 1.1,
     "train_peak_vs_weights": 3.5,
     "infer_peak_vs_weights": 1.3,
     "first_step_s_resnet18": 0.5,

@@ -103,7 +103,29 @@ class Tensor:
         return int(self.proto.ByteSize())
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Return the values as an array; a sparse one filled up with zeros."""
+        """Return the values as an array; a sparse one filled up with zeros.
+
+        Raises AuthorError for a dtype that is none, and where values do not fill the shape.
+        """
+        try:
+            if any(dim < 0 for dim in self.shape):
+                raise ValueError("a size is negative")
+            return self._values()
+        # Whatever numpy and ONNX raise for what a file may hold.
+        except (
+            LookupError,
+            ValueError,
+            TypeError,
+            MemoryError,
+            onnx.checker.ValidationError,
+        ) as error:
+            raise AuthorError(
+                f"the tensor {self.name!r:.80} of element type {self.elem_type} and shape "
+                f"{list(self.shape)!s:.80} can't be read ({type(error).__name__}: "
+                f"{str(error).strip():.160}); export it again"
+            ) from error
+
+    def _values(self) -> np.ndarray[Any, Any]:
         if not isinstance(self.proto, SparseTensorProto):
             return numpy_helper.to_array(self.proto)
         dense = np.zeros(self.shape, self.dtype)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ import onnx
 import onnx.external_data_helper
 import onnx.version_converter
 from google.protobuf.message import DecodeError as ProtobufDecodeError
-from onnx import GraphProto, ModelProto, TensorProto
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TypeProto, ValueInfoProto
 
 from bbnode.ir import keys
 from bbnode.ir.errors import AuthorError, DecodeError
 from bbnode.ir.expansion import without_functions
-from bbnode.ir.graph import OpNode, is_onnx_domain
+from bbnode.ir.graph import OpNode, Tensor, is_onnx_domain
 from bbnode.ir.old_ops import NotRewritable, rewritten
 from bbnode.ir.onnx_file import has_unknown_fields, parse_model, subgraph_of
 from bbnode.ir.pieces import Content, InMemory, NotRead, OpenFiles, open_files
@@ -49,6 +49,8 @@ MAX_GRAPH_DEPTH = 24
 ML_OPSET_VERSION = 4
 # The first version of the format in which weights are not listed as inputs, too.
 _WEIGHTS_ALONE_IR_VERSION = 4
+
+_ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 
 # Everything that ONNX's C++ parts raise for a model that they refuse.
 ONNX_FAILURES = (
@@ -416,20 +418,28 @@ def _location(tensor: TensorProto) -> str:
 
 
 def check_whole(model: ModelProto) -> None:
-    """Run ONNX's own check; raises what it raises.
+    """Run ONNX's own check, and what it leaves out; raises what it raises, and ModelRefused.
 
-    It requires a shape for every port, unlike the format, and some exporters leave out unknown
+    It looks neither at what element types are called nor at how many values a tensor holds. It
+    requires a shape for every port, unlike the format, and some exporters leave out unknown
     ones; so these ports get one during the check. It copies all that it looks at, so that weights
     that are plainly whole are left out.
     """
     light, large = without_weights(model)
     if all(map(is_whole, large.values())):
         model = light
+    declared = [
+        (info.name, info.type)
+        for graph in (*_parts(model, GraphProto), *_parts(model, FunctionProto))
+        for info in (*getattr(graph, "input", ()), *getattr(graph, "output", ()), *graph.value_info)
+        if isinstance(info, ValueInfoProto)  # a function's ports are names alone
+    ]
+    for name, kind in declared:
+        _check_elements(name, kind)
     shapeless = [
-        info.type.tensor_type
-        for graph in _parts(model, GraphProto)
-        for info in (*graph.input, *graph.output, *graph.value_info)
-        if info.type.HasField("tensor_type") and not info.type.tensor_type.HasField("shape")
+        kind.tensor_type
+        for _, kind in declared
+        if kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape")
     ]
     for tensor_type in shapeless:
         tensor_type.shape.SetInParent()
@@ -438,6 +448,33 @@ def check_whole(model: ModelProto) -> None:
     finally:
         for tensor_type in shapeless:
             tensor_type.ClearField("shape")
+    check_values(_parts(model, TensorProto))
+
+
+def check_values(tensors: Iterable[TensorProto]) -> None:
+    """Raise ModelRefused for a tensor without just as many values as it declares."""
+    for tensor in tensors:
+        if not is_whole(tensor):
+            try:
+                Tensor(tensor).numpy()
+            except AuthorError as error:
+                what, _, remedy = str(error).rpartition("; ")
+                raise ModelRefused(what, remedy) from error
+
+
+def _check_elements(name: str, kind: TypeProto) -> None:
+    """Raise ModelRefused where a declared type is of elements that ONNX does not know."""
+    while (which := kind.WhichOneof("value")) not in (None, "tensor_type", "sparse_tensor_type"):
+        held = getattr(kind, which)
+        if which == "opaque_type":
+            return
+        kind = held.value_type if which == "map_type" else held.elem_type
+    if which is not None and getattr(kind, which).elem_type not in _ELEMENT_TYPES:
+        raise ModelRefused(
+            f"{name!r:.80} is declared to be of element type {getattr(kind, which).elem_type}, "
+            "which is none of ONNX's",
+            "export or download it again",
+        )
 
 
 def brought_up(model: ModelProto) -> ModelProto:

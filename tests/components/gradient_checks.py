@@ -18,7 +18,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from onnx.reference.op_run import RuntimeTypeError
 
 from bbnode.components.autodiff import supported_ops
-from bbnode.components.autodiff.builder import FLOATS, GraphBuilder, inferred_types
+from bbnode.components.autodiff.builder import FLOATS, GraphBuilder, inferred_types, prune
 from bbnode.components.autodiff.reverse import pull_back
 from bbnode.components.autodiff.table import lookup
 from bbnode.ir.keys import ONNX_OPSET_VERSION
@@ -132,13 +132,14 @@ def gradient_of(
         for name in wrt
     ]
     unique = {info.name: info for info in outputs}
+    nodes, tensors = prune([*graph.node, *b.nodes], b.initializers, unique, b.instead)
     made = helper.make_model(
         helper.make_graph(
-            [*graph.node, *b.nodes],
+            nodes,
             "gradients",
             [*graph.input, *infos],
             list(unique.values()),
-            b.initializers,
+            tensors,
         ),
         ir_version=10,
         opset_imports=list(model.opset_import),

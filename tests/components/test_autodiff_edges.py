@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import NodeProto, helper
+from onnx import NodeProto, helper, numpy_helper
 from onnx.helper import make_node as node
 
 from bbnode.components.autodiff import GradientRuleError, training_graphs
 from bbnode.components.backends.reference import ReferenceBackend, ReferenceBackendConfig
+from bbnode.ir.errors import AuthorError
 from tests.components.gradient_checks import (
     NodeCase,
     check_node_case,
@@ -130,13 +133,52 @@ def test_levels_of_one_hot_and_steps_of_a_range() -> None:
     np.testing.assert_array_equal(found, [61, 2])  # 7 is beyond the depth: all are off
 
 
-CUTS = [  # of 6 rows; True: each row is cut out exactly once
+@pytest.mark.parametrize(("steps", "joined"), [
+    ((0, 1, 2, 3), True), ((3, -2, 1, 0), True), ((0, 1, 2, 3, 1), True), ((0, 2, 3), False),
+    ((2,), False),
+])  # fmt: skip
+@pytest.mark.parametrize("axes", [0, 1])
+def test_steps_that_are_picked_one_by_one(steps: Sequence[int], joined: bool, axes: int) -> None:
+    """As loops over time are written out: `axes` of the index, and every step in one gradient."""
+    nodes, constants = [], {}
+    for at, step in enumerate(steps):
+        constants[f"i{at}"] = np.full((1,) * axes, step)
+        nodes += [
+            node("Gather", ["a", f"i{at}"], [f"p{at}"], axis=1),
+            node("Mul", [f"p{at}", f"f{at}"], [f"m{at}"]),
+            node("ReduceSum", [f"m{at}"], [f"s{at}"], keepdims=0),
+        ]
+        constants[f"f{at}"] = np.array(float(at + 2))
+    nodes.append(node("Sum", [f"s{at}" for at in range(len(steps))], ["y"]))
+    params = {"a": np.ones((3, 4, 2))}
+    expected = np.zeros((3, 4, 2))
+    for at, step in enumerate(steps):
+        expected[:, step] += at + 2
+    (found,) = gradients(nodes, params, constants=constants)
+    np.testing.assert_array_equal(found, expected)
+    graphs = training_graphs(model_of(nodes, params, constants=constants), "mse", wrt=["a"])
+    ops = {n.op_type for n in graphs.pullback.graph.node}
+    assert "ScatterND" not in ops
+    assert joined != ("Pad" in ops)
+
+
+def test_an_axis_that_is_none_is_refused_before_anything_counts_up_to_it() -> None:
+    nodes = [node("Gather", ["a", "i"], ["y"], axis=-(1 << 63))]
+    model = model_of([node("Identity", ["a"], ["y"])], {"a": np.ones((3, 2))})
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 1, 0]), "i"))
+    with pytest.raises(AuthorError, match=r"its axis -9223372036854775808 is none of the 2 axes"):
+        training_graphs(model, "mse", wrt=["a"])
+
+
+CUTS = [  # of 6 rows; True: what is cut out are all rows, in pieces that do not overlap
     (((0, 2), (4, 6), (2, 4)), True),
     (((3, 9), (-6, 3)), True),
     (((0, 6),), False),
     (((0, 2), (2, 5)), False),
     (((0, 4), (2, 6)), False),
-    (((0, 3), (3, 6), (0, 3)), False),
+    (((0, 3), (3, 6), (0, 3)), True),
     (((0, 3), (3, 3), (3, 6)), False),
 ]
 

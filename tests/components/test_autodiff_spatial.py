@@ -487,6 +487,90 @@ def test_nodes_of_onnx() -> None:
     assert count > 100
 
 
+# What gives the input of a ConvTranspose: nodes that the forward pass has in another form where
+# their gradients need more than their outputs.
+BEFORE: dict[str, tuple[list[NodeProto], Mapping[str, Shape], Mapping[str, np.ndarray]]] = {
+    "nothing": ([node("Identity", ["a"], ["h"])], {}, {}),
+    "Conv": ([node("Conv", ["a", "q"], ["h"])], {"q": (16, 16, 1, 1)}, {}),
+    "ConvTranspose": ([node("ConvTranspose", ["a", "q"], ["h"])], {"q": (16, 16, 1, 1)}, {}),
+    "Gelu": ([node("Gelu", ["a"], ["h"])], {}, {}),
+    "LayerNormalization": (
+        [node("LayerNormalization", ["a", "q", "r"], ["h"], axis=1)],
+        {"q": (16, 1, 1), "r": (16, 1, 1)},
+        {},
+    ),
+    "MaxPool": ([node("MaxPool", ["a"], ["h"], kernel_shape=[1, 1])], {}, {}),
+    "MatMul": (
+        [node("MatMul", ["a", "q"], ["m"]), node("Reshape", ["m", "s"], ["h"])],
+        {"q": (1, 1)},
+        {"s": ints(0, 16, -1, 1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("positions", range(1, 9))
+def test_a_transposed_convolution_leaves_the_node_before_it_alone(
+    before: str, positions: int
+) -> None:
+    nodes, more, constants = BEFORE[before]
+    made = node("ConvTranspose", ["h", "k"], ["y"], strides=[1 + positions % 2, 1])
+    params = {"a": (2, 16, positions, 1), "k": (16, 2, 2, 1), **more}
+    assert_like_differences(Case("ConvTranspose", [*nodes, made], params, constants))
+
+
+def assert_like_differences(case: Case) -> None:
+    """Every gradient, in float32, along one direction of all parameters, as differences have it."""
+    arrays_of = arrays(case.params, False, 0)
+    graphs = training_graphs(forward_model(case, arrays_of, {}, F32), "mse", wrt=list(case.params))
+    check(graphs.pullback)
+    run = ort_runner(graphs.forward)
+    values = cast(arrays_of, F32)
+    (y,) = run([graphs.output_name], values)
+    rng = np.random.default_rng(2)
+    cotangent = rng.normal(size=np.shape(y)).astype(F32)
+    found = run_ort(graphs.pullback, {**values, graphs.output_gradient_name: cotangent})
+    for name, gradient in zip(graphs.parameter_names, graphs.gradient_names, strict=True):
+        # In a direction that all of the gradient tells in; y is linear in most of them.
+        way = rng.normal(size=values[name].shape).astype(F32)
+        ends = [
+            run([graphs.output_name], {**values, name: values[name] + sign * F32(1e-2) * way})[0]
+            for sign in (1, -1)
+        ]
+        slope = np.sum((ends[0].astype(float) - ends[1]) * cotangent) / 2e-2
+        scale = np.linalg.norm(found[gradient]) * np.linalg.norm(way)
+        rounding = 1e-5 * np.abs(y * cotangent).sum()  # of float32, over the step
+        found_slope = np.sum(found[gradient].astype(float) * way)
+        assert abs(found_slope - slope) < 2e-3 * scale + rounding, name
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_transposed_convolutions_behind_any_node(data: st.DataObject) -> None:
+    """One to eight positions, any stride, dilation, group, pad and output padding."""
+
+    def either(low: int, high: int) -> int:
+        return data.draw(st.integers(low, high))
+
+    strides, dilations, kernel = ([either(1, 3), either(1, 2)] for _ in range(3))
+    sizes = data.draw(st.sampled_from([(n, 1) for n in range(1, 9)] + [(2, 2), (2, 3), (2, 4)]))
+    groups = data.draw(st.sampled_from([1, 1, 2, 16]))
+    extra = [either(0, stride - 1) for stride in strides]
+    whole = [
+        s * (n - 1) + d * (k - 1) + 1
+        for s, n, d, k in zip(strides, sizes, dilations, kernel, strict=True)
+    ]
+    pads = [either(0, min(1, (w - 1) // 2)) for w in whole * 2]
+    before = data.draw(st.sampled_from([name for name in BEFORE if name != "MatMul"]))
+    nodes, more, constants = BEFORE[before]
+    made = node("ConvTranspose", ["h", "k", "c"], ["y"], strides=strides, dilations=dilations,
+                pads=pads, output_padding=extra, group=groups)  # fmt: skip
+    outputs = either(1, 2)
+    params = {"a": (2, 16, *sizes), "k": (16, outputs, *kernel), "c": (outputs * groups,), **more}
+    assert_like_differences(Case("ConvTranspose", [*nodes, made], params, constants))
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -10,17 +11,21 @@ import pytest
 from onnx import ModelProto, numpy_helper
 from onnx.helper import make_node as node
 
+from bbnode.components import autodiff
 from bbnode.components.autodiff import (
+    GradientRuleError,
     InvalidForwardModel,
     TrainingGraphs,
     UnknownLoss,
     UnsupportedGradient,
+    VjpContext,
     gradient_graph,
+    pull_back_through,
     training_graphs,
     vjp,
 )
 from bbnode.components.autodiff.optimizers import OptimizerSettings
-from bbnode.components.autodiff.table import _TABLE
+from bbnode.components.autodiff.table import _TABLE, lookup
 from bbnode.components.autodiff.training import TrainingOptions
 from bbnode.components.models.mlp import mlp_forward
 from tests.components.graphs import check, model_of, numeric_gradient, run_ort, run_reference
@@ -244,6 +249,46 @@ def test_a_rule_can_be_added(monkeypatch) -> None:
     )
     got = run_ort(graphs.pullback, {"a": at, "output_gradient": np.ones(1, np.float32)})
     np.testing.assert_allclose(got["grad/a"], 1 + np.tan(at) ** 2, rtol=1e-6)
+
+
+def test_a_rule_by_way_of_simpler_ops(monkeypatch) -> None:
+    monkeypatch.delitem(_TABLE, ("", "Tan"))
+
+    @vjp("Tan")
+    def tan(ctx):
+        x = ctx.inputs[0]
+        return pull_back_through(ctx, [ctx.b.op("Div", ctx.b.op("Sin", x), ctx.b.op("Cos", x))])
+
+    at = np.array([0.5], np.float32)
+    graphs = training_graphs(
+        model_of([node("Tan", ["a"], ["y"])], {"a": at}, dtype=np.float32), "mse"
+    )
+    got = run_ort(graphs.pullback, {"a": at, "output_gradient": np.ones(1, np.float32)})
+    np.testing.assert_allclose(got["grad/a"], 1 + np.tan(at) ** 2, rtol=1e-6)
+
+
+def test_a_rule_that_is_called_on_a_made_up_node_is_refused(monkeypatch) -> None:
+    monkeypatch.delitem(_TABLE, ("", "Tan"))
+
+    @vjp("Tan")
+    def tan(ctx):  # the output is the one of another node; that one would be written anew
+        made = node("MaxPool", [ctx.y], [ctx.inputs[0]], kernel_shape=[1])
+        inner = VjpContext(ctx.b, made, ctx.grads, ctx.types, {ctx.y}, {ctx.y: ctx.node})
+        return lookup("", "MaxPool").rule(inner)
+
+    nodes = [node("Relu", ["a"], ["h"]), node("Tan", ["h"], ["y"])]
+    model = model_of(nodes, {"a": np.ones((1, 1, 2))}, dtype=np.float32)
+    with pytest.raises(GradientRuleError, match=r"is in no graph.*pull_back_through"):
+        training_graphs(model, "mse")
+
+
+def test_rules_are_called_by_the_sweep_alone() -> None:
+    """What a rule has written anew stands under a node's name, which has to be its own."""
+    folder = Path(autodiff.__file__).parent
+    texts = {path.name: path.read_text() for path in folder.rglob("*.py")}
+    assert [name for name, text in texts.items() if "VjpContext(" in text] == ["reverse.py"]
+    assert [name for name, text in texts.items() if "instead[key] = " in text] == ["table.py"]
+    assert not [name for name, text in texts.items() if "instead[" in text and name != "table.py"]
 
 
 def test_what_cannot_be_trained_is_refused() -> None:

@@ -36,6 +36,25 @@ def sparse() -> onnx.SparseTensorProto:
     return helper.make_sparse_tensor(values, indices, [3])
 
 
+@pytest.mark.parametrize("fields", [
+    {"data_type": 39, "dims": [2]},
+    {"data_type": 1, "dims": [2], "raw_data": b"abc"},
+    {"data_type": 1, "dims": [-1], "raw_data": b"abcd"},
+    {"data_type": 1, "dims": [1 << 62, 4]},
+    {"data_type": 0, "dims": [2]},
+    {"data_type": 8, "dims": [1], "string_data": [b"\xff"]},
+    {"data_type": 1, "dims": [2], "raw_data": b"12345678", "data_location": 1},
+], ids=lambda fields: str(fields["data_type"]))  # fmt: skip
+def test_values_that_no_array_can_be_made_of_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(AuthorError, match=r"tensor 'w' of element type .* can't be read"):
+        Tensor(onnx.TensorProto(name="w", **fields)).numpy()
+    made = sparse()
+    made.dims[:] = fields["dims"]
+    made.values.CopyFrom(onnx.TensorProto(name="w", **fields))
+    with pytest.raises(AuthorError, match="can't be read"):
+        Tensor(made).numpy()
+
+
 def nested(depth: int) -> GraphProto:
     """A graph that reads `outer`, and nests others."""
     nodes = [helper.make_node("Add", ["inner", "outer"], [f"sum{depth}"], name=f"add{depth}")]

@@ -198,7 +198,7 @@ def given_deadline(node: OpNode) -> int:
     A request's attribute goes before the stamp that a send carries when its depth is known.
     """
     if node.op_type == keys.OP_SEND_REQ_BATCHED:
-        given = node.attr(keys.ATTR_DEADLINE_NS, 0)
+        given = _held(node, keys.ATTR_DEADLINE_NS)
         if not isinstance(given, int) or given < 0:
             raise _unfit(node, f"deadline_ns has to be nanoseconds, 0 or more, not {given!r:.40}")
         if given:
@@ -211,6 +211,16 @@ def given_deadline(node: OpNode) -> int:
     return int(text[:20])
 
 
+def _held(node: OpNode, name: str) -> object:
+    """Return the value of an attribute, 0 without one.
+
+    Of one that is malformed or stands for a parameter too: this is before anything is validated,
+    and `expand_ops` says so.
+    """
+    found = node.attributes.get(name)
+    return 0 if found is None or not found.kind or found.value is None else found.value
+
+
 def _is_send(node: OpNode) -> bool:
     return node.domain == keys.WIRE_DOMAIN and node.op_type in keys.SEND_OPS
 
@@ -218,7 +228,7 @@ def _is_send(node: OpNode) -> bool:
 def _delay(node: OpNode) -> int:
     if node.domain != keys.SYSCALL_DOMAIN or not node.attributes:
         return 0
-    found = (node.attr(name, 0) for name in DELAY_ATTRIBUTES)
+    found = (_held(node, name) for name in DELAY_ATTRIBUTES)
     return sum(delay for delay in found if isinstance(delay, int) and delay > 0)
 
 

@@ -38,7 +38,10 @@ class Signature:
     # Of ONNX's ops; `expand_ops` looks after ours. Kinds are AttributeProto.AttributeType.
     required_attributes: tuple[str, ...] = ()
     attribute_kinds: Mapping[str, int] | None = None
-    min_outputs: int = 0  # only ONNX's schemas ask for some: nobody has to read what ours make
+    # Only ONNX's schemas ask for outputs, by their names: nobody has to read what ours make.
+    min_outputs: int = 0
+    required_outputs: tuple[str, ...] = ()
+    min_inputs: int = 0  # of a last port that takes any number, too
 
 
 def versions_of(*importers: Program | Function) -> dict[str, int]:
@@ -115,6 +118,8 @@ def _of_schema(domain: str, op_type: str, version: int) -> Signature | None:
     single = onnx.defs.OpSchema.FormalParameterOption.Single
     return Signature(
         required_inputs=tuple(p.name for p in schema.inputs if p.option == single),
+        min_inputs=schema.min_input,
+        required_outputs=tuple(p.name for p in schema.outputs if p.option == single),
         max_inputs=schema.max_input,
         max_outputs=schema.max_output,
         min_outputs=schema.min_output,

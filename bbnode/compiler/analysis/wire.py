@@ -55,7 +55,9 @@ def check_pairs(function: Function) -> None:
         elif node.op_type in keys.SEND_OPS:
             _check_peers(node, function.kind_of(node.inputs[1]) or types.ANY)
     for node in wires:
-        is_recorded = node.op_type == keys.OP_SEND_REQ_BATCHED and len(node.outputs) > 1
+        # One that is split already gives the request's id alone.
+        is_split = len(node.outputs) < 2 and keys.SYNTHESIZED_FROM_KEY in node.metadata
+        is_recorded = node.op_type == keys.OP_SEND_REQ_BATCHED and not is_split
         if is_recorded and node.name not in answers:
             raise _unpaired(node, "nothing answers the request")
 

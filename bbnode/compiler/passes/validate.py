@@ -95,8 +95,8 @@ class Validate(Pass):
 def _said(node: OpNode) -> Hashable:
     """Return all that `_check_op` looks at: ops of which it is equal are right or wrong alike."""
     return (
-        *(node.op_type, node.domain, node.overload, len(node.outputs)),
-        *map(bool, node.inputs),
+        *(node.op_type, node.domain, node.overload, len(node.inputs)),
+        *map(bool, (*node.inputs, *node.outputs)),
         *[(name, a.kind, _dtype(a)) for name, a in node.attributes.items()],
     )
 
@@ -140,6 +140,10 @@ def _check_op(
     if len(node.outputs) < signature.min_outputs:
         detail = f"{node.op_type} has at least {signature.min_outputs} outputs"
         raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
+    for name, port in zip(node.outputs, signature.required_outputs, strict=False):
+        if not name:
+            detail = f"{node.op_type} has to name its output {port!r}"
+            raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
     _check_attributes(node, signature)
     if call_key(node) in table:
         return  # a call may leave inputs out: the body then sees an absent optional input
@@ -149,6 +153,9 @@ def _check_op(
     for index, port in enumerate(signature.required_inputs):
         if index >= len(node.inputs) or not node.inputs[index]:
             raise DanglingInput(node_name=node.name, input_name=port, where=Where.of(node))
+    if len(node.inputs) < signature.min_inputs:
+        detail = f"{node.op_type} has at least {signature.min_inputs} inputs"
+        raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
 
 
 def _check_versions(

@@ -91,11 +91,17 @@ class FunctionTypes:
             self._ids[name] = network.add(kind or types.ANY, foreign=declared.is_foreign)
 
     def id_of(self, value: str) -> int:
-        """Return the value's number in the network."""
+        """Return the value's number in the network; one of its own for each that is left out."""
+        if not value:
+            return self._network.add(types.ANY)
         number = self._ids.get(value)
         if number is None:
             number = self._ids[value] = self._network.add(types.ANY)
         return number
+
+    def id_at(self, values: Sequence[str], index: int = 0) -> int:
+        """Return the number of one of an op's inputs or outputs, which may be left out."""
+        return self.id_of(values[index] if index < len(values) else "")
 
     # --- collecting -----------------------------------------------------------------------
 
@@ -147,7 +153,7 @@ class FunctionTypes:
             self._network.narrow(self.id_of(name), kind)
         domain = node.domain
         if domain == _AGGREGATOR and node.op_type == "ContributeAll":
-            self._fit(node, self.id_of(node.inputs[0]), self._contributed(node), variables, ())
+            self._fit(node, self.id_at(node.inputs), self._contributed(node), variables, ())
         elif domain == keys.RESPONSES_DOMAIN and node.op_type == keys.OP_UNBUNDLE:
             self._unbundle_answers(node)
         elif domain == _CODEC and node.op_type == "DecodeAll":
@@ -156,10 +162,10 @@ class FunctionTypes:
             whole, parts = node.outputs, node.inputs
             if node.op_type == keys.OP_UNBUNDLE:
                 whole, parts = node.inputs, node.outputs
-            self._network.compose(self.id_of(whole[0]), [self.id_of(part) for part in parts])
+            self._network.compose(self.id_at(whole), [self.id_of(part) for part in parts])
         elif domain == keys.WIRE_DOMAIN and keys.FAN_IN_KEY in node.metadata:
             joined = node.metadata[keys.FAN_IN_KEY]  # all sends of one port carry one type
-            self._network.unite(self.id_of(joined), self.id_of(node.inputs[0]))
+            self._network.unite(self.id_of(joined), self.id_at(node.inputs))
 
     def _fit(
         self,
@@ -194,7 +200,7 @@ class FunctionTypes:
         answer = network.add(types.COMPOSITE)
         parts = [network.add(types.ANY) for _ in node.outputs]
         network.compose(answer, parts)
-        network.compose(self.id_of(node.inputs[0]), [answer])
+        network.compose(self.id_at(node.inputs), [answer])
         declared = dict(_listed(node.outputs, node.attr("child_types", b"")))
         for index, (name, part) in enumerate(zip(node.outputs, parts, strict=True)):
             network.narrow(
@@ -206,7 +212,7 @@ class FunctionTypes:
         """Answers on both sides are the same but for what is decoded: of the component's types."""
         network = self._network
         component = component_of(node, self._bound)
-        sides = (self.id_of(node.inputs[0]), self.id_of(node.outputs[0]))
+        sides = (self.id_at(node.inputs), self.id_at(node.outputs))
         given = node.attr("parts", b"")
         marks = given.decode(errors="replace") if isinstance(given, bytes) else ""
         told = node.metadata.get(keys.DECODED_TYPES_KEY, "").split(",")

@@ -180,8 +180,9 @@ class FunctionShapes:
 
     def _constant(self, node: OpNode, tensor: Tensor) -> None:
         if math.prod(tensor.shape) <= MAX_INFERRED_ELEMENTS and not tensor.is_sparse:
-            self._constants[node.outputs[0]] = tensor
-        self._take(node, node.outputs[0], tensor.shape)
+            self._constants.update((name, tensor) for name in node.outputs)
+        for name in node.outputs:
+            self._take(node, name, tensor.shape)
 
     def _onnx(self, node: OpNode) -> None:
         value = node.attributes.get("value")

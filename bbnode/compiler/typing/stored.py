@@ -31,9 +31,9 @@ def unite_stored(functions: Iterable[FunctionTypes], network: TypeNetwork) -> No
         for node in one.stores:
             name = _name(node)
             if node.op_type in _PUTS:
-                takes.append((name, node, one.id_of(node.outputs[0])))
+                takes.append((name, node, one.id_at(node.outputs)))
                 continue
-            value = one.id_of(node.inputs[0])
+            value = one.id_at(node.inputs)
             first, known = puts.setdefault((node.op_type, name), (node, value))
             _unite(network, name, (first, known), (node, value))
     for name, node, value in takes:

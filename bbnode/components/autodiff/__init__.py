@@ -7,6 +7,7 @@ one per op; `vjp` adds to it.
 from __future__ import annotations
 
 from bbnode.components.autodiff import rules  # importing them fills the table
+from bbnode.components.autodiff.composition import pull_back_through
 from bbnode.components.autodiff.errors import (
     AutodiffError,
     GradientRuleError,
@@ -32,6 +33,7 @@ __all__ = [
     "UnsupportedGradient",
     "VjpContext",
     "gradient_graph",
+    "pull_back_through",
     "rules",
     "supported_by_family",
     "supported_ops",

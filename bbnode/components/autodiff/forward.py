@@ -11,17 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.autodiff.functions import expand_functions
 from bbnode.components.autodiff.parameters import choose_parameters, exporters_hints
 from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
-from bbnode.ir.intake import ModelNotTaken, brought_up, first_line
+from bbnode.ir.intake import ModelNotTaken, brought_up, check_values, first_line
 from bbnode.ir.keys import ONNX_OPSET_VERSION
 from bbnode.ir.versions import onnx_version
-from bbnode.ir.weightless import StoredTensor, copied, is_whole, without_weights
+from bbnode.ir.weightless import StoredTensor, copied, without_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +81,7 @@ def read_forward(
     light, large = without_weights(forward, alone)
     _forget_notes(light)
     try:
-        for tensor in large.values():
-            if tensor.name not in alone and not is_whole(tensor):
-                onnx.checker.check_tensor(tensor)
-    except onnx.checker.ValidationError as error:
-        raise InvalidForwardModel(
-            what=f"ONNX refuses it: {first_line(error)}", remedy="export it again"
-        ) from error
-    try:
+        check_values(tensor for tensor in large.values() if tensor.name not in alone)
         model = brought_up(light)
     except ModelNotTaken as error:
         raise InvalidForwardModel(what=error.what, remedy=error.remedy) from error

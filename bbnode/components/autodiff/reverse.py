@@ -115,19 +115,23 @@ def _joined(b: GraphBuilder, parts: Sequence[str]) -> Sequence[str]:
     Each of those is a slice's gradient in zeros; without the zeros, their sum is the slices behind
     each other.
     """
-    found = sorted(
-        ((p.axis, p.first, p.last, part) for part in parts if (p := b.padded.get(part))),
-    )
-    if len(found) < 2:
+    slices: dict[tuple[int, int, int], str] = {}  # those of one place are added up at once
+    for part in parts:
+        if (p := b.padded.get(part)) is not None:
+            key = p.axis, p.first, p.last
+            slices[key] = b.op("Add", slices[key], p.value) if key in slices else p.value
+    if len(slices) < 2:
         return parts
-    axis, at, size = found[0][0], 0, b.padded[found[0][3]].size
-    for own, first, last, _ in found:
+    found = sorted(slices)
+    axis, at = found[0][0], 0
+    size = next(p.size for part in parts if (p := b.padded.get(part)) is not None)
+    for own, first, last in found:
         if own != axis or first != at or first == last:
             return parts
         at = last
     if at != size:
         return parts
-    whole = b.op("Concat", *(b.padded[part].value for *_, part in found), axis=axis)
+    whole = b.op("Concat", *(slices[key] for key in found), axis=axis)
     return [whole, *(part for part in parts if part not in b.padded)]
 
 

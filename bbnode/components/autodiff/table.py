@@ -21,10 +21,13 @@ from bbnode.components.autodiff.builder import (
     Dims,
     GraphBuilder,
     InferredType,
+    Instead,
+    first_output,
 )
 from bbnode.components.autodiff.errors import GradientRuleError
 
 T = TypeVar("T")
+Other = TypeVar("Other", bound=Instead)
 
 
 class Term:
@@ -93,7 +96,7 @@ class VjpContext:
         node: the forward node.
         grads: per output, the name of its gradient, or None where nothing depends on it.
         types: the inferred types of the forward values.
-        made: the forward nodes beside this one, by each of their outputs.
+        made: the nodes of the forward graph, this one among them, by each of their outputs.
         captured: gradients of values that the node's graphs read from around it, as (name,
             gradient); a rule of an op with graphs appends them.
     """
@@ -147,6 +150,28 @@ class VjpContext:
         """Return an input as a term."""
         return self.term(self.node.input[index], self.node.input[index])
 
+    def instead(self, kind: type[Other], make: Callable[[], Other]) -> Other:
+        """Have the node written in another way where the gradient needs what that makes.
+
+        Args:
+            kind: of what `make` returns.
+            make: writes it, where no earlier sweep over the node has.
+
+        Raises:
+            GradientRuleError: the sweep is not over the node's own graph: a rule was called on a
+                node made up for it, whose outputs may be those of another one.
+        """
+        key = first_output(self.node)
+        if self.made.get(key) is not self.node:
+            raise self.error(
+                "a rule was called on a node that is in no graph",
+                "emit that node with ctx.b.op, and go back through it with pull_back_through",
+            )
+        known = self.b.instead.get(key)
+        if not isinstance(known, kind):
+            known = self.b.instead[key] = make()
+        return known
+
     def term(self, name: str, like: str | int | None = None) -> Term:
         """Return a value as a term; its numbers are of the type of `like` (the first output)."""
         return Term(self, name, self.y if like is None else like)
@@ -199,9 +224,16 @@ class VjpContext:
         return self.b.scalar(number, like if isinstance(like, int) else self.elem_type(like))
 
     def axis(self, value: str, default: int) -> int:
-        """Return the node's `axis` attribute, counted from the front of `value`."""
-        axis = int(self.attribute("axis", default))
-        return axis + self.rank(value) if axis < 0 else axis
+        """Return the node's `axis` attribute, counted from the front of `value`.
+
+        Raises GradientRuleError where `value` has no such axis: what counts up to it never ends.
+        """
+        axis, rank = int(self.attribute("axis", default)), self.rank(value)
+        if not -rank <= axis <= rank:
+            raise self.error(
+                f"its axis {axis} is none of the {rank} axes of {value!r}", "give it one of these"
+            )
+        return axis + rank if axis < 0 else axis
 
     def error(self, reason: str, remedy: str | None = None) -> GradientRuleError:
         """Return a typed error about this node, to be raised by the rule."""

@@ -6,11 +6,13 @@ never state; so one cached session serves all parameters and all rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Literal, TypeAlias
+from functools import cached_property, wraps
+from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
+import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from bbnode.components.autodiff.builder import (
@@ -40,10 +42,15 @@ from bbnode.components.autodiff.optimizers import (
 )
 from bbnode.components.autodiff.precision import in_half_precision
 from bbnode.components.autodiff.reverse import pull_back
+from bbnode.ir.errors import BbnodeError
+from bbnode.ir.intake import ONNX_FAILURES, first_line
 from bbnode.ir.keys import FRAMEWORK_IR_VERSION, PRODUCER_NAME
 from bbnode.ir.weightless import StoredTensor, described
 
 BOOL = int(TensorProto.BOOL)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Precision: TypeAlias = Literal["float32", "mixed"]
 
@@ -245,11 +252,44 @@ def training_graphs(
         InvalidForwardModel, UnknownLoss, UnsupportedGradient, GradientRuleError,
         TrainingSettingRefused.
     """
-    writer = _Writer(read_forward(forward, wrt, apart), loss, options or TrainingOptions())
-    graphs = writer.graphs()
+    with _faults_named(lambda: forward):
+        writer = _Writer(read_forward(forward, wrt, apart), loss, options or TrainingOptions())
+        graphs = writer.graphs()
     if at_once:
         graphs.derive()
     return graphs
+
+
+@contextmanager
+def _faults_named(model: Callable[[], ModelProto]) -> Iterator[None]:
+    """Turn what rules and readers raise for a model that contradicts itself into a typed error.
+
+    `model` gives the model to look at then. Nothing is looked at before: ONNX's full check infers
+    all types once more.
+    """
+    try:
+        yield
+    except BbnodeError:
+        raise
+    except Exception as error:  # the boundary: a program must not get a KeyError out of us
+        what = f"it can't be differentiated ({type(error).__name__}: {first_line(error)})"
+        try:
+            onnx.checker.check_model(model(), full_check=True)
+            remedy = "ONNX itself takes it: please report it with the model"
+        except ONNX_FAILURES as refusal:
+            remedy = f"ONNX refuses it as well ({first_line(refusal)}): export it again"
+        raise InvalidForwardModel(what=what, remedy=remedy) from error
+
+
+def _named(write: Callable[Concatenate[_Writer, P], R]) -> Callable[Concatenate[_Writer, P], R]:
+    """Decorate what writes a part of the graphs when it is asked for: see `_faults_named`."""
+
+    @wraps(write)
+    def named(self: _Writer, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with _faults_named(self.read_model):
+            return write(self, *args, **kwargs)
+
+    return named
 
 
 class _Writer:
@@ -366,7 +406,13 @@ class _Writer:
                 remedy="give the graph's inputs and outputs shapes; dimensions may be symbols",
             )
 
+    def read_model(self) -> ModelProto:
+        """Return the model that is differentiated, its parameters as inputs."""
+        outputs = [info.name for info in self.f.outputs]
+        return self._model("types", self.f.nodes, self._inputs(), outputs)
+
     @cached_property
+    @_named
     def sweep(self) -> list[NodeProto]:
         """The nodes from the loss back to the gradients, and what else training moves.
 
@@ -401,6 +447,7 @@ class _Writer:
         return nodes
 
     @cached_property
+    @_named
     def step_nodes(self) -> list[NodeProto]:
         """The nodes of a step."""
         return self._emit_step(self.step_builder)
@@ -459,15 +506,18 @@ class _Writer:
 
     # -- the models -----------------------------------------------------------------------------
 
+    @_named
     def forward(self) -> ModelProto:
         outputs = [info.name for info in self.f.outputs]
         return self._model("forward", self.modes.evaluated, self._inputs(), outputs)
 
+    @_named
     def loss_model(self) -> ModelProto:
         nodes = [*self.modes.evaluated, *self.loss_nodes]
         inputs = [*self._inputs(), _info(self.labels, self.label_type)]
         return self._model("loss", nodes, inputs, [self.loss])
 
+    @_named
     def gradients(self) -> ModelProto:
         labels = _info(self.labels, self.label_type)
         return self._model(
@@ -477,6 +527,7 @@ class _Writer:
             [self.loss, *self.grads, *self.new_statistics.values(), *self._finite_output()],
         )
 
+    @_named
     def pullback(
         self, name: str = "pullback", *, with_output: bool = False, to_input: bool = False
     ) -> ModelProto:
@@ -485,6 +536,7 @@ class _Writer:
         seeds, nodes = {output: self.output_grad}, list(self.modes.evaluated)
         return self._pulled(name, nodes, inputs, seeds, [output] if with_output else [], to_input)
 
+    @_named
     def joint_gradients(self) -> ModelProto:
         nodes = [*self._seed(), *self.modes.evaluated, *self.loss_nodes]
         inputs = [*self._inputs(), _info(self.labels, self.label_type)]
@@ -510,6 +562,7 @@ class _Writer:
         named = [_identity(found[n], g) for n, g in zip(wrt, grads, strict=True)]
         return self._model(name, [*nodes, *b.nodes, *named], inputs, [*grads, *told], b)
 
+    @_named
     def step(self, *, adjusted: bool = False) -> ModelProto:
         gradients = self._like_parameters(self.grads)
         inputs = [
@@ -520,6 +573,7 @@ class _Writer:
         name = "adjusted_step" if adjusted else "step"
         return self._model(name, self._steps(adjusted), inputs, outputs)
 
+    @_named
     def train_step(self, *, adjusted: bool = False) -> ModelProto:
         nodes = [*self.trained, *self.sweep]
         moved = _chained(self.moved)

@@ -281,7 +281,7 @@ def _classes(classes: Sequence[str] | None, stages: int, module: str) -> tuple[s
 def _default_name(source: object) -> str:
     text = ""
     if isinstance(source, ModelProto):
-        text = source.graph.name
+        text = str(source.graph.name)  # bytes of a damaged one, which is refused where it is read
     elif isinstance(source, str | os.PathLike):
         text = PurePath(source).stem
     return clean_name(text)[:100] or "OnnxModel"

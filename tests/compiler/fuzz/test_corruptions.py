@@ -7,6 +7,7 @@ installs them; the seal is made anew, as who damages on purpose would.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
 
 import onnx
 import pytest
@@ -255,6 +256,65 @@ def test_damage_gives_a_typed_error_or_a_valid_result(check, number, numbers) ->
 @given(number=st.integers(0, PROGRAMS - 1), numbers=TAPES)
 def test_damage_long(check, number, numbers) -> None:
     check(number, numbers)
+
+
+def test_every_op_without_what_it_may_have() -> None:
+    """Each kind of op once more, with outputs, inputs or the value of an attribute left out."""
+    seen = set()
+    for number in range(PROGRAMS):
+        for at, function in enumerate(recorded(number).functions):
+            for node in function.node:
+                for name, leave_out in _leavings(node):
+                    if (node.domain, node.op_type, name) in seen:
+                        continue
+                    seen.add((node.domain, node.op_type, name))
+                    model = ModelProto()
+                    model.CopyFrom(recorded(number))
+                    more = model.functions[at].node.add()
+                    more.CopyFrom(node)
+                    more.name = "more"
+                    more.output[:] = [f"more{i}" for i in range(len(node.output))]
+                    leave_out(more)
+                    compile_it(model, number)
+    assert len(seen) > 100
+
+
+def _leavings(node: NodeProto) -> Iterator[tuple[str, Callable[[NodeProto], None]]]:
+    """What may be left out of an op, by name, and how."""
+
+    def outputs(made: NodeProto) -> None:
+        made.ClearField("output")
+
+    def names(made: NodeProto) -> None:
+        made.output[:] = [""] * len(made.output)
+
+    def inputs(made: NodeProto) -> None:
+        made.ClearField("input")
+
+    yield from ((each.__name__, each) for each in (outputs, names, inputs))
+    for at, attribute in enumerate(node.attribute):
+
+        def kind(made: NodeProto, at: int = at) -> None:
+            made.attribute[at].type = AttributeProto.TENSORS
+
+        def value(made: NodeProto, at: int = at) -> None:
+            name, kind = made.attribute[at].name, made.attribute[at].type
+            made.attribute[at].CopyFrom(
+                AttributeProto(name=name, type=kind, ref_attr_name="nowhere")
+            )
+
+        def dtype(made: NodeProto, at: int = at) -> None:
+            made.attribute[at].t.data_type = 99
+
+        yield f"the kind of {attribute.name}", kind
+        yield f"the value of {attribute.name}", value
+        if attribute.type == AttributeProto.TENSOR:
+            yield f"the dtype of {attribute.name}", dtype
+
+
+@pytest.mark.parametrize(("number", "numbers"), [(7, [725, 1529, 0, 5])])
+def test_a_constant_of_no_dtype_is_refused_at_install(number: int, numbers: list[int]) -> None:
+    check_compiled_bytes(number, numbers)
 
 
 def test_a_site_beyond_64_bits_is_refused() -> None:

@@ -1,9 +1,8 @@
 """Gradient rules of the activation functions.
 
 Rule: as in `elementwise`, rows of partial derivatives. Where, not Mul by a mask, parts the pieces
-of a function: an infinite gradient times 0 would be NaN. Only Relu's is a Mul, which takes ONNX
-Runtime a quarter of the time, where the gradient comes from a product of matrices or a convolution:
-an infinity on the way there has spread over everything already. At a kink the gradient is that of
+of a function: an infinite gradient times 0 would be NaN. Where the function is flat on one side and
+straight on the other, `masked` knows when a Mul will do. At a kink the gradient is that of
 the side on which the function is flat, as PyTorch has it.
 """
 
@@ -14,48 +13,13 @@ import math
 import numpy as np
 from onnx import NodeProto
 
-from bbnode.components.autodiff.builder import FLOAT, TRAINABLE, GraphBuilder, OtherNodes
-from bbnode.components.autodiff.rules.elementwise import rules_of
+from bbnode.components.autodiff.builder import FLOAT, OtherNodes
+from bbnode.components.autodiff.rules.elementwise import masked, rules_of
 from bbnode.components.autodiff.table import Term, VjpContext
-
-_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-# They move or add up elements of their first input (Add, Concat and Sum of all of them).
-_MOVES = frozenset(
-    {"Add", "Concat", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Sum", "Transpose",
-     "Unsqueeze"}
-)  # fmt: skip
-_OF_ALL = frozenset({"Add", "Concat", "Sum"})
-
-
-def _of_products(b: GraphBuilder, grad: str) -> bool:
-    """Return True if a gradient is made of products, by nothing but moves, sums and masks."""
-    waiting, seen = [grad], {grad}
-    while waiting:
-        value = waiting.pop()
-        node = b.made.get(value)
-        if node is None:
-            return False
-        if node.op_type in _PRODUCTS or value in b.of_products:
-            continue
-        zeros = b.made.get(node.input[0]) if node.op_type == "ScatterElements" else None
-        if zeros is not None and zeros.op_type == "Expand":
-            further = [node.input[2]]
-        elif node.op_type in _MOVES:
-            further = list(node.input if node.op_type in _OF_ALL else node.input[:1])
-        else:
-            return False
-        waiting += [name for name in further if name not in seen]
-        seen.update(further)
-    return True
 
 
 def _relu(n: VjpContext) -> Term:
-    positive, kind = n.out > 0.0, n.elem_type(n.y)
-    if kind in TRAINABLE and _of_products(n.b, n.g):
-        grad = n.dy * positive.op("Cast", to=kind)
-        n.b.of_products.add(grad.name)
-        return grad
-    return positive.where(n.dy, 0.0)
+    return masked(n, n.out > 0.0)
 
 
 def _gelu(n: VjpContext) -> Term:
@@ -86,10 +50,8 @@ def _gelu_parts(n: VjpContext) -> tuple[Term, Term]:
     The scale of u goes into the product that x comes from, beside its bias; a BatchNormalization
     of one channel is s in one pass over the memory.
     """
-    b, root = n.b, n.scalar(math.sqrt(0.5), FLOAT)
-    if n.y not in b.instead:
-        b.instead[n.y] = _in_parts(n, root)
-    u, s = b.instead[n.y].names()
+    root = n.scalar(math.sqrt(0.5), FLOAT)
+    u, s = n.instead(OtherNodes, lambda: _in_parts(n, root)).names()
     return n.term(u, FLOAT), n.term(s, FLOAT)
 
 

@@ -19,7 +19,6 @@ from bbnode.components.autodiff.builder import (
     INT64,
     TRAINABLE,
     OtherNodes,
-    first_output,
 )
 from bbnode.components.autodiff.composition import pull_back_through
 from bbnode.components.autodiff.table import Term, VjpContext, vjp
@@ -45,9 +44,9 @@ def _attention(ctx: VjpContext) -> Grads:
     known = len(names) < 4 or not names[3] or mode in (_RAW, _PROBABILITIES)
     if ctx.elem_type(ctx.y) not in TRAINABLE or not known:
         return pull_back_through(ctx, _written_out(ctx, mode)[: len(ctx.grads)])
-    b, key = ctx.b, first_output(ctx.node)
-    other = b.instead.get(key)
-    if other is None:
+    b = ctx.b
+
+    def make() -> OtherNodes:
         ctx.b = b.nested()  # what the sweep emits stands too late for the forward pass
         outputs, early, ctx.b = _written_out(ctx, mode), ctx.b, b
         b.initializers += early.initializers
@@ -57,8 +56,9 @@ def _attention(ctx: VjpContext) -> Grads:
             if name
         ]
         read = tuple(name for node in early.nodes for name in node.output)
-        other = b.instead[key] = OtherNodes((*early.nodes, *ends), read)
-    nodes = other.nodes()
+        return OtherNodes((*early.nodes, *ends), read)
+
+    nodes = ctx.instead(OtherNodes, make).nodes()
     equal = {node.output[0]: node.input[0] for node in nodes if node.output[0] in names}
     return pull_back_through(ctx, [equal.get(name) for name in names], nodes)
 

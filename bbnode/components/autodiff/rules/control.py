@@ -131,10 +131,10 @@ def _loop_of(ctx: VjpContext, leading: int, carried: int, initial: Sequence[str]
     `leading` formals and outputs stand before the `carried` ones only in Loop: the iteration's
     number and the condition, of which the condition is an output.
     """
-    key = first_output(ctx.node)
-    known = ctx.b.instead.get(key)
-    if isinstance(known, _Loop):
-        return known
+    return ctx.instead(_Loop, lambda: _new_loop(ctx, leading, carried, initial))
+
+
+def _new_loop(ctx: VjpContext, leading: int, carried: int, initial: Sequence[str]) -> _Loop:
     body = body_of(ctx, "body")
     inner = ctx.b.nested()
     states = [name for name, _ in body.formals[leading : leading + carried]]
@@ -162,7 +162,7 @@ def _loop_of(ctx: VjpContext, leading: int, carried: int, initial: Sequence[str]
         if more <= given:
             break
         given |= more
-    made = _Loop(
+    return _Loop(
         node=ctx.node,
         # Declared with what is known now: a runtime wants to know the ranks.
         body=replace(body, formals=tuple((name, types[name]) for name, _ in body.formals)),
@@ -170,8 +170,6 @@ def _loop_of(ctx: VjpContext, leading: int, carried: int, initial: Sequence[str]
         types=types,
         varying=given,
     )
-    ctx.b.instead[key] = made
-    return made
 
 
 def _per_step(ctx: VjpContext, body: NestedBody, first: int) -> dict[str, InferredType]:

@@ -169,12 +169,36 @@ def _cut_off(ctx: VjpContext, index: int, axis: int) -> tuple[str, str]:
     return before, b.op("Sub", b.op("Sub", length, before), b.op("Shape", kept))
 
 
+def _as_slice(ctx: VjpContext, axis: int) -> str | None:
+    """Return the gradient of a Gather that picks one place of an axis; None for any other.
+
+    As of a slice: of loops over time that are written out, the sweep joins them.
+    """
+    b, (x, _) = ctx.b, ctx.inputs
+    picked, dims = ctx.held(1), ctx.type_of(x).dims or ()
+    size = dims[axis] if axis < len(dims) else None
+    if picked is None or picked.size != 1 or picked.ndim > 1 or ctx.elem_type(x) not in TRAINABLE:
+        return None
+    at = int(picked.reshape(()))
+    if not isinstance(size, int) or not -size <= at < size:
+        return None
+    at %= size
+    grad = ctx.g if picked.ndim else b.op("Unsqueeze", ctx.g, b.ints([axis]))
+    others = [0] * (len(dims) - axis - 1)
+    pads = [*[0] * axis, at, *others, *[0] * axis, size - 1 - at, *others]
+    whole = b.op("Pad", grad, b.ints(pads), ctx.scalar(0.0, x))
+    b.padded[whole] = Padded(grad, axis, at, at + 1, size)
+    return whole
+
+
 @vjp("Gather", constant_inputs={1})
 def _gather(ctx: VjpContext) -> Grads:
     """Add the gradients of whole rows: along the first axis, whichever it was."""
     b = ctx.b
     x, indices = ctx.inputs
     axis, rank, depth = ctx.axis(x, 0), ctx.rank(x), ctx.rank(indices)
+    if (slice_of := _as_slice(ctx, axis)) is not None:
+        return [slice_of]
     shape, grad = b.op("Shape", x), ctx.g
     order = [axis, *range(axis), *range(axis + 1, rank)]
     if axis:

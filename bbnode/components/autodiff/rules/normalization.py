@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from onnx import NodeProto
 
-from bbnode.components.autodiff.builder import FLOAT, HALVES, OtherNodes, first_output
+from bbnode.components.autodiff.builder import FLOAT, HALVES, OtherNodes
 from bbnode.components.autodiff.rules.reductions import count_of, spread_over
 from bbnode.components.autodiff.table import Term, VjpContext, vjp
 
@@ -256,17 +256,15 @@ def _statistics(ctx: VjpContext) -> tuple[Term, Term] | None:
         return None
     outputs = [*node.output, "", ""][:3]
     if not all(outputs):
-        key = first_output(node)
-        other = ctx.b.instead.get(key)
-        if other is None:
+
+        def make() -> OtherNodes:
             more = tuple(name or ctx.b.fresh(node.op_type) for name in outputs)
             made = NodeProto()
             made.CopyFrom(node)
             made.output[:] = more
-            other = ctx.b.instead[key] = OtherNodes(
-                (made,), tuple(name for name in more if name not in node.output)
-            )
-        outputs = list(other.nodes()[0].output)
+            return OtherNodes((made,), tuple(name for name in more if name not in node.output))
+
+        outputs = list(ctx.instead(OtherNodes, make).nodes()[0].output)
     mean, inverse = (ctx.term(name, FLOAT) for name in outputs[1:])
     return mean, inverse
 

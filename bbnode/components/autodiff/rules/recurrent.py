@@ -27,7 +27,7 @@ import numpy as np
 from onnx import NodeProto
 from onnx.helper import make_node
 
-from bbnode.components.autodiff.builder import INT64, GraphBuilder, InferredType, first_output
+from bbnode.components.autodiff.builder import INT64, GraphBuilder, InferredType
 from bbnode.components.autodiff.nested import closed_graph, reads
 from bbnode.components.autodiff.table import Term, VjpContext, vjp
 
@@ -348,11 +348,7 @@ class _Cell(ABC):
     def grads(self) -> Grads:
         """Emit the gradients of all inputs."""
         ctx = self.ctx
-        key = first_output(ctx.node)
-        known = ctx.b.instead.get(key)
-        if not isinstance(known, _Unrolled):
-            known = ctx.b.instead[key] = self._unroll()
-        self.unrolled = known
+        self.unrolled = known = ctx.instead(_Unrolled, self._unroll)
         found = [self._sweep(d) for d in known.directions]
         grads: list[str | None] = [None] * len(ctx.inputs)
         if ctx.wants(0):

@@ -14,9 +14,10 @@ import numpy as np
 from onnx import helper
 
 from bbnode.components.autodiff.builder import InferredType
+from bbnode.components.autodiff.reverse import pull_back
 from bbnode.components.autodiff.rules.convolution import channels, spatial_sizes
 from bbnode.components.autodiff.rules.moving import scatter_back
-from bbnode.components.autodiff.table import VjpContext, lookup, vjp
+from bbnode.components.autodiff.table import VjpContext, vjp
 
 Grads = Sequence[str | None]
 
@@ -61,30 +62,18 @@ def _conv_transpose(ctx: VjpContext) -> Grads:
         "kernel_shape": kernel,
     }
     groups = int(ctx.attribute("group", 1))
+    x = ctx.inputs[0]
+    back = b.op("Conv", grad, weight, group=groups, **settings)
     if ctx.wants(0):
-        grads[0] = b.op("Conv", grad, weight, group=groups, **settings)
+        grads[0] = back
     if ctx.wants(1):
         if any(stride != 1 for stride in settings["strides"]):
             spatial_sizes(ctx, ctx.y)  # that Conv's rule needs; missed here, under this op's name
-        grads[1] = _kernel_gradient(ctx, grad, kind, groups, settings)
+        # x's own name may not stand for what that Conv gives: another node of the graph makes it,
+        # which Conv's rule would then have written anew.
+        types = {grad: kind, weight: ctx.type_of(weight), back: ctx.type_of(x)}
+        grads[1] = pull_back(b, [b.made[back]], types, {back: x}, [weight])[weight]
     return grads
-
-
-def _kernel_gradient(
-    ctx: VjpContext, grad: str, kind: InferredType, groups: int, settings: dict[str, list[int]]
-) -> str:
-    """Return the kernel's gradient by Conv's own rule: of Conv(grad, kernel) towards the input."""
-    x, weight = ctx.inputs[:2]
-    forward = helper.make_node("Conv", [grad, weight], [x], ctx.node.name, group=groups)
-    forward.attribute.extend(helper.make_attribute(key, value) for key, value in settings.items())
-    types = {grad: kind, weight: ctx.type_of(weight), x: ctx.type_of(x)}
-    entry = lookup("", "Conv")
-    found = None
-    if entry is not None:
-        found = entry.rule(VjpContext(ctx.b, forward, [x], types, {weight}, {}))[1]
-    if found is None:
-        raise ctx.error("Conv has no gradient rule", "register one with @vjp('Conv')")
-    return found
 
 
 def _transposed_pads(ctx: VjpContext, kernel: Sequence[int]) -> tuple[list[int], list[int]]:
