@@ -5,6 +5,7 @@ Rule: it reads only the artifact, whose components need not be installed here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NANOSECONDS_PER_MS = 1_000_000
+MAX_PARAMETERS_SHOWN = 40  # of each model; all of them with --json
 
 
 def command(
@@ -119,6 +121,7 @@ def _render(description: Mapping[str, Any], out: Console) -> None:
             "models", ("slot", "parameters"), [list(row) for row in description["models"].items()],
             out=out,
         )  # fmt: skip
+    _render_parameters(description, out)
     if description["parts"]:
         rows = [[name] for name in description["parts"]]
         output.table("graphs of backends (--extract)", ("function",), rows, out=out)
@@ -132,6 +135,38 @@ def _render(description: Mapping[str, Any], out: Console) -> None:
         [_edge(edge) for edge in description["wire_edges"]],
         out=out,
     )
+
+
+def _render_parameters(description: Mapping[str, Any], out: Console) -> None:
+    """Print each float tensor of the models, and why it is trained or not.
+
+    Slots with the same model share a table.
+    """
+    slots: dict[str, list[str]] = {}
+    for slot, listed in description["parameters"].items():
+        if listed:
+            slots.setdefault(json.dumps(listed), []).append(slot)
+    for content, names in slots.items():
+        listed = json.loads(content)
+        # What is not trained first: it is what an author looks for.
+        listed.sort(key=lambda each: bool(each["trained"]))
+        rows = [
+            [
+                each["name"],
+                " x ".join(map(str, each["shape"])) or "1",
+                "trained" if each["trained"] else "fixed",
+                each["why"],
+            ]
+            for each in listed[:MAX_PARAMETERS_SHOWN]
+        ]
+        more = len(listed) - len(rows)
+        title = f"parameters of {', '.join(names)}"
+        if more > 0:
+            title += f" ({more} more with --json)"
+        output.table(title, ("tensor", "shape", "is", "why"), rows, out=out)
+    lines = [line for found in description["model_warnings"].values() for line in found]
+    for line in dict.fromkeys(lines):
+        out.print(f"warning  {output.cell(line)}\n")
 
 
 def _edge(edge: Mapping[str, Any]) -> list[object]:

@@ -64,8 +64,6 @@ def _conv_transpose(ctx: VjpContext) -> Grads:
     if ctx.wants(0):
         grads[0] = b.op("Conv", grad, weight, group=groups, **settings)
     if ctx.wants(1):
-        if any(stride != 1 for stride in settings["strides"]):
-            spatial_sizes(ctx, ctx.y)  # that Conv's rule needs; missed here, under this op's name
         grads[1] = _kernel_gradient(ctx, grad, kind, groups, settings)
     return grads
 
