@@ -288,6 +288,30 @@ class CarriedOver:
     left: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedParameter:
+    """A tensor of a model, and what becomes of it.
+
+    Attributes:
+        name, shape: as the model has them.
+        trained: True if steps move it.
+        why: the reason for that, in a few words.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    trained: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterList:
+    """The tensors of a model, and what its author should look at."""
+
+    parameters: tuple[ListedParameter, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class NoConfig:
     """The Config of components without settings."""
@@ -578,6 +602,11 @@ class Model(Component):
     def parameters_told(cls, config: Any) -> str:  # noqa: ARG003 - for concretes
         """Return one line that says which parameters a model of these settings trains; or ""."""
         return ""
+
+    @classmethod
+    def parameters_listed(cls, config: Any) -> ParameterList:  # noqa: ARG003 - for concretes
+        """Return what becomes of each tensor of a model of these settings; empty by default."""
+        return ParameterList()
 
     @classmethod
     def initialized(

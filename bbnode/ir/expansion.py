@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, helper, inliner
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, inliner
 
 from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.onnx_file import function_of, onnx_schema
@@ -50,6 +50,7 @@ def without_op(model: ModelProto, op_type: str) -> ModelProto:
         for tensor in typed.graph.initializer
         if tensor.name not in told
     )
+    typed.graph.value_info.add(name="", type=TypeProto())  # of inputs that are left out
     return inliner.inline_selected_functions(typed, [("", op_type)], inline_schema_functions=True)
 
 

@@ -370,7 +370,9 @@ _MAKERS: dict[type, Any] = {
     bytes: _bytes_attribute,
     float: _float_attribute,
     Attribute: lambda value: value,
-    Tensor: lambda value: Attribute(AttributeKind.TENSOR, value),
+    Tensor: lambda value: Attribute(
+        AttributeKind.SPARSE_TENSOR if value.is_sparse else AttributeKind.TENSOR, value
+    ),
     TensorProto: lambda value: Attribute(AttributeKind.TENSOR, Tensor(value)),
     SparseTensorProto: lambda value: Attribute(AttributeKind.SPARSE_TENSOR, Tensor(value)),
     ValueType: lambda value: Attribute(AttributeKind.TYPE_PROTO, value),

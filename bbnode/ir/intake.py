@@ -25,10 +25,11 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TypeProto, 
 
 from bbnode.ir import keys
 from bbnode.ir.errors import AuthorError, DecodeError
-from bbnode.ir.expansion import without_functions
+from bbnode.ir.expansion import is_function_op, without_functions, without_op
 from bbnode.ir.graph import OpNode, Tensor, is_onnx_domain
-from bbnode.ir.old_ops import NotRewritable, rewritten
+from bbnode.ir.old_ops import NotRewritable, retrained, rewritten
 from bbnode.ir.onnx_file import has_unknown_fields, parse_model, subgraph_of
+from bbnode.ir.onnx_spelling import with_onnx_ops, with_onnx_spelling
 from bbnode.ir.pieces import Content, InMemory, NotRead, OpenFiles, open_files
 from bbnode.ir.versions import means_the_same, onnx_version
 from bbnode.ir.weightless import (
@@ -480,12 +481,16 @@ def _check_elements(name: str, kind: TypeProto) -> None:
 def brought_up(model: ModelProto) -> ModelProto:
     """Return a model of the author as one flat graph at the opset of programs.
 
-    `ai.onnx` is at `keys.ONNX_OPSET_VERSION`, and `ai.onnx.ml` at `ML_OPSET_VERSION` where its ops
-    mean the same there. Bounds (`check_form`, `bounds.check_bounds`) are for the caller to check.
+    `ai.onnx` is at `keys.ONNX_OPSET_VERSION`, or for ops that came after it at the first version
+    that has all of them, up to `keys.NEWEST_OPSET_VERSION`; and `ai.onnx.ml` at `ML_OPSET_VERSION`
+    where its ops mean the same there. Ops that only ONNX Runtime has in `ai.onnx` are those that
+    ONNX has in their place, and maps of probabilities are the tensors in them. Bounds
+    (`check_form`, `bounds.check_bounds`) are for the caller to check.
 
     Raises ModelRefused, OpsetNotReached.
     """
     try:
+        model = with_onnx_spelling(model)
         check_whole(model)
         newest = onnx.defs.onnx_opset_version()
         if onnx_version(model) > newest:
@@ -495,12 +500,32 @@ def brought_up(model: ModelProto) -> ModelProto:
                 f"export it with opset {keys.ONNX_OPSET_VERSION}, or install a newer onnx",
             )
         made = _without_weight_inputs(without_functions(model))
-        return _to_recorded_opset(made, list(subgraph_of(made.graph).all_nodes()))
+        made = _without_new_functions(made)
+        made = _to_recorded_opset(made, list(subgraph_of(made.graph).all_nodes()))
+        return with_onnx_ops(made)
     except ONNX_FAILURES as error:
         raise ModelRefused(
             f"ONNX refuses the model: {first_line(error)}",
             "export it again, and see that onnx.checker.check_model takes it",
         ) from error
+
+
+def _without_new_functions(model: ModelProto) -> ModelProto:
+    """Return the model with what they stand for in the place of ops that came after our opset.
+
+    Of those that ONNX defines by others: runtimes come to kernels of their own later, and inline
+    them only where they know all ranks. What else is new stays.
+    """
+    version = onnx_version(model)
+    if version <= keys.ONNX_OPSET_VERSION:
+        return model
+    changed = _changed(
+        list(subgraph_of(model.graph).all_nodes()), "", version, keys.ONNX_OPSET_VERSION
+    )
+    for op_type in dict.fromkeys(node.op_type for node in changed):
+        if is_function_op(op_type, version):
+            model = without_op(model, op_type)
+    return model
 
 
 def _without_weight_inputs(model: ModelProto) -> ModelProto:
@@ -531,14 +556,15 @@ def _to_recorded_opset(model: ModelProto, nodes: list[OpNode]) -> ModelProto:
     """
     versions = _versions(model)
     used = {_domain(node) for node in nodes}
-    recorded = {"": keys.ONNX_OPSET_VERSION}
+    target = _target(nodes, versions.get("", 1))
+    recorded = {"": target}
     if keys.ONNX_ML_DOMAIN in used:
         version = versions.get(keys.ONNX_ML_DOMAIN, 1)
         changed = _changed(nodes, keys.ONNX_ML_DOMAIN, version, ML_OPSET_VERSION)
         recorded[keys.ONNX_ML_DOMAIN] = version if changed else ML_OPSET_VERSION
     for domain in used - {"", keys.ONNX_ML_DOMAIN}:
         recorded[domain] = versions.get(domain, 1)
-    changed = _changed(nodes, "", versions.get("", 1), keys.ONNX_OPSET_VERSION)
+    changed = _changed(nodes, "", versions.get("", 1), target)
     if changed:
         made = _converted(model, versions.get("", 1), changed)
     else:
@@ -548,6 +574,15 @@ def _to_recorded_opset(model: ModelProto, nodes: list[OpNode]) -> ModelProto:
     for domain, version in sorted(recorded.items()):
         made.opset_import.add(domain=domain, version=version)
     return made
+
+
+def _target(nodes: list[OpNode], version: int) -> int:
+    """Return the opset that a model is recorded at: ours, or the first one that has all its ops."""
+    newest = min(version, keys.NEWEST_OPSET_VERSION)
+    for target in range(keys.ONNX_OPSET_VERSION, newest + 1):
+        if not _changed(nodes, "", version, target):
+            return target
+    return keys.ONNX_OPSET_VERSION
 
 
 def _versions(model: ModelProto) -> dict[str, int]:
@@ -617,6 +652,7 @@ def _converted(model: ModelProto, version: int, changed: list[OpNode]) -> ModelP
         check_whole(made)
         reached = _versions(made).get("")
         if reached == target:
+            retrained(made, model)
             _describe_again(made, model)
             return made
         reason += f" (the converter stopped at {reached})"

@@ -30,6 +30,8 @@ HOIST_PREFIX = "Hoist_"  # + Module name + "_" + body hash: a body that several 
 BB_OPSET_VERSION = 1
 RUNTIME_OPSET_VERSION = 1  # the only one that ONNX Runtime's domain has had
 ONNX_OPSET_VERSION = 25  # what the DSL records; ONNX Runtime 1.32 and later run it
+# The newest one that it runs: of models with ops that opset 25 has not, or has in another form.
+NEWEST_OPSET_VERSION = 28
 FRAMEWORK_IR_VERSION = 13  # ONNX IR version that goes with opset 25
 OLDEST_IR_VERSION = 10  # of programs that are still taken: those recorded at opset 21
 PRODUCER_NAME = "bbnode"

@@ -19,6 +19,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.versions import onnx_version
 
+# The first opset whose BatchNormalization says whether it trains.
+_TRAINS_BY_ATTRIBUTE = 14
 # The first opset whose Resize says how it maps pixels.
 _RESIZE_BY_PIXELS = 11
 
@@ -35,6 +37,7 @@ class _Old:
     ranks: Mapping[str, int]
     constants: Mapping[str, TensorProto]
     names: set[str]
+    nodes: Sequence[NodeProto]
 
     def name(self, hint: str) -> str:
         """Return a name that no value of the model has."""
@@ -63,7 +66,8 @@ def rewritten(model: ModelProto) -> ModelProto:
     made = ModelProto()
     made.CopyFrom(model)
     graphs = _graphs(made)
-    old = _Old(version, _ranks(made), _constants(graphs), _names(graphs))
+    everywhere = [node for graph in graphs for node in graph.node]
+    old = _Old(version, _ranks(made), _constants(graphs), _names(graphs), everywhere)
     for graph in reversed(graphs):  # nested ones first: writing a node again makes them others
         nodes: list[NodeProto] = []
         for node in graph.node:
@@ -166,8 +170,51 @@ def _resize(node: NodeProto, old: _Old) -> Sequence[NodeProto]:
     return [made]
 
 
+def _norm(node: NodeProto, old: _Old) -> Sequence[NodeProto]:
+    """Before 14 further outputs say that it trains; `retrained` says it again afterwards."""
+    if not _trains(node):
+        return [node]
+    read = {name for each in old.nodes for name in each.input}
+    if any(name in read for name in node.output[3:]):
+        raise NotRewritable(
+            f"BatchNormalization {node.name!r} (newer ones do not hand out the statistics of the "
+            "batch, which the model reads)"
+        )
+    made = NodeProto()
+    made.CopyFrom(node)
+    del made.output[1:]
+    return [made]
+
+
+def _trains(node: NodeProto) -> bool:
+    is_norm = node.op_type == "BatchNormalization" and is_onnx_domain(node.domain)
+    return is_norm and any(node.output[1:])
+
+
+def retrained(made: ModelProto, model: ModelProto) -> None:
+    """Put BatchNormalization nodes of a converted model into training, where `model` has them so.
+
+    `model` is of an opset before 14, where it is said by outputs alone, and `made` of a newer one.
+    """
+    training = {
+        node.output[0]: node.output[1:3]
+        for graph in _graphs(model)
+        for node in graph.node
+        if _trains(node)
+    }
+    if not training or onnx_version(model) >= _TRAINS_BY_ATTRIBUTE:
+        return
+    for node in [node for graph in _graphs(made) for node in graph.node]:
+        if node.op_type == "BatchNormalization" and node.output[0] in training:
+            kept = [each for each in node.attribute if each.name != "training_mode"]
+            del node.attribute[:]
+            node.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
+            node.output.extend(training[node.output[0]])
+
+
 # The opset before which an op is an old one, and what is done then.
 _OLD: Mapping[str, tuple[int, _Rewrite]] = {
+    "BatchNormalization": (_TRAINS_BY_ATTRIBUTE, _norm),
     "Hardmax": (13, _hardmax),
     "PRelu": (7, _prelu),
     "Resize": (13, _resize),

@@ -151,6 +151,7 @@ class TrainingProgram(ModelSettings):
         """The parts of the model's vector, and the names of those that steps move."""
         try:
             made = OnnxModel(self._config)
+            made.check_trains()  # here, and not on each node that installs the program
             return made.layout, made.trained
         except BadArgument:
             raise

@@ -14,8 +14,10 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from bbnode import __version__
 from bbnode.cli import exits
@@ -235,6 +237,41 @@ def test_compile_then_inspect_shows_targets_slots_and_edges(run, tmp_path: Path)
     assert {"slot": "local", "role": "Model", "type_name": "bbnode.OnnxModel", "slot_id": 2} in (
         told["targets"][0]["slots"]
     )
+
+
+def test_inspect_lists_what_is_trained_of_a_model_and_why(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["h"]),
+        helper.make_node("Mul", ["h", "half"], ["y"]),
+    ]
+    held = {"w": np.eye(2) + 0.1, "b": np.ones(2), "half": np.asarray(0.5)}
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", 1, ["b", 2])],
+        [helper.make_tensor_value_info("y", 1, ["b", 2])],
+        [numpy_helper.from_array(each.astype(np.float32), name) for name, each in held.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21)]
+    model = helper.make_model(graph, ir_version=10, opset_imports=opsets)
+    onnx.save(model, tmp_path / "m.onnx")
+    file = tmp_path / "a.onnx"
+    arguments = [f"model={tmp_path / 'm.onnx'}", "clients=1", "loss=mse"]
+    given = [each for argument in arguments for each in ("--arg", argument)]
+    code, _, err = run("compile", "bbnode.programs:FederatedTraining", "-o", file, *given)
+    assert code == 0, err
+    monkeypatch.setenv("COLUMNS", "100")
+    out = run("inspect", file)[1]
+    rows = [" ".join(line.split()) for line in out.splitlines()]
+    assert "half 1 fixed a single number" in rows
+    assert "w 2 x 2 trained a weight of Gemm" in rows
+    assert "single numbers are not trained" in " ".join(out.split())
+    told = json.loads(run("inspect", file, "--json")[1])
+    assert {each["name"]: each["trained"] for each in told["parameters"]["local"]} == {
+        "w": True, "b": True, "half": False,
+    }  # fmt: skip
+    (line,) = told["model_warnings"]["local"]
+    assert line.endswith("those that are parameters: half")
 
 
 def test_compile_refuses_what_it_cannot_import(run, tmp_path: Path) -> None:

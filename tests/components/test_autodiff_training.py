@@ -185,7 +185,7 @@ def test_wrt_freezes_the_others() -> None:
 def test_a_parameter_without_influence_gets_zeros() -> None:
     model = model_of(
         [node("Mul", ["x", "a"], ["y"]), node("Add", ["x", "b"], ["z"])],
-        {"a": np.ones(2), "b": np.ones(2)}, inputs={"x": np.ones(2)},
+        {"a": np.ones(2), "b": np.zeros(2)}, inputs={"x": np.ones(2)},
     )  # fmt: skip
     graphs = training_graphs(model, "mse")
     feeds = {"a": np.ones(2), "b": np.ones(2), "x": np.ones(2), "output_gradient": np.ones(2)}

@@ -108,3 +108,12 @@ def test_a_listing_has_a_line_for_every_op_and_is_stable() -> None:
         for node in function.node:
             assert f"# {node.name}" in text
     assert "Train_0.stats: Metadata = Train[local](epochs=5, batch=32) @ client" in text
+
+
+def test_describe_lists_what_is_trained_and_why() -> None:
+    found = describe(federated()[0])
+    assert set(found["parameters"]) == {"global", "local"}
+    first = found["parameters"]["local"][0]
+    assert first.keys() == {"name", "shape", "trained", "why"}
+    assert (first["trained"], first["why"]) == (True, "a weight of Gemm")
+    assert found["model_warnings"] == {}

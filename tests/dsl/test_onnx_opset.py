@@ -96,14 +96,17 @@ def test_graphs_inside_of_ops_are_converted_too() -> None:
 
 def test_an_opset_without_a_way_to_ours_is_refused_by_its_ops() -> None:
     model = model_of(
-        [N("CumProd", ["x", "axis"], ["y"])],
-        [port("x", [2, 4]), port("axis", [], TensorProto.INT64)], [port("y", [2, 4])], opset=26,
+        [N("Resize", ["x", "roi", "none", "sizes"], ["y"], "half",
+           coordinate_transformation_mode="tf_half_pixel_for_nn")],
+        [port("x", [2, 4]), port("sizes", [2], TensorProto.INT64),
+         port("roi", [0]), port("none", [0])],
+        [port("y", [2, 4])], opset=12,
     )  # fmt: skip
     with pytest.raises(UnconvertibleModel) as error:
-        OnnxModule(model, name="products")
+        OnnxModule(model, name="resized")
     text = str(error.value)
-    assert text.startswith("products (test_onnx_opset.py:")
-    assert "opset 26 and cannot be brought to 25, because of CumProd" in text
+    assert text.startswith("resized (test_onnx_opset.py:")
+    assert "opset 12 and cannot be brought to 25, because of Resize 'half'" in text
     assert "export it again with opset 25" in text
 
 

@@ -5,6 +5,7 @@ Rule: it reads only the artifact, whose components need not be installed here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NANOSECONDS_PER_MS = 1_000_000
+MAX_PARAMETERS_SHOWN = 40  # of each model; all of them with --json
 
 
 def command(
@@ -128,6 +130,7 @@ def _render(description: Mapping[str, Any], out: Console, *, verbose: bool) -> N
     if description["models"]:
         rows = [list(row) for row in description["models"].items()]
         output.table("models", ("slot", "parameters"), rows, out=out)
+        _render_parameters(description, out, all_of_them=verbose)
     if description["custom_ops"]:
         columns = ("domain", "op", "version", "package", "nodes")
         rows = [[row[key] for key in columns] for row in description["custom_ops"]]
@@ -154,6 +157,40 @@ def _render(description: Mapping[str, Any], out: Console, *, verbose: bool) -> N
         [_edge(edge) for edge in edges],
         out=out,
     )
+
+
+def _render_parameters(description: Mapping[str, Any], out: Console, *, all_of_them: bool) -> None:
+    """Print the float tensors of the models that are fixed, or all, and why.
+
+    Slots with the same model share a table.
+    """
+    slots: dict[str, list[str]] = {}
+    for slot, listed in description["parameters"].items():
+        if listed:
+            slots.setdefault(json.dumps(listed), []).append(slot)
+    for content, names in slots.items():
+        listed = json.loads(content)
+        # What is not trained first: it is what an author looks for.
+        listed.sort(key=lambda each: bool(each["trained"]))
+        if not all_of_them:
+            listed = [each for each in listed if not each["trained"]]
+        rows = [
+            [
+                each["name"],
+                " x ".join(map(str, each["shape"])) or "1",
+                "trained" if each["trained"] else "fixed",
+                each["why"],
+            ]
+            for each in listed[:MAX_PARAMETERS_SHOWN]
+        ]
+        more = len(listed) - len(rows)
+        title = f"parameters of {', '.join(names)}"
+        if more > 0:
+            title += f" ({more} more with --json)"
+        output.table(title, ("tensor", "shape", "is", "why"), rows, out=out)
+    lines = [line for found in description["model_warnings"].values() for line in found]
+    for line in dict.fromkeys(lines):
+        out.print(f"warning  {output.cell(line)}\n")
 
 
 def _edge(edge: Mapping[str, Any]) -> list[object]:

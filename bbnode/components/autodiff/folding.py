@@ -245,7 +245,11 @@ def _cast(known: _Known, node: NodeProto) -> Array | None:
         target = int(_attribute(node, "to", 0))
     else:
         target = known.kind(node.input[1]).elem_type
-    if value is None or target not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+    if value is None:
+        return None
+    if target == TensorProto.INT64 and value.dtype.char in "lq":  # sizes, as exporters cast them
+        return value.astype(np.int64)
+    if target not in (TensorProto.FLOAT, TensorProto.DOUBLE):
         return None
     return value.astype(helper.tensor_dtype_to_np_dtype(target))
 
@@ -293,6 +297,22 @@ def _gather(known: _Known, node: NodeProto) -> Array | None:
     return _or_none(lambda: np.asarray(given[0][given[1]]))
 
 
+def _slice(known: _Known, node: NodeProto) -> Array | None:
+    given = known.arrays(node.input)
+    if given is None or len(given) < 3:
+        return None
+    data, starts, ends, *rest = given
+    axes = rest[0] if rest else np.arange(len(starts))
+    steps = rest[1] if len(rest) > 1 else np.ones(len(starts), np.int64)
+    # Backwards the first element has no number that Python's slices end at.
+    if (steps < 1).any():
+        return None
+    cut = [slice(None)] * data.ndim
+    for axis, *span in zip(axes, starts, ends, steps, strict=True):
+        cut[int(axis)] = slice(*map(int, span))
+    return _or_none(lambda: np.ascontiguousarray(data[tuple(cut)]))
+
+
 def _elementwise(compute: Callable[..., Array], dtypes: str) -> Rule:
     def rule(known: _Known, node: NodeProto) -> Array | None:
         given = known.arrays(node.input)
@@ -303,6 +323,25 @@ def _elementwise(compute: Callable[..., Array], dtypes: str) -> Rule:
         return _or_none(lambda: np.asarray(compute(*given)))
 
     return rule
+
+
+def _divide(known: _Known, node: NodeProto) -> Array | None:
+    floats = _elementwise(np.divide, "fd")(known, node)
+    return _whole(known, node, np.floor_divide) if floats is None else floats
+
+
+def _remainder(known: _Known, node: NodeProto) -> Array | None:
+    return None if _attribute(node, "fmod", 0) else _whole(known, node, np.remainder)
+
+
+def _whole(known: _Known, node: NodeProto, compute: Callable[..., Array]) -> Array | None:
+    """Return what sizes and positions give: whole numbers none of which is negative."""
+    given = known.arrays(node.input)
+    if given is None or any(each.dtype.char not in "lq" for each in given):
+        return None
+    if (given[0] < 0).any() or (given[1] <= 0).any():  # where runtimes round in other ways
+        return None
+    return _or_none(lambda: np.asarray(compute(*given)))
 
 
 def _or_none(compute: Callable[[], Array]) -> Array | None:
@@ -325,11 +364,13 @@ _RULES: Mapping[str, Rule] = {
     "Unsqueeze": _squeeze,
     "Concat": _concat,
     "Gather": _gather,
+    "Slice": _slice,
+    "Mod": _remainder,
     "Identity": lambda known, node: known.array(node.input[0]),
     "Add": _elementwise(np.add, "fdlq"),
     "Sub": _elementwise(np.subtract, "fdlq"),
     "Mul": _elementwise(np.multiply, "fdlq"),
-    "Div": _elementwise(np.divide, "fd"),
+    "Div": _divide,
     "Neg": _elementwise(np.negative, "fdlq"),
     "Sqrt": _elementwise(np.sqrt, "fd"),
 }

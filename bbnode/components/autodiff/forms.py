@@ -63,6 +63,56 @@ def pools_first(
     return [node for node in made if late.isdisjoint(node.output)]
 
 
+def pads_by_size(
+    b: GraphBuilder, nodes: Iterable[NodeProto], types: Mapping[str, InferredType]
+) -> list[NodeProto]:
+    """Return nodes in which a Conv that pads by the size of an open axis has a Pad before it.
+
+    With a stride the numbers of auto_pad follow from the size (ONNX's operator page of Conv); as a
+    node of its own they are computed where the size is met.
+    """
+    made: list[NodeProto] = []
+    for node in nodes:
+        settings = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        auto = settings.get("auto_pad", b"NOTSET")
+        dims = types.get(node.input[0], UNKNOWN).dims if node.input else None
+        strides = settings.get("strides", [])
+        kernel = settings.get("kernel_shape", ())
+        if not kernel and node.op_type == "Conv":
+            kernel = (types.get(node.input[1], UNKNOWN).dims or ())[2:]
+        if (
+            node.op_type != "Conv"
+            or not is_onnx_domain(node.domain)
+            or auto not in (b"SAME_UPPER", b"SAME_LOWER")
+            or all(stride == 1 for stride in strides)
+            or dims is None
+            or all(isinstance(dim, int) for dim in dims[2:])
+            or not all(isinstance(size, int) for size in kernel)
+        ):
+            made.append(node)
+            continue
+        dilations = settings.get("dilations", [1] * len(strides))
+        extent = b.ints(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
+        one, none, two = b.ints([1]), b.ints([0]), b.ints([2])
+        size, stride = b.op("Shape", node.input[0], start=2), b.ints(strides)
+        steps = b.op("Div", b.op("Sub", size, one), stride)
+        reached = b.op("Add", b.op("Mul", steps, stride), extent)
+        total = b.op("Max", b.op("Sub", reached, size), none)
+        less = b.op("Div", total, two)
+        more = b.op("Sub", total, less)
+        first, last = (less, more) if auto == b"SAME_UPPER" else (more, less)
+        outer = b.ints([0, 0])
+        pads = b.op("Concat", outer, first, outer, last, axis=0)
+        conv = NodeProto()
+        conv.CopyFrom(node)
+        conv.input[0] = b.op("Pad", node.input[0], pads)
+        kept = [each for each in node.attribute if each.name not in ("auto_pad", "pads")]
+        del conv.attribute[:]
+        conv.attribute.extend(kept)
+        made += [*b.take(), conv]
+    return made
+
+
 # Axes of a recurrent layer's Y: steps, directions (one), sequences, units.
 _STEPS, _SINGLE, _BATCH, _UNITS = range(4)
 _REORDER = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})

@@ -15,7 +15,12 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helpe
 
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.autodiff.functions import expand_functions
-from bbnode.components.autodiff.parameters import choose_parameters, exporters_hints
+from bbnode.components.autodiff.own_weights import with_own_weights
+from bbnode.components.autodiff.parameters import (
+    ParameterChoice,
+    choose_parameters,
+    exporters_hints,
+)
 from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
 from bbnode.ir.intake import ModelNotTaken, brought_up, check_values, first_line
 from bbnode.ir.keys import ONNX_OPSET_VERSION
@@ -36,7 +41,7 @@ class ForwardGraph:
         parameters: the tensors that are trained, in the order of the flat vector; without values
             where these were kept apart.
         constants: all other initializers.
-        left: float ones of these, with the reason why they are not trained.
+        choice: which float ones are trained, and why.
         outputs: in the order of the graph; the loss is computed from the first.
         producer: the name of the tool that wrote the model.
     """
@@ -48,7 +53,7 @@ class ForwardGraph:
     inputs: tuple[ValueInfoProto, ...]
     parameters: tuple[TensorProto, ...]
     constants: tuple[TensorProto, ...]
-    left: Mapping[str, str]
+    choice: ParameterChoice
     outputs: tuple[ValueInfoProto, ...]
     producer: str
 
@@ -78,6 +83,7 @@ def read_forward(
     except OutOfBounds as error:
         raise InvalidForwardModel(what=str(error), remedy="give a smaller model") from error
     alone = apart or {}
+    forward = with_own_weights(forward, wrt or (), alone)
     light, large = without_weights(forward, alone)
     _forget_notes(light)
     try:
@@ -111,7 +117,7 @@ def read_forward(
         ) from error
     return ForwardGraph(
         name=graph.name or "model",
-        opset=ONNX_OPSET_VERSION,
+        opset=onnx_version(model),
         other_opsets=tuple(
             (entry.domain, int(entry.version))
             for entry in model.opset_import
@@ -123,7 +129,7 @@ def read_forward(
         constants=tuple(
             _alone(tensor, large, alone) for tensor in tensors if tensor.name not in trained
         ),
-        left=chosen.left,
+        choice=chosen,
         outputs=tuple(graph.output),
         producer=forward.producer_name,
     )

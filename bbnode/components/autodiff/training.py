@@ -27,7 +27,7 @@ from bbnode.components.autodiff.builder import (
 )
 from bbnode.components.autodiff.errors import InvalidForwardModel, TrainingSettingRefused
 from bbnode.components.autodiff.folding import folded, shared
-from bbnode.components.autodiff.forms import last_states, pools_first, swaps
+from bbnode.components.autodiff.forms import last_states, pads_by_size, pools_first, swaps
 from bbnode.components.autodiff.forward import ForwardGraph, read_forward
 from bbnode.components.autodiff.losses import LossSettings, find_loss
 from bbnode.components.autodiff.modes import RunningVariance, TrainingMode, part_modes
@@ -40,6 +40,7 @@ from bbnode.components.autodiff.optimizers import (
     find_optimizer,
     subtracts_alone,
 )
+from bbnode.components.autodiff.parameters import ParameterChoice
 from bbnode.components.autodiff.precision import in_half_precision
 from bbnode.components.autodiff.reverse import pull_back
 from bbnode.ir.errors import BbnodeError
@@ -106,7 +107,7 @@ class TrainingGraphs:
 
     Attributes:
         initial: the parameters' values in the forward model, in the order of all tuples here.
-        left: float initializers that are not trained, with the reason.
+        choice: which float initializers are trained, and why.
         statistics: initial running statistics, which training moves.
         variances: names of those statistics that can't be negative.
         input_names: what a caller feeds the model.
@@ -124,7 +125,7 @@ class TrainingGraphs:
     """
 
     initial: tuple[TensorProto, ...]
-    left: Mapping[str, str]
+    choice: ParameterChoice
     statistics: tuple[TensorProto, ...]
     variances: frozenset[str]
     input_names: tuple[str, ...]
@@ -152,7 +153,7 @@ class TrainingGraphs:
         """Differentiate now instead of when a graph with gradients is first asked for.
 
         Raises:
-            UnsupportedGradient, GradientRuleError.
+            UnsupportedGradient, GradientRuleError, InvalidForwardModel.
         """
         _ = self.writer.sweep, self.writer.step_nodes
 
@@ -372,7 +373,7 @@ class _Writer:
 
         outputs = [info.name for info in forward.outputs]
         outputs += self.modes.updated.values()
-        trained = swaps(self.modes.trained, types)
+        trained = pads_by_size(b, swaps(self.modes.trained, types), types)
         trained = pools_first(b, trained, outputs)
         trained = last_states(b, trained, types, outputs)
         if self.mixed:
@@ -416,8 +417,10 @@ class _Writer:
     def sweep(self) -> list[NodeProto]:
         """The nodes from the loss back to the gradients, and what else training moves.
 
-        Raises UnsupportedGradient, GradientRuleError.
+        Raises UnsupportedGradient, GradientRuleError; InvalidForwardModel where a tensor may be a
+        weight as well as a constant.
         """
+        self.f.choice.check_decided()
         b = self.b
         labels = _info(self.labels, self.label_type)
         inputs = [*self._inputs(), labels, *self._draw_input(), *self._scale_input()]
@@ -479,7 +482,7 @@ class _Writer:
     def graphs(self) -> TrainingGraphs:
         return TrainingGraphs(
             initial=self.f.parameters,
-            left=self.f.left,
+            choice=self.f.choice,
             statistics=self.modes.statistics,
             variances=self.modes.variances,
             input_names=tuple(info.name for info in self.f.inputs),
@@ -549,6 +552,7 @@ class _Writer:
         seeds: Mapping[str, str], told: Sequence[str], to_input: bool,
     ) -> ModelProto:  # fmt: skip
         """Return nodes of the evaluated form and their sweep -> gradients, [input's,] `told`."""
+        self.f.choice.check_decided()
         # A builder of its own: its names hang on no sweep.
         b = GraphBuilder(self.b.taken, "pulled/", opsets=self.b.opsets, known=self.b.known.values())
         types = model_types(self._model("types", nodes, inputs, [*seeds]))

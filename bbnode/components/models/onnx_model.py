@@ -27,6 +27,7 @@ from bbnode.components.autodiff.forward import read_forward
 from bbnode.components.autodiff.losses import LossSettings, find_loss
 from bbnode.components.autodiff.modes import RunningVariance, TrainingMode
 from bbnode.components.autodiff.optimizers import OptimizerSettings
+from bbnode.components.autodiff.own_weights import with_own_weights
 from bbnode.components.autodiff.parameters import ParameterChoice
 from bbnode.components.autodiff.training import Precision, TrainingOptions
 from bbnode.components.backends.graphs import scaled_sum_model
@@ -36,8 +37,10 @@ from bbnode.components.contracts import (
     Component,
     ComponentError,
     DataSource,
+    ListedParameter,
     Model,
     OpContext,
+    ParameterList,
     PreparedGraph,
     Weights,
     WritingGraph,
@@ -87,6 +90,12 @@ _OF_ROWS = frozenset(
     }
 )  # fmt: skip
 
+_NOTHING_TO_SWITCH = (
+    'mode="train" found no BatchNormalization and no Dropout in the model, so that it trains as '
+    "written; exporters fold or leave them out of a model in evaluation mode: export it with "
+    "bbnode.torch.export, or with training=TrainingMode.PRESERVE, or leave mode out"
+)
+
 # Fields of a TensorProto with its values, if they are not in `raw_data`.
 _TYPED_DATA = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
 
@@ -113,7 +122,8 @@ class OnnxModelConfig:
             "bce_with_logits" and "kl" (probabilities), "mse", "mae", "huber", "cosine".
         learning_rate: the first one, that `schedule` scales.
         trainable: names and patterns ("head.*", "!*.bias") of the initializers to train, in their
-            order; by default weights, and not masks, tables or constants.
+            order; by default what is used as a weight, and not masks, tables or constants. It also
+            decides where a tensor may be either, and names weights in Constant nodes.
         lora: adapters that are trained in place of the weights: `targets` (names or patterns of
             layers), `rank`, `alpha`, `seed`, `merge`; what `trainable` names is trained with them.
         optimizer: "sgd", "adam", "adamw", "yogi", "adagrad", "rmsprop" or "lion".
@@ -264,6 +274,8 @@ class OnnxModel(Model):
         config = checked_config(type(self), config)
         super().__init__(config)
         with _opened(config) as (model, apart):
+            # Whose initializers then are all weights, under the names that `export` gives them.
+            model = with_own_weights(model, config.trainable, apart)
             graphs = _derive(config, model, apart)
             initial, moved = _Arrays(graphs.initial, apart), _Arrays(graphs.statistics, {})
             self._graphs = graphs = graphs.without_values()
@@ -279,16 +291,37 @@ class OnnxModel(Model):
         )
         self._axes = [_dims(info) for info in graphs.writer.f.inputs]
         self._takes_empty = all(node.op_type in _OF_ROWS for node in graphs.writer.modes.evaluated)
+        self._warn()
+
+    def _warn(self) -> None:
+        """Log where what is trained may be something else than the author meant."""
+        for line in self._warnings(self.config, self._graphs):
+            logger.warning("%s: %s", self.TYPE_NAME, line)
+
+    @staticmethod
+    def _warnings(config: OnnxModelConfig, graphs: TrainingGraphs) -> tuple[str, ...]:
+        found = graphs.choice.warned()
+        if config.mode == "train" and not (graphs.statistics or graphs.draws):
+            found = (*found, _NOTHING_TO_SWITCH)
+        return found
+
+    def check_trains(self) -> None:
+        """Differentiate the model.
+
+        Raises:
+            UnsupportedGradient, GradientRuleError: an op that gradients do not pass.
+            InvalidForwardModel: a tensor may be a weight as well as a constant.
+        """
+        self._graphs.derive()
 
     def bind(self, dependencies: Mapping[str, Component]) -> None:
         """Receive what it depends on, and differentiate where the program trains.
 
-        Raises:
-            UnsupportedGradient, GradientRuleError: an op that gradients do not pass.
+        Raises what `check_trains` raises.
         """
         super().bind(dependencies)
         if self.has_dependency("data_source"):
-            self._graphs.derive()
+            self.check_trains()
 
     def _begin(self, initial: Mapping[str, Weights], moved: Mapping[str, Weights]) -> None:
         """Check the settings, and begin with these parameters and running statistics."""
@@ -330,8 +363,7 @@ class OnnxModel(Model):
             ComponentError: the backend cannot run one of the graphs.
         """
         graphs = self._graphs
-        chosen = ParameterChoice(graphs.parameter_names, graphs.left)
-        logger.info("parameters", extra={"size": self.size, "trained": chosen.told()})
+        logger.info("parameters", extra={"size": self.size, "trained": graphs.choice.told()})
         if self.has_dependency("data_source"):
             self._check_data()
         needed = [graphs.forward, graphs.loss]
@@ -859,7 +891,10 @@ class OnnxModel(Model):
     def twin(self) -> OnnxModel:
         """Return another instance; its initial parameters are the present ones of this one."""
         model, _ = self._filled()
-        return type(self)(replace(self.config, model=model.SerializeToString(deterministic=True)))
+        content = model.SerializeToString(deterministic=True)
+        # By name: other values might be taken for something else than the initial ones were.
+        named = self.config.trainable if self.config.lora is not None else (*self._trained,)
+        return type(self)(replace(self.config, model=content, trainable=named))
 
     def _filled(self) -> tuple[ModelProto, dict[str, Vector]]:
         """Return the author's model with the present values, and those that it has no place for."""
@@ -894,10 +929,30 @@ class OnnxModel(Model):
 
         Raises AutodiffError for a model that can't be trained.
         """
-        model, wrt = _with_adapters(config, _parsed(config.model))
-        forward = read_forward(model, wrt or None)
-        names = tuple(tensor.name for tensor in forward.parameters)
-        return ParameterChoice(names, forward.left).told()
+        return _choice(config, _parsed(config.model)).told()
+
+    @classmethod
+    def parameters_listed(cls, config: OnnxModelConfig) -> ParameterList:
+        """Return each float tensor of the model with what becomes of it and why.
+
+        Raises AutodiffError for a model that can't be trained.
+        """
+        with _opened(config) as (model, apart):
+            model = with_own_weights(model, config.trainable, apart)
+            graphs = _derive(config, model, apart)
+        choice = graphs.choice
+        tensors = {each.name: each for each in (*graphs.initial, *model.graph.initializer)}
+        rows = tuple(
+            ListedParameter(
+                name=name,
+                shape=tuple(tensor.dims),
+                trained=name in choice.trained,
+                why=choice.why.get(name, "") or choice.left.get(name, ""),
+            )
+            for name, tensor in tensors.items()
+            if name in choice.trained or name in choice.left
+        )
+        return ParameterList(rows, cls._warnings(config, graphs))
 
     @classmethod
     def initialized(
@@ -912,8 +967,10 @@ class OnnxModel(Model):
             AutodiffError: the model of the settings can't be used.
             ParameterMismatch: nothing agrees; WeightsNotFinite: a value is NaN or infinite.
         """
-        model = _parsed(config.model)
-        names = {tensor.name for tensor in read_forward(model).parameters}
+        model = with_own_weights(_parsed(config.model), config.trainable)
+        before = _choice(config, model)
+        default = read_forward(model).choice
+        names = {*default.trained, *default.undecided}
         for node in model.graph.node:
             if node.op_type == "BatchNormalization":
                 names.update(node.input[3:5])
@@ -934,8 +991,11 @@ class OnnxModel(Model):
             if not np.isfinite(weights[name]).all():
                 raise WeightsNotFinite(f"{cls.TYPE_NAME}: {name!r} holds NaN or infinity")
             _set(tensors[name], weights[name])
-        content = model.SerializeToString(deterministic=True)
-        return replace(config, model=content), told
+        made = replace(config, model=model.SerializeToString(deterministic=True))
+        if config.lora is None and _choice(made, model).trained != before.trained:
+            # Of other values the choice would be another.
+            made = replace(made, trainable=before.trained)
+        return made, told
 
     def _load(self, saved: SavedState) -> dict[str, str]:
         """Take a state of these parameters; return what of it does not fit, and why."""
@@ -1174,6 +1234,9 @@ class HeldModel(OnnxModel):
     def _check_data(self) -> None:
         """Check nothing: there are no data."""
 
+    def _warn(self) -> None:
+        """Log nothing: what is trained is another model's to say."""
+
 
 @contextmanager
 def _taken() -> Iterator[None]:
@@ -1293,6 +1356,13 @@ def optimizer_settings(config: OnnxModelConfig) -> OptimizerSettings:
     return OptimizerSettings(
         name=config.optimizer, **{name: getattr(config, name) for name in names}
     )
+
+
+def _choice(config: OnnxModelConfig, model: ModelProto) -> ParameterChoice:
+    """Return what is trained of the model of these settings."""
+    model = with_own_weights(model, config.trainable)
+    model, wrt = _with_adapters(config, model)
+    return read_forward(model, wrt or None).choice
 
 
 def _with_adapters(

@@ -26,6 +26,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
 from bbnode.components.contracts import Weights
 from bbnode.components.errors import BackendError
+from bbnode.components.models.torch_plain import embedding_faults, plain_ops
 from bbnode.ir.errors import AuthorError, DeploymentError
 from bbnode.ir.keys import ONNX_OPSET_VERSION
 
@@ -249,7 +250,9 @@ def _example(torch: Any, module: Module, example: Any) -> tuple[Tensor, ...]:
     sizes = {len(each) for each in found}
     if len(sizes) > 1:
         raise ExportFailed(
-            f"the arguments of the example have batches of {sorted(sizes)}; give them the same"
+            f"the arguments of the example have batches of {sorted(sizes)}; give them the same, "
+            "[batch, …] each: what is of no one example, such as the edges of one graph, is given "
+            "with each example ([batch, 2, edges]), or is a buffer of the module"
         )
     # A batch of one would be taken for a fixed size.
     return tuple(torch.cat([each, each]) if len(each) == 1 else each for each in found)
@@ -357,7 +360,7 @@ def _exported(
         axes = {0: BATCH, **extra.get(name, {})}
         shapes.append({a: dims.setdefault(d, torch.export.Dim(d)) for a, d in axes.items()})
     try:
-        with _quiet():
+        with _quiet(), plain_ops(torch):
             program = torch.onnx.export(
                 module,
                 tuple(tensors),
@@ -569,18 +572,53 @@ def _check_gradients_flow(torch: Any, module: Module, tensors: Sequence[Tensor])
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if func in stops and args[0].requires_grad:
-                found.append(stops[func])
+                found.append(f"forward stops gradients with {stops[func]}")
+            if func is torch.Tensor.register_hook:
+                found.append("forward changes gradients by a hook")
+            found.extend(embedding_faults(torch, func, args, kwargs or {}))
             if getattr(func, "__name__", "") == "_set_grad_enabled" and args == (False,):
-                found.append("torch.no_grad()")
+                found.append("forward stops gradients with torch.no_grad()")
             return func(*args, **(kwargs or {}))
 
+    found += _hooks(module)
     with torch.enable_grad(), GradientStops():
-        _called(module, tensors)
+        outputs = _called(module, tensors)
+    found += _own_gradients(leaves_of(torch, outputs))
     if found:
         raise ExportFailed(
-            f"{type(module).__name__}: forward stops gradients with {found[0]}, which ONNX can't "
-            "say, so training would differ; take it out, or train with bbnode.TorchModel"
+            f"{type(module).__name__}: {found[0]}, which ONNX can't say, so training would differ; "
+            "take it out, or train with bbnode.TorchModel"
         )
+
+
+def _hooks(module: Module) -> list[str]:
+    """Return what changes the gradients of parameters or modules behind the graph's back."""
+    found = []
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            found.append(f"a hook changes the gradient of {name!r}")
+    for name, each in module.named_modules():
+        if each._backward_hooks or getattr(each, "_backward_pre_hooks", None):
+            found.append(f"a backward hook of {name or type(each).__name__!r} may change gradients")
+    return found
+
+
+def _own_gradients(outputs: Sequence[Tensor]) -> list[str]:
+    """Return the functions behind outputs whose gradient is written in Python, not derived."""
+    custom = importlib.import_module("torch.autograd.function").BackwardCFunction
+    todo = [each.grad_fn for each in outputs if each.grad_fn is not None]
+    seen = set()
+    while todo:
+        step = todo.pop()
+        if step is None or step in seen:
+            continue
+        seen.add(step)
+        name = type(step).__name__.removesuffix("Backward")
+        # Which computes the same gradient again.
+        if isinstance(step, custom) and name != "CheckpointFunction":
+            return [f"{name} (a torch.autograd.Function) has a gradient of its own"]
+        todo.extend(before for before, _ in step.next_functions)
+    return []
 
 
 def _check_buffers(torch: Any, module: Module, tensors: Sequence[Tensor]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-from bbnode.components.contracts import Model
+from bbnode.components.contracts import Model, ParameterList
 from bbnode.components.registry import build_config, component_class, known_types
 from bbnode.daemon.artifacts.artifact import ArtifactRejected, as_graph, serialize
 from bbnode.ir import keys
@@ -35,6 +35,7 @@ def describe(model: onnx.ModelProto) -> dict[str, Any]:
     program = as_graph(model)
     mains = mains_of(program)
     bindings = bindings_of(program)
+    models = dict(_models(program))
     return {
         "passport": program.metadata.get(keys.COMPILED_KEY, ""),
         "program": program.name,
@@ -57,12 +58,22 @@ def describe(model: onnx.ModelProto) -> dict[str, Any]:
         ],
         "functions": [f.name for f in program.functions if f not in mains],
         "parts": part_names(program),
-        "models": dict(_models(program)),
+        "models": {slot: told for slot, (told, _) in models.items()},
+        "parameters": {
+            slot: [
+                {"name": p.name, "shape": list(p.shape), "trained": p.trained, "why": p.why}
+                for p in listed.parameters
+            ]
+            for slot, (_, listed) in models.items()
+        },
+        "model_warnings": {
+            slot: list(listed.warnings) for slot, (_, listed) in models.items() if listed.warnings
+        },
         "wire_edges": list(_described(mains)),
     }
 
 
-def _models(program: Program) -> Iterator[tuple[str, str]]:
+def _models(program: Program) -> Iterator[tuple[str, tuple[str, ParameterList]]]:
     """Yield each slot with a model whose class is installed here, and what is trained of it."""
     for function in program.functions:
         for slot, stored in function.defaults.items():
@@ -73,10 +84,12 @@ def _models(program: Program) -> Iterator[tuple[str, str]]:
             try:
                 cls = component_class(type_name)
                 if issubclass(cls, Model):
-                    told = cls.parameters_told(build_config(cls, slot, stored.value, {}))
-                    yield from [(slot, told)] if told else []
+                    config = build_config(cls, slot, stored.value, {})
+                    told = cls.parameters_told(config)
+                    if told:
+                        yield slot, (told, cls.parameters_listed(config))
             except BbnodeError as error:
-                yield slot, str(error)
+                yield slot, (str(error), ParameterList())
 
 
 def mains_of(program: Program) -> list[Function]:

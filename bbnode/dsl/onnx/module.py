@@ -189,7 +189,10 @@ class OnnxModule(OnnxPart):
       Weights in other files are read if these lie beneath the model's own folder.
     - Local functions are inlined; If, Loop and Scan keep their graphs.
     - The opset is brought to the one that programs are recorded in: ops that mean the same
-      stay as they are, others go through ONNX's converter.
+      stay as they are, others go through ONNX's converter. A model with ops that came later
+      (CumProd, LinearAttention, …) is recorded at the first opset that has them.
+    - Ops that only ONNX Runtime has in `ai.onnx` (SimplifiedLayerNormalization) are ONNX's, and the
+      maps of a ZipMap at the end are the tensor in it, [rows, classes].
     - Ops of other domains than `ai.onnx` and `ai.onnx.ml` are refused.
     """
 
@@ -347,6 +350,6 @@ class _Recording(NodeCopier):
                 outputs=(("output", kind),),
                 attributes={attribute: Attribute.of(tensor)},
                 slot=self._use,
-                opset_version=keys.ONNX_OPSET_VERSION,
+                opset_version=self._graph.opsets.get("", keys.ONNX_OPSET_VERSION),
             )
         return super().value(name, reader)

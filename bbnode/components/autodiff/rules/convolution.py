@@ -5,8 +5,9 @@ spatial axes. A convolution's gradients are convolutions again (Dumoulin and Vis
 arXiv:1603.07285, section 4); where sizes are known, the kernel's is written as matrix products of
 the gradient and shifted inputs (Chellapilla et al., 2006, hal-00112631), in the form that ran
 fastest in ONNX Runtime for such sizes. What depends on sizes is computed while the graph is
-written, so that no gradient graph computes geometry; only the batch may be symbolic where a size
-matters. Output sizes and automatic padding are those of ONNX's operator pages (Conv, AveragePool).
+written, so that no gradient graph computes geometry, unless a spatial axis is open: then more is
+made than is needed, and cut to the size that the graph meets. Output sizes and automatic padding
+are those of ONNX's operator pages (Conv, AveragePool).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +46,7 @@ class Windows:
     """The sliding windows of a Conv or a pool, one entry per spatial axis.
 
     Attributes:
-        sizes: of the input; None where nothing here needs them.
+        sizes: of the input; None where they are not known.
         kernel, strides, dilations: of the windows.
         before, after: padding.
     """
@@ -61,13 +63,18 @@ class Windows:
         """The padding as ONNX writes it: all beginnings, then all ends."""
         return [*self.before, *self.after]
 
+    @property
+    def is_open(self) -> bool:
+        """True if sizes that are not known tell how many positions no window covers."""
+        return self.sizes is None and any(stride != 1 for stride in self.strides)
+
     def slack(self) -> list[int]:
         """Return the padded positions behind the last window, per axis; less than the stride."""
-        if all(stride == 1 for stride in self.strides):
+        if self.sizes is None or all(stride == 1 for stride in self.strides):
             return [0] * len(self.kernel)
         return [
             (size + self.before[i] + self.after[i] - self._extent(i)) % self.strides[i]
-            for i, size in enumerate(self.sizes or ())
+            for i, size in enumerate(self.sizes)
         ]
 
     def rounded_up(self) -> Windows:
@@ -116,20 +123,31 @@ class Windows:
 
 
 def read_windows(ctx: VjpContext, kernel: Sequence[int], *, need_sizes: bool = False) -> Windows:
-    """Return the windows of a node over its input 0; GradientRuleError for an unknown size."""
+    """Return the windows of a node over its input 0.
+
+    Raises GradientRuleError for an unknown size that is needed.
+    """
     count = len(kernel)
     ones = [1] * count
     strides = tuple(ctx.attribute("strides", ones))
     dilations = tuple(ctx.attribute("dilations", ones))
     auto = ctx.attribute("auto_pad", "NOTSET")
     same = auto in ("SAME_UPPER", "SAME_LOWER")
-    sizes = None
-    if need_sizes or same or any(stride != 1 for stride in strides) or _sizes_known(ctx):
-        sizes = spatial_sizes(ctx, ctx.inputs[0])
-    if same and sizes is not None:
+    known = _sizes_known(ctx)
+    if need_sizes and not known:
+        spatial_sizes(ctx, ctx.inputs[0])  # which says what is missing
+    sizes = spatial_sizes(ctx, ctx.inputs[0]) if known else None
+    if same:
         before, after = [], []
-        for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+        for i, (k, stride, dilation) in enumerate(zip(kernel, strides, dilations, strict=True)):
             extent = dilation * (k - 1) + 1
+            if stride != 1 and sizes is None:
+                raise ctx.error(
+                    f"auto_pad={auto} with a stride pads by the size, which is open",
+                    "give the graph's input fixed sizes behind batch and channels, or pad by "
+                    "numbers (pads)",
+                )
+            size = 1 if sizes is None else sizes[i]  # by a stride of 1 it pads any size alike
             pad = max((-(-size // stride) - 1) * stride + extent - size, 0)
             first = pad // 2 if auto == "SAME_UPPER" else pad - pad // 2
             before.append(first)
@@ -261,18 +279,30 @@ def _turned_input(ctx: VjpContext, windows: Windows) -> str:
 
 def spread(ctx: VjpContext, grad: str, weight: str, windows: Windows, groups: int) -> str:
     """Return, for every position, the weighted gradients of the windows that it is in."""
-    return ctx.b.op(
+    b, pads, behind = ctx.b, windows.pads, windows.slack()
+    if windows.is_open:
+        # As many positions as any size may have behind the last window, and then those there are.
+        pads = [*windows.before, *[0] * len(windows.after)]
+        behind = [stride - 1 for stride in windows.strides]
+    made = b.op(
         "ConvTranspose",
         grad,
         weight,
         strides=list(windows.strides),
         dilations=list(windows.dilations),
-        pads=windows.pads,
+        pads=pads,
         # Positions behind the last window are in none; they get zeros.
-        output_padding=windows.slack(),
+        output_padding=behind,
         group=groups,
         kernel_shape=list(windows.kernel),
     )
+    return _cut_like(ctx, made, ctx.inputs[0], len(windows.kernel)) if windows.is_open else made
+
+
+def _cut_like(ctx: VjpContext, value: str, like: str, count: int) -> str:
+    """Return the beginning of a value along `count` spatial axes, in the sizes of another."""
+    b, axes = ctx.b, range(2, count + 2)
+    return b.op("Slice", value, b.ints([0] * count), b.op("Shape", like, start=2), b.ints(axes))
 
 
 def _kernel_gradient(
@@ -441,7 +471,7 @@ def _kernel_gradient_by_convolution(
         pads=windows.pads,
         group=groups,
     )
-    if any(windows.slack()):
+    if windows.is_open or any(windows.slack()):
         # The positions behind the last window make room for entries that no kernel has.
         axes = range(2, rank)
         found = b.op("Slice", found, b.ints([0] * len(axes)), b.ints(windows.kernel), b.ints(axes))
@@ -478,12 +508,35 @@ def _average_pool(ctx: VjpContext) -> Grads:
     """Return, for each position, an even share of the gradients of the windows that it is in."""
     x = ctx.inputs[0]
     kernel: list[int] = list(ctx.attribute("kernel_shape", []))
-    padded = read_windows(ctx, kernel, need_sizes=True)
-    windows = padded.rounded_up() if int(ctx.attribute("ceil_mode", 0)) else padded
+    rounds_up = bool(ctx.attribute("ceil_mode", 0))
+    padded = read_windows(ctx, kernel, need_sizes=rounds_up)
+    windows = padded.rounded_up() if rounds_up else padded
     dtype = helper.tensor_dtype_to_np_dtype(ctx.elem_type(x))
-    included = padded if int(ctx.attribute("count_include_pad", 0)) else None
-    counts = windows.counts(included).astype(dtype)
-    share = ctx.b.op("Div", ctx.g, ctx.b.constant(counts, "counts"))
+    includes = bool(ctx.attribute("count_include_pad", 0))
+    if windows.sizes is not None:
+        found = windows.counts(padded if includes else None).astype(dtype)
+        counts = ctx.b.constant(found, "counts")
+    elif includes or not any(windows.pads):
+        counts = ctx.scalar(float(math.prod(kernel)), x)
+    else:
+        counts = _open_counts(ctx, windows, dtype)
+    share = ctx.b.op("Div", ctx.g, counts)
     planes = channels(ctx, x)
     ones = ctx.b.constant(np.ones((planes, 1, *kernel), dtype), "ones")
     return [spread(ctx, share, ones, windows, planes)]
+
+
+def _open_counts(ctx: VjpContext, windows: Windows, dtype: np.dtype[Any]) -> str:
+    """Return how many positions of the input each window has, where sizes are open."""
+    b = ctx.b
+    kernel = b.constant(np.ones((1, 1, *windows.kernel), dtype), "ones")
+    space = b.op("Concat", b.ints([1, 1]), b.op("Shape", ctx.inputs[0], start=2), axis=0)
+    return b.op(
+        "Conv",
+        b.op("Expand", b.scalar(1.0, ctx.elem_type(ctx.inputs[0])), space),
+        kernel,
+        strides=list(windows.strides),
+        dilations=list(windows.dilations),
+        pads=windows.pads,
+        kernel_shape=list(windows.kernel),
+    )

@@ -162,7 +162,9 @@ def _cut_off(ctx: VjpContext, index: int, axis: int) -> tuple[str, str]:
     zero, one = (b.constant(np.asarray(n, np.int64), "number") for n in (0, 1))
     numbers = b.op("Range", zero, b.op("Squeeze", length), one)
     at = b.ints([index]), b.ints([index + 1]), b.ints([0])
-    ends = (b.op("Slice", name, *at) for name in ctx.inputs[1:3])
+    ends = [b.op("Slice", name, *at) for name in ctx.inputs[1:3]]
+    if ctx.elem_type(ctx.inputs[1]) != INT64:  # all of a Slice are of one type
+        ends = [b.op("Cast", end, to=INT64) for end in ends]
     kept = b.op("Slice", numbers, *ends, b.ints([0]))
     # Where nothing is kept, all of it counts as left out before.
     before = b.op("ReduceMin", b.op("Concat", kept, length, axis=0), keepdims=1)

@@ -37,8 +37,9 @@ def _per_norm(ctx: VjpContext, order: int) -> Term:
 def _lp_pool(ctx: VjpContext) -> Grads:
     x, order = ctx.input(0), int(ctx.attribute("p", 2))
     kernel: list[int] = list(ctx.attribute("kernel_shape", []))
-    windows = read_windows(ctx, kernel, need_sizes=True)
-    if int(ctx.attribute("ceil_mode", 0)):
+    rounds_up = bool(ctx.attribute("ceil_mode", 0))
+    windows = read_windows(ctx, kernel, need_sizes=rounds_up)
+    if rounds_up:
         windows = windows.rounded_up()
     planes = channels(ctx, x.name)
     dtype = helper.tensor_dtype_to_np_dtype(ctx.elem_type(x.name))

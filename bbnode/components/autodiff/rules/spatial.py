@@ -67,8 +67,6 @@ def _conv_transpose(ctx: VjpContext) -> Grads:
     if ctx.wants(0):
         grads[0] = back
     if ctx.wants(1):
-        if any(stride != 1 for stride in settings["strides"]):
-            spatial_sizes(ctx, ctx.y)  # that Conv's rule needs; missed here, under this op's name
         # x's own name may not stand for what that Conv gives: another node of the graph makes it,
         # which Conv's rule would then have written anew.
         types = {grad: kind, weight: ctx.type_of(weight), back: ctx.type_of(x)}
