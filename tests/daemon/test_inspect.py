@@ -61,7 +61,7 @@ def test_explain_says_type_class_maker_and_passes() -> None:
     assert place["made_by"]["slot"] == "global"
     assert place["made_by"]["made_in"] == "recorded"
     assert "infer_peer_classes" in place["made_by"]["changed_in"]
-    assert "LoadParameters_1" in place["read_by"]
+    assert "SendReqBatched_0#deadline" in place["read_by"]
     assert found["events"] == [
         {"pass": "recorded", "what": "made by Params_0"},
         {"pass": "recorded", "what": "type Tensor"},

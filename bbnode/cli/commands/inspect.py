@@ -130,7 +130,7 @@ def _render(description: Mapping[str, Any], out: Console, *, verbose: bool) -> N
     if description["models"]:
         rows = [list(row) for row in description["models"].items()]
         output.table("models", ("slot", "parameters"), rows, out=out)
-        _render_parameters(description, out, all_of_them=verbose)
+        _render_parameters(description, out)
     if description["custom_ops"]:
         columns = ("domain", "op", "version", "package", "nodes")
         rows = [[row[key] for key in columns] for row in description["custom_ops"]]
@@ -159,8 +159,8 @@ def _render(description: Mapping[str, Any], out: Console, *, verbose: bool) -> N
     )
 
 
-def _render_parameters(description: Mapping[str, Any], out: Console, *, all_of_them: bool) -> None:
-    """Print the float tensors of the models that are fixed, or all, and why.
+def _render_parameters(description: Mapping[str, Any], out: Console) -> None:
+    """Print each float tensor of the models, and why it is trained or not.
 
     Slots with the same model share a table.
     """
@@ -172,8 +172,6 @@ def _render_parameters(description: Mapping[str, Any], out: Console, *, all_of_t
         listed = json.loads(content)
         # What is not trained first: it is what an author looks for.
         listed.sort(key=lambda each: bool(each["trained"]))
-        if not all_of_them:
-            listed = [each for each in listed if not each["trained"]]
         rows = [
             [
                 each["name"],
