@@ -272,6 +272,11 @@ def test_strategies_of_clients_go_with_those_of_the_server(tmp_path: Path) -> No
         (FedNova, {"momentum": 0.9, "proximal": 0.1}, "proximal=0.1 has to be 0 beside"),
         (FedNova, {"proximal": 10.0}, "proximal=10.0 has to be below 1 / learning_rate"),
         (FedNova, {"momentum": 0.9, "nesterov": True}, "nesterov=True has to be false"),
+        (
+            FedNova,
+            {"momentum": 0.9, "keep_optimizer_state": True},
+            "keep_optimizer_state=True has to be false beside a momentum",
+        ),
         (QFedAvg, {"q": float("inf")}, "q=inf has to be"),
         (QFedAvg, {"weighted": True}, "weighted=True has to be false"),
         (QFedAvg, {"qq": 1}, "qq"),
