@@ -30,6 +30,11 @@ from bbnode.programs import (
     steps,
 )
 from bbnode.sim import Network
+from bbnode.verify import TOLERANCE, reference
+from bbnode.verify.reference import clients
+from bbnode.verify.rounds import CLIENTS, EDGES, SERVERS, by_formula, server_slots
+from bbnode.verify.runs import SOFTMAX as VERIFIED
+from bbnode.verify.runs import Star
 from tests.programs.files import compiled, examples
 from tests.programs.strategies.federation import SIZES, SOFTMAX, normalised
 
@@ -259,3 +264,53 @@ def test_each_argument_of_a_ready_program_is_read_or_refused(name: str) -> None:
 @pytest.mark.parametrize("base", [FedNova, QFedAvg, Scaffold, Ditto, FedPer])
 def test_rounds_of_one_strategy_stay_as_they_are(base: type[FederatedTraining]) -> None:
     made(base.__name__).build()
+
+
+# --- numbers: a pair is the client's move, and the server's step with it ------------------------
+
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "CyclicTraining": {}, "HierarchicalTraining": EDGES,
+}  # fmt: skip
+# Methods whose clients answer in turn, or by way of edges, as well as all at once.
+MEANS = {"FedProx", "FedNova", "q-FedAvg", "FedPer", "FedRep"}
+OF_NUMPY = [name for name in SERVERS if name != "FedOpt"]
+
+
+def judge(tmp_path: Path, names: tuple[type[Any], ...], given: dict[str, Any], **by: Any) -> None:
+    """Compare rounds of bases, in both orders, with a move and a step of numpy."""
+    for at, bases in enumerate((names, names[::-1])):
+        program = type("Both", bases, {})(**{**VERIFIED, **given})
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        star = Star(folder, program, clients(), server=server_slots(folder, program))
+        move, step = by.get("move", lambda: reference.fedavg)(), by.get("step")
+        for each in by_formula(star, move, step and step(), rounds=2):
+            assert each.deviation <= TOLERANCE, (bases, each.what, each.deviation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", OF_NUMPY)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_clients_and_servers_both_do_as_numpy_says(
+    tmp_path: Path, client: str, server: str
+) -> None:
+    one, given, move, *_ = CLIENTS[client]
+    other, more, step, _ = SERVERS[server]
+    # The same server's rate, where both have one of their own.
+    more = {"server_learning_rate": 0.1 if "tau" in more else 1.0, **more}
+    judge(tmp_path, (one, other), {**given, **more}, move=lambda: move, step=lambda: step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("other", [*OF_NUMPY, *MEANS])
+def test_rounds_of_another_shape_do_as_numpy_says(tmp_path: Path, shape: str, other: str) -> None:
+    given, move, step = dict(SHAPES[shape]), reference.fedavg, None
+    if other in SERVERS:
+        one, more, step, _ = SERVERS[other]
+    else:
+        one, more, move, *_ = CLIENTS[other]
+    judge(
+        tmp_path, (READY[shape], one), {**given, **more}, move=lambda: move,
+        step=lambda: step or reference.added(),
+    )  # fmt: skip
