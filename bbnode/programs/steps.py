@@ -41,6 +41,7 @@ class Dropped(NamedTuple):
 
 def dropped(program: type) -> Dropped | None:
     """Return a step of one of its bases that a program would leave out unasked; None: all run."""
+    _walked.cache_clear()  # a method may have been replaced since
     order = _order(program)
     runs = _reached(order)
     for base in order[1:]:

@@ -80,7 +80,7 @@ def _(folder: Path) -> Iterator[Compared]:
     clients = [numpy_.table(count, count) for count in (20, 50, 30, 40)]
     clients[1] = Client(clients[1].x, (clients[1].y + 1) % 3)  # so that two lose much
     clients[2] = Client(clients[2].x, (clients[2].y + 2) % 3)
-    program = made(FederatedTraining, clients=4, epochs=1, selector=Oort)
+    program = made(FederatedTraining, clients=4, epochs=1, batch=50, selector=Oort)
     star = Star(folder, program, clients)
     seconds = (1, 3, 2, 4)
     for node, each in zip(star.nodes, seconds, strict=True):

@@ -16,7 +16,7 @@ Vector: TypeAlias = npt.NDArray[Any]  # float64
 
 FEATURES: Final = 4
 CLASSES: Final = 3
-SIZES: Final = (20, 30, 50)  # examples of the clients
+SIZES: Final = (20, 30, 45)  # examples of the clients
 RATE: Final = 0.1
 STEPS: Final = 3  # of each client in a round, each on all of its examples
 
@@ -68,18 +68,19 @@ class Client:
         return w
 
 
-def table(count: int, seed: int, features: int = FEATURES, classes: int = CLASSES) -> Client:
-    """Return examples that are labelled by one rule, float32 as a file has them."""
+def table(
+    count: int, seed: int, features: int = FEATURES, classes: int = CLASSES, *,
+    opposite: bool = False,
+) -> Client:  # fmt: skip
+    """Return examples that are labelled by one rule, or its opposite; float32 as in a file."""
     rule = np.random.default_rng(0).normal(size=(features, classes))
     x = np.random.default_rng([seed, count]).normal(size=(count, features)).astype(np.float32)
-    return Client(x.astype(np.float64), (x @ rule).argmax(axis=1))
+    return Client(x.astype(np.float64), (x @ (-rule if opposite else rule)).argmax(axis=1))
 
 
 def clients() -> list[Client]:
-    """Return clients that differ: in size, and one of them in its labels too."""
-    found = [table(count, seed) for seed, count in enumerate(SIZES, start=1)]
-    found[0] = Client(found[0].x, (found[0].y + 1) % CLASSES)
-    return found
+    """Return clients that differ: in size, and the first one has the opposite labels."""
+    return [table(count, at + 1, opposite=not at) for at, count in enumerate(SIZES)]
 
 
 def mean(vectors: Sequence[Vector], weights: Sequence[float] | None = None) -> Vector:

@@ -86,6 +86,16 @@ def _(folder: Path) -> Iterator[Compared]:
         yield Compared(found["model"], w)
 
 
+@checked("FedAvg, the largest", "fedavg", "a client counts for half of all at most")
+def _(folder: Path) -> Iterator[Compared]:
+    few = [numpy_.table(count, count) for count in (10, 20, 70)]
+    star = Star(folder, made(FederatedTraining, batch=70), few)
+    w = star.start
+    for found in star.rounds(ROUNDS):
+        w = numpy_.mean([client.trained(w) for client in few], [10, 20, 30])
+        yield Compared(found["model"], w)
+
+
 @checked("FedAvg, evaluation", "fedavg", "loss and accuracy of the new weights on the test")
 def _(folder: Path) -> Iterator[Compared]:
     test = numpy_.table(40, 7)

@@ -37,7 +37,7 @@ def test_there_is_no_figure_of_an_experiment_that_is_not() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_its_claims_hold(name: str) -> None:
     try:
-        result = experiment.load(name).run(0)
+        result = experiment.load(name).result(0)
     except EnvironmentFault as error:  # a text or a library that no extra brings
         pytest.skip(str(error))
     assert result.claims
