@@ -1,6 +1,6 @@
 """Randomized gossip on three graphs: the time to the mean, between the bounds of its spectrum.
 
-A start is fixed before the draws: the one that is worst in hindsight is worse than theorem 3 says."""
+A start is fixed before the draws; the one that is worst in hindsight is no matter of theorem 3."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bbnode.compiler import Compiler
 from bbnode.components import ConstantView
 from bbnode.programs import PairwiseAveraging
 from bbnode.sim import MS, LinkModel, Network
-from reproduce.experiment import Experiment, Result, Table, near, number
+from reproduce.experiment import Experiment, Result, Table, near, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -176,19 +176,19 @@ def run(seed: int) -> Result:
                 f"{name}: after {AT} ticks the mean squared error is what the matrices say",
                 float(squares[:, AT].mean()), float(exact[AT]), spread / math.sqrt(RUNS),
             ),
-            number(
+            within(
                 f"{name}: theorem 3, from below: at half a unit most runs are not there",
                 float(above[:, lower].mean()), EPSILON, 1.0,
             ),
-            number(
+            within(
                 f"{name}: theorem 3, from above: at three units no more than one run in ten is not "
                 "there, and three standard errors",
                 float(above[:, upper].mean()), 0.0, EPSILON + 3 * ERROR,
             ),
         ]  # fmt: skip
     claims += [
-        number("a tick is the mean of two peers, and of no others", off, 0.0, 1e-6),
-        number("the sum stays", moved, 0.0, 1e-5),
+        within("a tick is the mean of two peers, and of no others", off, 0.0, 1e-6),
+        within("the sum stays", moved, 0.0, 1e-5),
     ]
     title = (
         f"{PEERS} peers from the slowest start, {RUNS} runs: squared error after {AT} ticks, and "

@@ -193,4 +193,11 @@ EXPERIMENT = Experiment(
     ),
     page="docs/methods/compression.md",
     run=run,
+    methods=[
+        "codec: float16",
+        "codec: int8",
+        "codec: int4",
+        "codec: top-k",
+        "codec: sign",
+    ],
 )

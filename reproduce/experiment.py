@@ -50,7 +50,7 @@ class Table:
 class Claim:
     """One thing that the paper says, and if this run shows it; `figures` are what it rests on.
 
-    `value` is the number that was measured, where the claim is of one (see `number`).
+    `value` is the number that was measured, where the claim is of one (see `within`).
     """
 
     text: str
@@ -59,7 +59,7 @@ class Claim:
     value: float | None = None
 
 
-def number(text: str, value: float, low: float, high: float, figures: str = "") -> Claim:
+def within(text: str, value: float, low: float, high: float, figures: str = "") -> Claim:
     """Return the claim that a number is in a range."""
     shown = figures or f"{value:.4g}, in {low:.4g} to {high:.4g}"
     return Claim(text, bool(low <= value <= high), shown, float(value))
@@ -86,8 +86,8 @@ def by_numpy(methods: Sequence[str]) -> list[Claim]:
             continue
         told = f"{outcome.deviation:.0e} off in {outcome.numbers} numbers"
         text = f"{outcome.check.name}, by hand: {outcome.check.about}"
-        within = f"{told}; at most {outcome.check.tolerance:g}"
-        claims.append(Claim(text, outcome.ok, outcome.error or within, outcome.deviation))
+        bound = f"{told}; at most {outcome.check.tolerance:g}"
+        claims.append(Claim(text, outcome.ok, outcome.error or bound, outcome.deviation))
     return claims
 
 

@@ -180,4 +180,10 @@ EXPERIMENT = Experiment(
     ),
     page="docs/methods/fedbuff.md",
     run=run,
+    methods=[
+        "FedBuff",
+        "FedAsync, constant",
+        "FedAsync, polynomial",
+        "FedAsync, hinge",
+    ],
 )

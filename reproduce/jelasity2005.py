@@ -13,7 +13,7 @@ from bbnode.components import DrawingSelector, OpContext, register_component
 from bbnode.ir.peer import PeerId
 from bbnode.programs import PairwiseAveraging
 from bbnode.sim import MS, LinkModel, Network, S, SimNode
-from reproduce.experiment import Claim, Experiment, Result, Table, near, number
+from reproduce.experiment import Claim, Experiment, Result, Table, near, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,8 +50,8 @@ def perfect(
     net: Network,
     nodes: Sequence[SimNode],
     begin: Begin,
-    rng: Any,
-    seed: int,  # noqa: ARG001
+    rng: Any,  # noqa: ARG001
+    seed: int,
 ) -> None:
     """Let two disjoint perfect matchings exchange."""
     first = net.now_ns // S + 1
@@ -64,7 +64,7 @@ def perfect(
 
 
 def sequential(
-    net: Network,
+    net: Network,  # noqa: ARG001
     nodes: Sequence[SimNode],
     begin: Begin,
     rng: Any,
@@ -76,7 +76,7 @@ def sequential(
 
 
 def random(
-    net: Network,
+    net: Network,  # noqa: ARG001
     nodes: Sequence[SimNode],
     begin: Begin,
     rng: Any,
@@ -164,7 +164,7 @@ def run(seed: int) -> Result:
                 f"{name}: the factor of a cycle is that of as many peers in numpy",
                 ours, float(drawn.mean()), float(drawn.std()),
             ),
-            number(f"{name}: it is {text} to a tenth", ours / factor, 0.9, 1.1),
+            within(f"{name}: it is {text} to a tenth", ours / factor, 0.9, 1.1),
         ]  # fmt: skip
     order = [row[1] for row in rows]
     claims.append(

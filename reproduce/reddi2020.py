@@ -144,4 +144,12 @@ EXPERIMENT = Experiment(
     ),
     page="docs/methods/fedadam.md",
     run=run,
+    methods=[
+        "FedOpt",
+        "FedAvgM",
+        "FedAvgM, Nesterov",
+        "FedAdagrad",
+        "FedAdam",
+        "FedYogi",
+    ],
 )

@@ -5,8 +5,8 @@ runs; the named check, which `bbnode verify` prints and `scripts/reproduce` clai
 """
 
 from __future__ import annotations
-
 import __future__
+
 import importlib
 import inspect
 import textwrap
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bbnode.components import values
+from bbnode.components import Metadata
 from bbnode.verify import all_checks, judged
 from reproduce import experiment
 
@@ -47,9 +47,11 @@ PLANTED = [
     Planted("an unweighted mean", "bbnode.components.aggregators.fedavg:FedAvg.weights",
             "capped([part.num_samples for part in parts], self.config.max_share)",
             "[1] * len(parts)", "FedAvg"),
-    Planted("one epoch, whatever is asked", "bbnode.programs.federated:FederatedTraining.local_training",
+    Planted("one epoch, whatever is asked",
+            "bbnode.programs.federated:FederatedTraining.local_training",
             "epochs=self.epochs", "epochs=1", "FedAvg"),
-    Planted("deltas that are added twice", "bbnode.programs.federated:FederatedTraining.server_update",
+    Planted("deltas that are added twice",
+            "bbnode.programs.federated:FederatedTraining.server_update",
             "add(g, weights, mean)", 'add(g, BackendSlot("compute").add(g, weights, mean), mean)',
             "FedAvg, deltas"),
     Planted("a gradient of the sum", "bbnode.programs.federated:FederatedSGD.body",
@@ -131,14 +133,16 @@ PLANTED = [
             "g, weights, epochs", "g, None, epochs", "Ditto"),
     Planted("inner steps by the epochs", f"{SERVER}:DiLoCo.client_model.fget",
             "max_steps=self.inner_steps", "max_steps=1", "DiLoCo"),
-    Planted("an inner optimizer that begins anew", "bbnode.components.models.onnx_model:OnnxModel.load_parameters",
+    Planted("an inner optimizer that begins anew",
+            "bbnode.components.models.onnx_model:OnnxModel.load_parameters",
             "if not self.config.keep_optimizer_state:", "if True:", "DiLoCo"),
     Planted("every client begins with the first weights",
             "bbnode.programs.strategies.topologies:CyclicTraining.body",
             "loaded = self.server_model.load_parameters(g, weights)", "loaded = weights", "Cyclic"),
-    Planted("edges that count once each", "bbnode.programs.strategies.topologies:HierarchicalTraining.respond",
+    Planted("edges that count once each",
+            "bbnode.programs.strategies.topologies:HierarchicalTraining.respond",
             "g.bundle([*combined])",
-            "g.bundle([combined[0], g.constant(values.Metadata(num_samples=1), after=combined[0])])",
+            "g.bundle([combined[0], g.constant(Metadata(num_samples=1), after=combined[0])])",
             "Hierarchical"),
     # no rounds
     Planted("no staleness weights", f"{BUFFER}.discount",
@@ -163,7 +167,8 @@ PLANTED = [
     Planted("a trimmed mean that trims one less",
             "bbnode.components.aggregators.robust:TrimmedMean.combine",
             "cut = self.enough(parts)", "cut = self.enough(parts) - 1", "TrimmedMean"),
-    Planted("the lower quartile for a median", "bbnode.components.aggregators.robust:Median.combine",
+    Planted("the lower quartile for a median",
+            "bbnode.components.aggregators.robust:Median.combine",
             "(count - 1) // 2, count // 2", "count // 4, count // 4", "Median"),
     Planted("a mean for a geometric median", f"{WEIGHTED}:GeometricMedian.combine",
             "np.maximum(away, self.config.smoothing)", "np.ones_like(away)", "GeometricMedian"),
@@ -176,9 +181,11 @@ PLANTED = [
             "length / size if size else 0.0", "1.0", "FLTrust"),
     # privacy
     Planted("half the noise", "bbnode.components.privacy.release:PrivateSum.release",
-            "discrete.drawn(c.size, DEVIATION_STEPS,", "discrete.drawn(c.size, DEVIATION_STEPS // 2,",
+            "discrete.drawn(c.size, DEVIATION_STEPS,",
+            "discrete.drawn(c.size, DEVIATION_STEPS // 2,",
             "DPFedAvg, noise"),
-    Planted("a sum over those who answered, twice", "bbnode.components.privacy.release:PrivateSum.release",
+    Planted("a sum over those who answered, twice",
+            "bbnode.components.privacy.release:PrivateSum.release",
             "step / c.clients", "step / (2 * c.clients)", "DPFedAvg"),
     Planted("half the noise of examples", "bbnode.components.privacy.model:PrivateModel._train",
             "discrete.drawn_finely(sums.size, ctx.random_bytes(discrete.KEY_BYTES))",
@@ -198,7 +205,8 @@ PLANTED = [
     Planted("a third of the way", "bbnode.components.gossip.pairwise:PairwiseMean.answer",
             "- self._held) / 2", "- self._held) / 3", "PairwiseAveraging"),
     # pooled
-    Planted("a deviation that forgets the means", "bbnode.components.data.statistics:Moments.merged",
+    Planted("a deviation that forgets the means",
+            "bbnode.components.data.statistics:Moments.merged",
             "+ np.square(delta) * (self.count * share)", "", "Statistics"),
     Planted("centroids of the clients' own weight alike",
             "bbnode.components.aggregators.clusters:PooledClusters.merge",
@@ -228,7 +236,7 @@ def planted(row: Planted) -> Iterator[None]:
     edited = source.replace(row.old, row.new)
     # A method's `super()` wants the class in a cell.
     wrapped = f"def _make(__class__):\n{textwrap.indent(edited, '    ')}\n    return {name}\n"
-    scope = {**vars(module), "values": values}
+    scope = {"Metadata": Metadata, **vars(module)}
     flags = __future__.annotations.compiler_flag
     exec(compile(wrapped, f"<{row.fault}>", "exec", flags), scope)
     made = scope["_make"](owner)
