@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         experiment = load(arguments.name)
-        run = experiment.on_daemons if arguments.daemons else experiment.result
+        run = experiment.on_daemons if arguments.daemons else experiment.run
         if run is None:
             able = [name for name in names() if load(name).on_daemons]
             raise UnknownExperiment(

@@ -185,6 +185,7 @@ EXPERIMENT = Experiment(
         "DPFedAvg",
         "DPFedAvg, noise",
         "DPFedAvg, epsilon",
+        "DPFedAvg, both clip",
         "DP-SGD",
         "DP-SGD, noise",
         "DP-SGD, no clip",

@@ -12,6 +12,7 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -131,7 +132,7 @@ class Experiment:
         says: one line: what is run, with which data, and where it is smaller than the paper's.
         page: the page of the docs that shows its figure, from the root of the repository.
         run: takes a seed; every claim has to hold for each of the seeds 0 to 4.
-        methods: checks of `bbnode verify` of what is run: its rounds by hand.
+        methods: checks of `bbnode verify`, which a run claims as well: its rounds by hand.
         on_daemons: the same, smaller, on daemons of this machine, where there is such a run.
     """
 
@@ -142,10 +143,15 @@ class Experiment:
     on_daemons: Callable[[int], Result] | None = None
     methods: Sequence[str] = ()
 
-    def result(self, seed: int) -> Result:
-        """Run it; return its result with the claims by hand."""
-        found = self.run(seed)
-        return replace(found, claims=[*found.claims, *by_numpy(self.methods)])
+    def __post_init__(self) -> None:
+        """Have a run claim what is by hand, too."""
+        if self.methods:
+            object.__setattr__(self, "run", partial(_with_hand, self.run, self.methods))
+
+
+def _with_hand(run: Callable[[int], Result], methods: Sequence[str], seed: int) -> Result:
+    found = run(seed)
+    return replace(found, claims=[*found.claims, *by_numpy(methods)])
 
 
 def names() -> list[str]:

@@ -39,6 +39,18 @@ def _(folder: Path) -> Iterator[Compared]:
     yield from by_formula(Star(folder, program, numpy_.clients()), numpy_.clipped(0.05))
 
 
+@checked("DPFedAvg, both clip", "differential-privacy", "the server by itself, and each client")
+def _(folder: Path) -> Iterator[Compared]:
+    # A server that clips shorter than its clients, and one that leaves it to them.
+    for clip, own in ((0.02, 0.02), (1.0, 0.05)):
+        place = folder / str(clip)
+        place.mkdir()
+        program = made(DPFedAvg, noise=QUIET, epsilon=1e30, clip=0.05)
+        server = {"privacy": {"clip": clip}}
+        star = Star(place, program, numpy_.clients(), server=server)
+        yield from by_formula(star, numpy_.clipped(own))
+
+
 def _wide() -> list[Client]:
     return [numpy_.table(20, seed, FEATURES, CLASSES) for seed in (1, 2, 3)]
 
