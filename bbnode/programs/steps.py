@@ -11,10 +11,12 @@ next one behind it in the order of bases, whatever else is called.
 from __future__ import annotations
 
 import dataclasses
+import dis
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from bbnode.dsl import Module
@@ -25,6 +27,8 @@ Step: TypeAlias = tuple[type, str]  # the class that defines it, and its name
 _ROOTS = ("__post_init__", "body", "bootstrap", "bindings")
 # `check` refuses arguments, and so reads all of them; the others are each Module's own.
 _NOT_STEPS = frozenset({"check", "name", "home"})
+# Instructions that take an attribute of what was loaded before them.
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER")
 
 
 class Dropped(NamedTuple):
@@ -67,6 +71,8 @@ def unread(program: Module) -> Iterator[str]:
     An author's class that replaces the step which reads one has done so knowingly.
     """
     order = _order(type(program))
+    if any(_is_opaque(*step) for step in _reached(order)):
+        return  # an author's method may read any of them
     named = frozenset().union(*(_named(_order(base)) for base in order))
     for each in _fields(type(program)).values():
         if each.name not in named and getattr(program, each.name) != _first_default(order, each):
@@ -143,14 +149,66 @@ def _walked(order: tuple[type, ...]) -> tuple[frozenset[Step], frozenset[str]]:
     return frozenset(found), frozenset(named)
 
 
+def _is_opaque(owner: type, name: str) -> bool:
+    """Return True for a method from outside of this package that hands its object on."""
+    ours = __name__.partition(".")[0]
+    return any(
+        each.__module__.partition(".")[0] != ours and _hands_itself_on(each)
+        for each in _functions(vars(owner)[name])
+    )
+
+
 def _functions(value: Any) -> Iterator[FunctionType]:
-    """Yield the functions of a method or property; none of any other attribute."""
+    """Yield the functions of a method or property, and those of its file that it calls.
+
+    None for any other attribute.
+    """
     parts: tuple[Any, ...] = (getattr(value, "__func__", value),)
     if isinstance(value, property):
         parts = (value.fget, value.fset)
     elif isinstance(value, cached_property):
         parts = (value.func,)
-    return (each for each in map(inspect.unwrap, filter(callable, parts)) if _is_function(each))
+    left = [each for each in map(inspect.unwrap, filter(callable, parts)) if _is_function(each)]
+    seen: set[FunctionType] = set()
+    while left:
+        function = left.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        yield function
+        inner = [function.__globals__.get(name) for name in _names(function.__code__)]
+        cells = [each.cell_contents for each in function.__closure__ or () if _is_full(each)]
+        left += [
+            each
+            for each in (*inner, *cells)
+            if _is_function(each) and each.__module__ == function.__module__
+        ]
+
+
+def _is_full(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # of a class that is being made
+        return False
+
+
+def _hands_itself_on(function: FunctionType) -> bool:
+    """Return True if a method gives its object away as a whole: to `getattr`, a helper, a list."""
+    code = function.__code__
+    if not code.co_argcount:
+        return False
+    own, codes = code.co_varnames[0], [code]
+    for each in codes:
+        codes += (inner for inner in each.co_consts if isinstance(inner, CodeType))
+        steps = [*dis.get_instructions(each)]
+        for step, after in itertools.pairwise(steps):
+            if not step.opname.startswith("LOAD_") or step.opname == "LOAD_CLOSURE":
+                continue
+            # Some instructions load two names, of which the last one is on top.
+            *others, top = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+            if own in others or (top == own and not after.opname.startswith(_ATTRIBUTES)):
+                return True
+    return False
 
 
 def _is_function(value: object) -> TypeGuard[FunctionType]:

@@ -250,6 +250,31 @@ def test_an_argument_that_nothing_reads_is_refused_by_name() -> None:
         SplitLearning(model=(4, 3, 3), cut="layer0.out", metrics=("accuracy",)).build()
 
 
+def _strength(program: Any) -> float:
+    return float(program.strength)
+
+
+def test_an_argument_may_be_read_by_a_helper_or_by_name() -> None:
+    class ByHelper(Unread):
+        def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
+            assert _strength(self) == 2
+            return super().local_training(g, weights)
+
+    class ByName(Unread):
+        def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
+            assert all(getattr(self, each) for each in sorted({"stren" + "gth"}))
+            return super().local_training(g, weights)
+
+    class Neither(Unread):
+        def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
+            return super().local_training(g, weights)
+
+    for base in (ByHelper, ByName):
+        base(**SOFTMAX, strength=2.0).build()
+    with pytest.raises(BadArgument, match="strength"):
+        Neither(**SOFTMAX, strength=2.0).build()
+
+
 # The arguments that no step reads are checked to be left alone.
 LEFT_ALONE = {"quorum", "aggregator", "epochs", "metrics"}
 
