@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -23,6 +24,7 @@ from reproduce.experiment import (
     UnknownExperiment,
     load,
     names,
+    over_seeds,
     save_figure,
 )
 
@@ -57,6 +59,9 @@ def main(argv: list[str]) -> int:
         "--daemons", action="store_true", help="a smaller run, on daemons of this machine"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="as many runs, from --seed on"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="tables and claims as JSON")
     parser.add_argument(
         "--figure", type=Path, metavar="FILE", help="the SVG (docs/methods/figures/NAME.svg)"
@@ -82,11 +87,18 @@ def main(argv: list[str]) -> int:
     console.print(f"{experiment.paper}\n{experiment.says}", soft_wrap=True)
     began = perf_counter()
     try:
-        result = run(arguments.seed)
+        results = [run(arguments.seed + at) for at in range(max(1, arguments.seeds))]
     except EnvironmentFault as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    result = results[0]
+    if len(results) > 1:
+        result = replace(result, tables=[*result.tables, over_seeds(results)])
     show(console, result)
+    for at, other in enumerate(results[1:], start=arguments.seed + 1):
+        for claim in other.claims:
+            if not claim.holds:
+                console.print(f"FAILS with seed {at}: {claim.text} ({claim.figures})")
     figure = arguments.figure
     if figure is None and not arguments.daemons:
         figure = FIGURES / f"{arguments.name}.svg"
@@ -96,7 +108,7 @@ def main(argv: list[str]) -> int:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result.to_json(), indent=1) + "\n", "utf-8")
     console.print(f"{perf_counter() - began:.0f} s")
-    return 0 if all(claim.holds for claim in result.claims) else 1
+    return 0 if all(claim.holds for each in results for claim in each.claims) else 1
 
 
 if __name__ == "__main__":

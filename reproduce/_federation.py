@@ -39,14 +39,15 @@ class Federation:
         *,
         seed: int = 0,
         others: Mapping[int, ReadyProgram] | None = None,
+        keys: bool = False,
     ) -> None:
         """Compile the program and install it.
 
         `clients` and `server` are the settings of the nodes; `seed` is that of the draws of the
-        cohorts, and of all else that nodes draw; client i runs `others[i]`, if it is there. Raises
-        BbnodeError for what can't be installed.
+        cohorts, and of all else that nodes draw; client i runs `others[i]`, if it is there; `keys`:
+        nodes have keys to sign with. Raises BbnodeError for what can't be installed.
         """
-        self.network = Network(seed, mesh=False, kept_steps=KEPT_STEPS)
+        self.network = Network(seed, mesh=False, kept_steps=KEPT_STEPS, keys=keys)
         slots = {name: dict(settings) for name, settings in (server or {}).items()}
         own_sums = isinstance(program, DPFedAvg | SecureTraining)  # in the place of an aggregator
         asks = program.home == "server"  # where clients ask, there is no cohort

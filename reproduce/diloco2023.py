@@ -235,4 +235,12 @@ EXPERIMENT = Experiment(
     ),
     page="docs/methods/diloco.md",
     run=run,
+    methods=[
+        "DiLoCo",
+        "client: adam",
+        "client: adamw",
+        "client: weight decay",
+        "client: decoupled weight decay",
+        "client: momentum",
+    ],
 )

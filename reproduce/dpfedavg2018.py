@@ -11,11 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
 from bbnode.components import epsilon_after
 from bbnode.programs import DPFedAvg, DPSGDTraining, FederatedTraining
 from reproduce._data import Examples, digits
 from reproduce._federation import Federation
-from reproduce.experiment import Claim, Experiment, Result, Table
+from reproduce.experiment import Claim, Experiment, Result, Table, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +31,8 @@ LOCAL_CLIENTS: Final = 10
 LOCAL: Final = {**BASE, "clients": LOCAL_CLIENTS, "epochs": 1, "batch": 48, "learning_rate": 2.0}
 LOCAL_DELTA: Final = 1e-5  # Abadi et al.'s
 TRAINED: Final = 1438  # digits of training
+# Of an accuracy of 93 % on 359 digits of test.
+ERROR: Final = float(np.sqrt(0.93 * 0.07 / 359))
 # Abadi et al., 2016, section 5.2 and figure 4: test accuracy on MNIST at epsilon 8, 2 and 0.5.
 MNIST: Final = {8.0: 0.97, 2.0: 0.95, 0.5: 0.90}
 
@@ -123,19 +127,20 @@ def _claims(central: Mapping[int, Sequence[Run]], local: Sequence[Run]) -> list[
     few, many = ([runs[0].accuracy - each.accuracy for each in runs] for runs in central.values())
     noisy = [each for runs in (*central.values(), local) for each in runs[1:]]
     worst = max(abs(each.epsilon / each.reference - 1) for each in noisy)
-    at = NOISES.index(4.0) + 1
     curves = [[each.accuracy for each in runs[1:]] for runs in (*central.values(), local)]
     return [
-        Claim(
-            "with enough clients the privacy of clients costs next to no accuracy",
-            many[1] <= 0.01,
-            f"{MANY} clients, noise {NOISES[0]:g}: {many[1]:.3f} less",
+        within(
+            f"{MANY} clients, noise {NOISES[0]:g}: what it costs in accuracy is within the error "
+            "of the test, four standard errors",
+            many[1],
+            -4 * ERROR,
+            4 * ERROR,
         ),
-        Claim(
-            "the same noise costs less accuracy where more clients share it",
-            many[at] < few[at] and many[-1] < few[-1],
-            f"noise 4: {few[at]:.3f} and {many[at]:.3f} less; noise 8: {few[-1]:.3f} and "
-            f"{many[-1]:.3f} less",
+        within(
+            f"noise {NOISES[-1]:g} costs {MANY} clients half of what it costs {FEW}, or less",
+            many[-1] / few[-1],
+            0,
+            0.5,
         ),
         Claim(
             "accuracy falls with epsilon, of clients and of examples",
@@ -176,4 +181,13 @@ EXPERIMENT = Experiment(
     "10 to 80 clients, for LSTMs of 763,430 users, and for MNIST",
     page="docs/methods/differential-privacy.md",
     run=run,
+    methods=[
+        "DPFedAvg",
+        "DPFedAvg, noise",
+        "DPFedAvg, epsilon",
+        "DPFedAvg, both clip",
+        "DP-SGD",
+        "DP-SGD, noise",
+        "DP-SGD, no clip",
+    ],
 )

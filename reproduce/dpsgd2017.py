@@ -137,4 +137,8 @@ EXPERIMENT = Experiment(
     "and softmax regression of digits where the paper has 7 to 112 and ResNets of CIFAR-10",
     page="docs/methods/d-psgd.md",
     run=run,
+    methods=[
+        "D-PSGD, ring",
+        "D-PSGD, a star",
+    ],
 )

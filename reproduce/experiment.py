@@ -6,10 +6,13 @@ Rule: figures are computed here and never typed in; what stands in a paper is na
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 import re
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -46,11 +49,62 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that the paper says, and if this run shows it; `figures` are what it rests on."""
+    """One thing that the paper says, and if this run shows it; `figures` are what it rests on.
+
+    `value` is the number that was measured, where the claim is of one (see `within`).
+    """
 
     text: str
     holds: bool
     figures: str
+    value: float | None = None
+
+
+def within(text: str, value: float, low: float, high: float, figures: str = "") -> Claim:
+    """Return the claim that a number is in a range."""
+    shown = figures or f"{value:.4g}, in {low:.4g} to {high:.4g}"
+    return Claim(text, bool(low <= value <= high), shown, float(value))
+
+
+def near(text: str, value: float, expected: float, deviation: float, most: float = 4.0) -> Claim:
+    """Return the claim that a number is what is expected of it, by its standard deviation.
+
+    A right one is off by more than four deviations once in 16,000 times.
+    """
+    off = (value - expected) / deviation
+    told = f"{value:.4g}; expected {expected:.4g} ± {deviation:.2g}, {abs(off):.1f} deviations off"
+    return Claim(text, bool(abs(off) <= most), told, float(value))
+
+
+def by_numpy(methods: Sequence[str]) -> list[Claim]:
+    """Return the claims that rounds of methods are those of plain numpy: see `bbnode verify`."""
+    from bbnode.verify import all_checks, judged
+
+    checks = {check.name: check for check in all_checks()}
+    claims = []
+    for outcome in (judged(checks[name]) for name in methods):
+        if outcome.missing:
+            continue
+        told = f"{outcome.deviation:.0e} off in {outcome.numbers} numbers"
+        text = f"{outcome.check.name}, by hand: {outcome.check.about}"
+        bound = f"{told}; at most {outcome.check.tolerance:g}"
+        claims.append(Claim(text, outcome.ok, outcome.error or bound, outcome.deviation))
+    return claims
+
+
+def over_seeds(results: Sequence[Result]) -> Table:
+    """Return how often each claim held, and mean and standard error of the numbers."""
+    rows: list[list[Cell]] = []
+    for claims in zip(*(result.claims for result in results), strict=True):
+        values = [each.value for each in claims if each.value is not None]
+        mean = error = None
+        if len(values) == len(claims):
+            mean = statistics.fmean(values)
+            error = statistics.stdev(values) / math.sqrt(len(values)) if values[1:] else None
+        held = sum(each.holds for each in claims)
+        rows.append([claims[0].text, f"{held} of {len(claims)}", mean, error])
+    columns = ["claim", "holds", "mean", "standard error"]
+    return Table(f"over {len(results)} seeds", columns, rows)
 
 
 @dataclass(frozen=True)
@@ -77,7 +131,8 @@ class Experiment:
         paper: authors, year, identifier, and the table or figure that is reproduced.
         says: one line: what is run, with which data, and where it is smaller than the paper's.
         page: the page of the docs that shows its figure, from the root of the repository.
-        run: takes a seed.
+        run: takes a seed; every claim has to hold for each of the seeds 0 to 4.
+        methods: checks of `bbnode verify`, which a run claims as well: its rounds by hand.
         on_daemons: the same, smaller, on daemons of this machine, where there is such a run.
     """
 
@@ -86,6 +141,17 @@ class Experiment:
     page: str
     run: Callable[[int], Result]
     on_daemons: Callable[[int], Result] | None = None
+    methods: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Have a run claim what is by hand, too."""
+        if self.methods:
+            object.__setattr__(self, "run", partial(_with_hand, self.run, self.methods))
+
+
+def _with_hand(run: Callable[[int], Result], methods: Sequence[str], seed: int) -> Result:
+    found = run(seed)
+    return replace(found, claims=[*found.claims, *by_numpy(methods)])
 
 
 def names() -> list[str]:

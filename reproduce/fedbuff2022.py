@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,14 @@ def run(seed: int) -> Result:
     with TemporaryDirectory() as folder:
         examples = digits(Path(folder), seed)
         curves = {name: curve(way, examples, times, seed) for name, way in ways.items()}
-    reached = {name: next(p for p in each if p.accuracy >= TARGET) for name, each in curves.items()}
+    # A way that does not come to it within the limit counts as all of that time.
+    reached = {
+        name: next(
+            (p for p in each if p.accuracy >= TARGET),
+            replace(each[-1] if each else Point(0, 0, 0), at_s=LIMIT_S),
+        )
+        for name, each in curves.items()
+    }
     buffered = reached["FedBuff, K = 10"]
     theirs = {"FedAvg, rounds of all": 3.3, "FedAsync": 2.5, "FedBuff, K = 10": 1.0}
     rows: list[list[Cell]] = [
@@ -180,4 +187,10 @@ EXPERIMENT = Experiment(
     ),
     page="docs/methods/fedbuff.md",
     run=run,
+    methods=[
+        "FedBuff",
+        "FedAsync, constant",
+        "FedAsync, polynomial",
+        "FedAsync, hinge",
+    ],
 )

@@ -13,7 +13,7 @@ import numpy as np
 from bbnode.programs import FederatedTraining, FedNova
 from reproduce._data import written
 from reproduce._federation import Federation, Slots
-from reproduce.experiment import Cell, Claim, Experiment, Result, Table
+from reproduce.experiment import Cell, Claim, Experiment, Result, Table, within
 from reproduce.scaffold2020 import one_weight
 
 if TYPE_CHECKING:
@@ -53,6 +53,12 @@ def rest(rate: float, steps: tuple[int, ...]) -> float:
     return abs(sum(a * least for a, least in zip(pull, LEAST, strict=True))) / sum(pull)
 
 
+def rest_normalised(rate: float, steps: tuple[int, ...]) -> float:
+    """Return where FedNova comes to rest: the same moves, over their numbers of steps."""
+    pull = [(1 - (1 - rate) ** each) / each for each in steps]
+    return abs(sum(a * least for a, least in zip(pull, LEAST, strict=True))) / sum(pull)
+
+
 def run(seed: int) -> Result:  # noqa: ARG001, nothing is drawn
     """Train two clients with unequal work, at a large and at a small rate."""
     with TemporaryDirectory() as folder:
@@ -80,6 +86,16 @@ def run(seed: int) -> Result:  # noqa: ARG001, nothing is drawn
             off < 1e-3 and min(kept) >= 1,
             f"at most {off:.1e} from the formula; at a tenth of the rate {min(kept):.2f} times as "
             "far from the minimum, or more",
+        ),
+        within(
+            "FedNova rests where the mean of the normalised moves is nothing",
+            max(
+                abs(last["FedNova", rate, steps] - rest_normalised(rate, steps))
+                for steps in STEPS
+                for rate in RATES
+            ),
+            0,
+            1e-3,
         ),
         Claim(
             "FedNova comes to the minimum as the rate falls",
@@ -116,4 +132,10 @@ EXPERIMENT = Experiment(
     ),
     page="docs/methods/fednova.md",
     run=run,
+    methods=[
+        "FedNova",
+        "FedNova, unequal work",
+        "FedNova, momentum",
+        "FedNova, proximal",
+    ],
 )

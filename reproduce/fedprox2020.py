@@ -184,4 +184,8 @@ EXPERIMENT = Experiment(
     ),
     page="docs/methods/fedprox.md",
     run=run,
+    methods=[
+        "FedProx",
+        "FedProx, partial work",
+    ],
 )

@@ -268,5 +268,11 @@ EXPERIMENT = Experiment(
     ),
     page="docs/methods/fedavg.md",
     run=run,
+    methods=[
+        "FedAvg",
+        "FedAvg, deltas",
+        "FedAvg, unweighted",
+        "FederatedSGD",
+    ],
     on_daemons=on_daemons,
 )

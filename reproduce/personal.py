@@ -98,4 +98,9 @@ EXPERIMENT = Experiment(
     ),
     page="docs/methods/fedper.md",
     run=run,
+    methods=[
+        "FedPer",
+        "FedRep",
+        "Ditto",
+    ],
 )

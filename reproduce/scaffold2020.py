@@ -309,4 +309,8 @@ EXPERIMENT = Experiment(
     ),
     page="docs/methods/scaffold.md",
     run=run,
+    methods=[
+        "SCAFFOLD",
+        "SCAFFOLD, a part of all",
+    ],
 )

@@ -18,7 +18,18 @@ PACKAGE = Path(__file__).parent.parent / "bbnode"
 ALL_LAYERS = frozenset(
     {
         *("ir", "access", "dsl", "compiler", "components", "engine", "transport", "sim"),
-        *("daemon", "api", "cli", "examples", "ops", "programs", "templates", "torch", "sklearn"),
+        *(
+            "daemon",
+            "api",
+            "cli",
+            "examples",
+            "ops",
+            "programs",
+            "templates",
+            "torch",
+            "sklearn",
+            "verify",
+        ),
     }
 )
 
@@ -46,6 +57,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "torch": ("bbnode.components.models.torch_export",),
     "sklearn": ("bbnode.components.models.sklearn_export",),
     "programs": ("bbnode.ir.errors", "bbnode.ir.intake", "bbnode.dsl", "bbnode.components"),
+    "verify": (
+        *("bbnode.ir.errors", "bbnode.compiler", "bbnode.components", "bbnode.programs"),
+        "bbnode.sim",
+    ),
 }
 
 # Layer -> third-party packages that it may import. A layer without a row may import any.

@@ -1,7 +1,8 @@
 """Arguments of ready programs: given to the constructor, or set in a subclass.
 
 Rule: what a subclass sets is the default of its constructor, so that both ways, and `--arg` of the
-command line, mean the same; a name that no argument has is refused, not ignored.
+command line, mean the same; a name that no argument has is refused, and so are an argument that
+nothing reads and a base that would have no effect.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from bbnode.dsl import BadArgument, Module
+from onnx import ModelProto
+
+from bbnode.dsl import BadArgument, Module, RecordingError
+from bbnode.programs import steps
 
 
 @dataclass(kw_only=True, eq=False)
@@ -70,6 +74,48 @@ class ReadyProgram(Module):
                     f"{ours[0].__name__} and {other.__name__} each have a kind of round of their "
                     "own, of which one alone would take place; take one of the two"
                 )
+
+    def build(self) -> ModelProto:
+        """Record the program, as `Module.build`; refuse what it would ignore.
+
+        Raises:
+            BadArgument: an argument that is wrong, or that no step of the program reads; or two
+                bases of which one replaces a step of the other, or which mean different things by
+                one argument.
+            RecordingError: as `Module.build`.
+        """
+        try:
+            recorded = super().build()
+        except BadArgument:
+            raise  # its own words say more
+        except RecordingError:
+            self._refuse_what_is_ignored()
+            raise
+        self._refuse_what_is_ignored()
+        return recorded
+
+    def _refuse_what_is_ignored(self) -> None:
+        program = type(self)
+        lost = steps.dropped(program)
+        if lost is not None:
+            taken, idle = lost.by.__name__, lost.owner.__name__
+            ignored = " and ".join(lost.arguments)
+            raise self.bad(
+                f"{taken} and {idle} do not go together: with the steps that {taken} replaces, "
+                f"{idle}.{lost.step} would never run"
+                + (f", and {ignored} would have no effect" if ignored else "")
+                + "; leave one of them out"
+            )
+        for name, one, other in steps.two_meanings(program):
+            raise self.bad(
+                f"{one.__name__} and {other.__name__} do not go together: each has an argument "
+                f"{name} of its own, with another meaning; leave one of them out"
+            )
+        for name in steps.unread(self):
+            raise self.bad(
+                f"{name}={getattr(self, name)!r:.60} would have no effect: no step of this program "
+                "reads it; leave it out"
+            )
 
     def bad(self, what: str) -> BadArgument:
         """Return the error for an argument; `what` says which, and what it has to be.

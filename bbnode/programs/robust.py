@@ -9,6 +9,7 @@ from typing import Any
 from bbnode.components import FLTrust
 from bbnode.dsl import BackendSlot, Graph, Output, Request
 from bbnode.programs.federated import Combines, FederatedTraining
+from bbnode.programs.strategies.topologies import HierarchicalTraining
 from bbnode.programs.training import TRAIN_SLOT
 
 
@@ -45,3 +46,11 @@ class FLTrustTraining(FederatedTraining):
         self.require("evaluate", not self.holds_out, "'server' or 'none'")
         good = issubclass(self._aggregator_class, FLTrust)
         self.require("aggregator", good, "FLTrust, or concrete(FLTrust, …)")
+        if self.answer_size != self.size:
+            raise self.bad(
+                f"clients answer {self.answer_size} numbers, and the server's own training is a "
+                f"move of all {self.size} weights, to which no such answer compares; leave FLTrust "
+                "or the other strategy out"
+            )
+        if isinstance(self, HierarchicalTraining):
+            raise self.bad("edges train nothing of their own to trust others by; leave one out")

@@ -44,6 +44,19 @@ def test_its_claims_hold(name: str) -> None:
     assert [f"{each.text} ({each.figures})" for each in result.claims if not each.holds] == []
 
 
+# Those of some seconds; the others are run with `--seeds 5` by hand.
+QUICK = ("boyd2006", "jelasity2005", "kmeans1982", "moshpit2021", "oort2021")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", QUICK)
+def test_its_claims_hold_for_other_seeds(name: str, seed: int) -> None:
+    claims = experiment.load(name).run(seed).claims
+    assert [f"{each.text} ({each.figures})" for each in claims if not each.holds] == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [name for name in NAMES if experiment.load(name).on_daemons])
@@ -79,6 +92,41 @@ def test_the_exit_code_says_if_every_claim_holds(
     assert f"{said}it is even (seed {seed})" in capsys.readouterr().out
     assert json.loads(files[0].read_text())["tables"][0]["rows"] == [[seed, seed / 3, None]]
     assert files[1].read_bytes() == files[2].read_bytes()
+
+
+def test_many_seeds_give_mean_and_error_and_each_has_to_hold(
+    coin: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["coin", "--seeds", "3", "--figure", str(tmp_path / "a.svg")]
+    assert command.main(arguments) == 1
+    shown = capsys.readouterr().out
+    assert "2 of 3" in shown
+    assert "FAILS with seed 1: it is even (seed 1)" in shown
+
+
+def test_numbers_are_summed_up_over_seeds() -> None:
+    results = [
+        Result([], [experiment.within("a share", value, 0.0, 2.0)], lambda _: None)
+        for value in (1.0, 2.0, 3.0)
+    ]
+    ((text, held, mean, error),) = experiment.over_seeds(results).rows
+    assert (text, held, mean) == ("a share", "2 of 3", 2.0)
+    assert error == pytest.approx(1 / 3**0.5)
+
+
+@pytest.mark.parametrize(("value", "holds"), [(1.3, True), (1.5, False), (0.5, False)])
+def test_a_number_is_near_what_is_expected_by_its_deviation(value: float, holds: bool) -> None:
+    assert experiment.near("a mean", value, 1.0, 0.1).holds is holds
+
+
+def test_the_rounds_of_methods_by_hand_are_claims() -> None:
+    def run(_: int) -> Result:
+        return Result([], [], lambda _: None)
+
+    made = Experiment(paper="p", says="s", page="README.md", run=run, methods=["FedAvg", "Median"])
+    first, second = made.run(0).claims
+    assert (first.holds, second.holds) == (True, True)
+    assert first.text == "FedAvg, by hand: the mean of clients' weights, by numbers of examples"
 
 
 def test_an_unknown_name_is_refused_with_those_there_are(

@@ -289,6 +289,10 @@ class Oort(ConnectedView):
             scores[peer] = score * 0.5**arm.misses
         return scores
 
+    def utilities(self) -> dict[PeerId, float]:
+        """Return the utility of all peers that were heard of, as the next draw has it."""
+        return self.scores({peer: arm for peer, arm in self._arms.items() if arm.heard_at})
+
     def _best(self, arms: Mapping[PeerId, _Arm], n: int) -> list[PeerId]:
         if n < 1:
             return []

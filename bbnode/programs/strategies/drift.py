@@ -179,6 +179,11 @@ class FedNova(AnswersMoves):
             both = bool(config.momentum and self.proximal)
             self.require("proximal", not both, "0 beside a momentum")
             self.require("nesterov", not config.nesterov, "false: the norm is of plain momentum")
+            kept = bool(config.momentum and config.keep_optimizer_state)
+            self.require(
+                "keep_optimizer_state", not kept,
+                "false beside a momentum: the norm is of one that begins with 0 in each round",
+            )  # fmt: skip
             short = self.proximal * self.learning_rate < 1
             self.require("proximal", short, f"below 1 / learning_rate ({self.learning_rate})")
 

@@ -210,6 +210,11 @@ class Ditto(FederatedTraining):
         super().check()
         self.require_not_negative("proximal")
         self.require_counts(personal_epochs=1)
+        if isinstance(self, FedPer):
+            raise self.bad(
+                "the own model of Ditto keeps near all common weights, of which FedPer sends a "
+                "part; leave one of them out"
+            )
 
 
 def _joined(g: Graph, pieces: list[Output]) -> Output:

@@ -11,7 +11,7 @@ import pytest
 from bbnode.dsl import BadArgument
 from bbnode.programs import Ditto, FedAdam, FedBN, FederatedTraining, FedPer, FedRep
 from tests.programs.files import CLASSES, FEATURES
-from tests.programs.strategies.federation import RATE, SOFTMAX, Federation, close, normalised
+from tests.programs.strategies.federation import SOFTMAX, Federation, close, normalised
 
 BIAS = slice(FEATURES * CLASSES, None)
 
@@ -33,28 +33,6 @@ def test_personal_layers_never_leave_their_client(tmp_path: Path, deltas: bool) 
             client.trained(np.concatenate([w[: BIAS.start], bias]))
             for client, bias in zip(federation.clients, biases, strict=True)
         ]
-        biases = [each[BIAS] for each in trained]
-        w = np.concatenate([federation.mean(trained)[: BIAS.start], start[BIAS]])
-        close(found["model"], w)
-        for node, own in zip(federation.nodes, trained, strict=True):
-            close(node.component("local").params(None), own)
-
-
-def test_parts_are_trained_one_after_the_other(tmp_path: Path) -> None:
-    """The bias in two steps with the weights as they came, then these in three."""
-    federation = Federation(tmp_path, made(FedRep, local=("*.bias",), head_epochs=2))
-    start = w = federation.start
-    biases = [start[BIAS]] * 3
-    head = np.zeros_like(start)
-    head[BIAS] = 1
-    for found in federation.rounds(2):
-        trained = []
-        for client, bias in zip(federation.clients, biases, strict=True):
-            y = np.concatenate([w[: BIAS.start], bias])
-            for part, steps in ((head, 2), (1 - head, 3)):
-                for _ in range(steps):
-                    y = y - RATE * part * client.gradient(y)
-            trained.append(y)
         biases = [each[BIAS] for each in trained]
         w = np.concatenate([federation.mean(trained)[: BIAS.start], start[BIAS]])
         close(found["model"], w)
@@ -107,22 +85,6 @@ def test_normalisation_stays_with_its_client(tmp_path: Path) -> None:
             assert not np.allclose(own[0][span], own[1][span])
         else:
             close(found["model"][span], federation.mean(own)[span])
-
-
-def test_ditto_follows_the_formula(tmp_path: Path) -> None:
-    program = made(Ditto, proximal=0.5, personal_epochs=2)
-    federation = Federation(tmp_path, program)
-    w = federation.start
-    own = [w] * 3
-    for found in federation.rounds(3):
-        own = [
-            client.trained(v, 2, proximal=0.5, anchor=w)
-            for client, v in zip(federation.clients, own, strict=True)
-        ]
-        w = federation.mean([client.trained(w) for client in federation.clients])
-        close(found["model"], w)
-        for node, v in zip(federation.nodes, own, strict=True):
-            close(node.component("personal").params(None), v)
 
 
 def test_what_clients_keep_survives_a_restart_and_a_missed_round(tmp_path: Path) -> None:

@@ -1,0 +1,341 @@
+"""Two strategies in one program: it trains as both say, or says which of them to leave out."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bbnode import programs
+from bbnode.components import values
+from bbnode.dsl import BadArgument, Graph, Output
+from bbnode.programs import (
+    Ditto,
+    FederatedTraining,
+    FedNova,
+    FedPer,
+    FedProx,
+    FLTrustTraining,
+    HierarchicalTraining,
+    QFedAvg,
+    ReadyProgram,
+    Scaffold,
+    SplitLearning,
+    steps,
+)
+from bbnode.sim import Network
+from bbnode.verify import TOLERANCE, reference
+from bbnode.verify.reference import clients
+from bbnode.verify.rounds import CLIENTS, EDGES, SERVERS, by_formula, server_slots
+from bbnode.verify.runs import SOFTMAX as VERIFIED
+from bbnode.verify.runs import Star
+from tests.programs.files import compiled, examples
+from tests.programs.strategies.federation import SIZES, SOFTMAX, normalised
+
+BASES = {"FederatedTraining", "AsynchronousTraining", "FedOpt"}  # of others, and FedAvg itself
+READY: dict[str, type[ReadyProgram]] = {
+    name: each
+    for name in programs.__all__
+    if inspect.isclass(each := getattr(programs, name)) and issubclass(each, ReadyProgram)
+}
+STRATEGIES = [
+    name
+    for name, each in READY.items()
+    if issubclass(each, FederatedTraining) and name not in BASES
+]
+# Of each strategy: arguments that it needs, or that make it differ from the others.
+ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "FedProx": {"proximal": 0.5},
+    "FedPer": {"local": ("*.bias",)},
+    "FedRep": {"local": ("*.bias",)},
+    "FedBN": {"model": normalised()},
+    "FedAvgM": {"server_momentum": 0.8},
+    "FedAdagrad": {"tau": 0.02},
+    "FedAdam": {"tau": 0.02},
+    "FedYogi": {"tau": 0.02},
+    "QFedAvg": {"q": 2.0},
+    "FedBuff": {"buffer": 2},
+    "DiLoCo": {"inner_steps": 3, "epochs": 1, "learning_rate": 4e-4},
+    "HierarchicalTraining": {"selector": "bbnode.ConstantView", "clients": 2, "quorum": 1},
+    "DPFedAvg": {"epsilon": 1e6},
+    "DPSGDTraining": {"example_epsilon": 1e6},
+}
+PAIRS = [
+    (a, b)
+    for a, b in itertools.permutations(STRATEGIES, 2)
+    if not issubclass(READY[a], READY[b]) and not issubclass(READY[b], READY[a])
+]
+
+
+def made(*names: str, **more: Any) -> Any:
+    """Return a program of these strategies."""
+    given = dict(SOFTMAX)
+    for name in names:
+        given |= ARGUMENTS.get(name, {})
+    if "FedBN" in names and "local" in given:
+        given["local"] = ("head",)
+    bases = tuple(READY[name] for name in names)
+    return type("Both", bases, {})(**{**given, **more})
+
+
+def accepted() -> list[tuple[str, str]]:
+    """Return the pairs that are recorded; each other one is refused by a BadArgument."""
+    found = []
+    for pair in PAIRS:
+        try:
+            made(*pair).build()
+        except BadArgument:
+            continue
+        found.append(pair)
+    return found
+
+
+def digest(*names: str) -> str:
+    return hashlib.sha256(compiled(made(*names)).SerializeToString()).hexdigest()
+
+
+@pytest.mark.slow
+def test_no_strategy_of_a_pair_is_dropped_in_silence() -> None:
+    alone = {name: digest(name) for name in STRATEGIES}
+    good = accepted()
+    assert len(good) > len(PAIRS) // 2
+    same = [pair for pair in good if digest(*pair) in (alone[pair[0]], alone[pair[1]])]
+    assert same == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("pairs")
+    for i, count in enumerate(SIZES):
+        examples(made, f"c{i}", count, seed=i)
+    examples(made, "root", 10, seed=9)
+    return made
+
+
+def failures_of_two_rounds(folder: Path, program: Any) -> list[str]:
+    """Run a program; return each op that failed, and a round that gave no finite model."""
+    artifact, net = compiled(program), Network(1, keys=True)
+
+    def data(name: str) -> dict[str, Any]:
+        return {"data": {"path": str(folder / f"{name}.npz")}}
+
+    ids = [net.add(f"c{i}", artifact, ["client"], config=data(f"c{i}")) for i in range(len(SIZES))]
+    if isinstance(program, HierarchicalTraining):
+        peers = [str(each.peer_id) for each in ids]
+        for name, members in (("edge-0", peers[:2]), ("edge-1", peers[2:])):
+            net.add(name, artifact, ["edge"], config={"cohort": {"peers": members}})
+    own = data("root") if isinstance(program, FLTrustTraining) else {}
+    server = net.add("server", artifact, ["server"], config=own)
+    net.run_until_idle()
+    for number in range(1, 3):
+        begins = ids if program.home == "client" else [server]
+        for node in begins:
+            node.invoke(program.home, {"tick": values.TRIGGER})
+            net.run_until_idle()
+        failed = [str(each) for node in net.nodes for each in node.failures()]
+        models = server.values("model")
+        if failed or len(models) < number or not np.isfinite(models[-1]).all():
+            return failed or ["no model"]
+    return []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_each_pair_that_is_recorded_runs(folder: Path) -> None:
+    failed = {}
+    for pair in accepted():
+        faults = failures_of_two_rounds(folder, made(*pair))
+        if faults:
+            failed[pair] = faults
+    assert failed == {}
+
+
+@pytest.mark.parametrize("first", STRATEGIES)
+def test_no_strategy_drops_a_step_of_its_own_bases(first: str) -> None:
+    assert steps.dropped(READY[first]) is None
+    assert list(steps.two_meanings(READY[first])) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("Scaffold", "FedProx"), "Scaffold and FedProx .* proximal would have no effect"),
+        (("FedProx", "Scaffold"), "Scaffold and FedProx .* proximal would have no effect"),
+        (("QFedAvg", "FedProx"), "QFedAvg and FedProx .* proximal would have no effect"),
+        (("FedProx", "QFedAvg"), "QFedAvg and FedProx .* proximal would have no effect"),
+        (("DiLoCo", "FedProx"), "DiLoCo and FedProx .* proximal would have no effect"),
+        (("FedRep", "FedProx"), "FedRep and FedProx .* proximal would have no effect"),
+        (("Scaffold", "QFedAvg"), "QFedAvg.* q and lipschitz would have no effect"),
+        (("QFedAvg", "Scaffold"), "(QFedAvg|Scaffold) and (QFedAvg|Scaffold) do not go together"),
+        (("Scaffold", "FedNova"), "FedNova"),
+        (("FedNova", "Scaffold"), "FedNova"),
+        (("FedAvgM", "FedAdam"), "FedAvgM and FedAdam .* beta1 and beta2 would have no effect"),
+        (("FedYogi", "FedAvgM"), "FedYogi|FedAdam"),
+        (("Ditto", "FedProx"), "an argument proximal of its own"),
+        (("Ditto", "FedPer"), "of which FedPer sends a part"),
+        (("FedPer", "FLTrustTraining"), "to which no such answer compares"),
+        (("Scaffold", "FLTrustTraining"), "to which no such answer compares"),
+        (("HierarchicalTraining", "FLTrustTraining"), "edges train nothing"),
+        (("CyclicTraining", "HierarchicalTraining"), "each client is waited for by itself"),
+    ],
+    ids=lambda each: "+".join(each) if isinstance(each, tuple) else "",
+)
+def test_a_pair_of_which_one_would_have_no_effect_is_refused(
+    names: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(BadArgument, match=said):
+        made(*names).build()
+
+
+@pytest.mark.parametrize("first", READY)
+def test_programs_of_different_kinds_do_not_go_together(first: str) -> None:
+    """A round of one is never that of the other, and says so."""
+    bodies = {name: vars(each).get("body") for name, each in READY.items()}
+    for second, each in READY.items():
+        one = READY[first]
+        if not (bodies[first] and bodies[second]) or issubclass(one, each) or issubclass(each, one):
+            continue
+        lost = steps.dropped(type("Both", (one, each), {}))
+        assert lost is not None, second
+
+
+def test_a_third_base_and_a_subclass_change_nothing() -> None:
+    class Middle(Scaffold, FedProx):
+        pass
+
+    class Both(Middle, READY["FedAvgM"]):  # type: ignore[name-defined, misc]
+        proximal = 0.5
+
+    for program in (Middle, Both):
+        with pytest.raises(BadArgument, match="Scaffold and FedProx do not go together"):
+            program(**SOFTMAX).build()
+
+
+def test_an_author_may_join_them_or_replace_a_step() -> None:
+    class Joined(FedProx, FedNova):
+        def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
+            return FedNova.local_training(self, g, weights)
+
+    class Own(FedProx):
+        def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
+            model, ready = self.client_model, self.ready(g, weights)
+            trained = model.train(g, epochs=1, batch=1, after=ready)
+            return self.answer(g, model.params(g), weights), trained
+
+    assert steps.dropped(Joined) is None
+    assert steps.dropped(Own) is None
+    Own(**SOFTMAX).build()
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+
+class Unread(FedProx):
+    """A strategy with an argument that it forgot."""
+
+    strength: float = 1.0
+
+
+def test_an_argument_that_nothing_reads_is_refused_by_name() -> None:
+    Unread(**SOFTMAX).build()
+    with pytest.raises(BadArgument, match=r"strength=2\.0 would have no effect"):
+        Unread(**SOFTMAX, strength=2.0).build()
+    with pytest.raises(BadArgument, match=r"metrics=\('accuracy',\) would have no effect"):
+        SplitLearning(model=(4, 3, 3), cut="layer0.out", metrics=("accuracy",)).build()
+
+
+def _strength(program: Any) -> float:
+    return float(program.strength)
+
+
+def test_an_argument_may_be_read_by_a_helper_or_by_name() -> None:
+    class ByHelper(Unread):
+        def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
+            assert _strength(self) == 2
+            return super().local_training(g, weights)
+
+    class ByName(Unread):
+        def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
+            assert all(getattr(self, each) for each in sorted({"stren" + "gth"}))
+            return super().local_training(g, weights)
+
+    class Neither(Unread):
+        def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
+            return super().local_training(g, weights)
+
+    for base in (ByHelper, ByName):
+        base(**SOFTMAX, strength=2.0).build()
+    with pytest.raises(BadArgument, match="strength"):
+        Neither(**SOFTMAX, strength=2.0).build()
+
+
+# The arguments that no step reads are checked to be left alone.
+LEFT_ALONE = {"quorum", "aggregator", "epochs", "metrics"}
+
+
+@pytest.mark.parametrize("name", [name for name in READY if name != "TrainingProgram"])
+def test_each_argument_of_a_ready_program_is_read_or_refused(name: str) -> None:
+    order = steps._order(READY[name])
+    unread = [each for each in steps._fields(READY[name]) if each not in steps._named(order)]
+    assert {*unread} <= LEFT_ALONE
+
+
+@pytest.mark.parametrize("base", [FedNova, QFedAvg, Scaffold, Ditto, FedPer])
+def test_rounds_of_one_strategy_stay_as_they_are(base: type[FederatedTraining]) -> None:
+    made(base.__name__).build()
+
+
+# --- numbers: a pair is the client's move, and the server's step with it ------------------------
+
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "CyclicTraining": {}, "HierarchicalTraining": EDGES,
+}  # fmt: skip
+# Methods whose clients answer in turn, or by way of edges, as well as all at once.
+MEANS = {"FedProx", "FedNova", "q-FedAvg", "FedPer", "FedRep"}
+OF_NUMPY = [name for name in SERVERS if name != "FedOpt"]
+
+
+def judge(tmp_path: Path, names: tuple[type[Any], ...], given: dict[str, Any], **by: Any) -> None:
+    """Compare rounds of bases, in both orders, with a move and a step of numpy."""
+    for at, bases in enumerate((names, names[::-1])):
+        program = type("Both", bases, {})(**{**VERIFIED, **given})
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        star = Star(folder, program, clients(), server=server_slots(folder, program))
+        move, step = by.get("move", lambda: reference.fedavg)(), by.get("step")
+        for each in by_formula(star, move, step and step(), rounds=2):
+            assert each.deviation <= TOLERANCE, (bases, each.what, each.deviation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", OF_NUMPY)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_clients_and_servers_both_do_as_numpy_says(
+    tmp_path: Path, client: str, server: str
+) -> None:
+    one, given, move, *_ = CLIENTS[client]
+    other, more, step, _ = SERVERS[server]
+    # The same server's rate, where both have one of their own.
+    more = {"server_learning_rate": 0.1 if "tau" in more else 1.0, **more}
+    judge(tmp_path, (one, other), {**given, **more}, move=lambda: move, step=lambda: step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("other", [*OF_NUMPY, *MEANS])
+def test_rounds_of_another_shape_do_as_numpy_says(tmp_path: Path, shape: str, other: str) -> None:
+    given, move, step = dict(SHAPES[shape]), reference.fedavg, None
+    if other in SERVERS:
+        one, more, step, _ = SERVERS[other]
+    else:
+        one, more, move, *_ = CLIENTS[other]
+    judge(
+        tmp_path, (READY[shape], one), {**given, **more}, move=lambda: move,
+        step=lambda: step or reference.added(),
+    )  # fmt: skip
