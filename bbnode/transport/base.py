@@ -267,6 +267,7 @@ COUNTERS: Final[dict[str, str]] = {
     "links.stalled": "connections closed because a transfer made no progress for too long",
     "links.slow": "connections closed because a large message or a frame came too slowly",
     "sockets.refused": "sockets closed at once: too many wait for a hello, in all or of a prefix",
+    "sockets.cooling": "sockets closed at once: a stranger of the same prefix has flooded us",
     "sockets.dropped": "connections without a hello that were closed to make room for another",
     "sockets.late": "connections that did not prove in time who they are",
     "hello.refused": "connections closed because of their first message, or for want of one",
@@ -282,6 +283,8 @@ COUNTERS: Final[dict[str, str]] = {
     "inbound.unallocated": "large envelopes thrown away for want of memory",
     "inbound.flooded": "connections dropped because the peer ignored its window, or sent what a "
     "muxer must not",
+    "inbound.throttled": "times that a connection had to wait because what it had sent cost more "
+    "than its share of a core",
     "inbound.evicted": "large envelopes whose room went to a faster one: they begin again later",
     "inbound.delayed": "times that an envelope was held because its sender was over its rate",
     "access.denied": "connections, hellos and envelopes that the authorizer refused",

@@ -533,21 +533,6 @@ async def test_who_ignores_its_window_goes(nursery, lane):
     assert a.inbox.partial_bytes == 0
 
 
-async def test_who_ignores_the_muxers_window_goes(nursery):
-    a = Side(SMALL)
-    out, inward = carrier_pair(SMALL, LARGE, nursery)
-    link = a.link(out, nursery)
-    bulk = await inward.open(Lane.BULK)
-    # Its reader waits for the hello, which does not come.
-    await bulk.write(frame(FrameType.START, number=1))
-    await quiet()
-    nursery.start_soon(a.table.watch_unread)
-    out._pipes[0].buffer += bytes(40 * 2**20)
-    with trio.fail_after(PATIENCE_S):
-        await link.closed.wait()
-    assert a.count("inbound.flooded") == 1
-
-
 async def test_broken_stream_is_opened_again_and_the_envelope_sent_again(nursery):
     a, b = Side(SMALL), Side(LARGE)
     one, _ = connect(a, b, nursery)
@@ -625,18 +610,6 @@ async def test_cancelled_from_outside_still_closes_and_reports():
     assert one.carrier.closed
     assert a.table.links() == []
     assert [type(e) for e in a.drain()] == [ConnectionOpened, ConnectionClosed]
-
-
-async def test_of_all_connections_the_one_with_most_unread_goes(nursery):
-    a = Side(SMALL, TransportLimits(all_unread_bytes=1000))
-    others = [Side(PeerId.from_seed(name)) for name in ("three", "four", "five")]
-    links = [connect(other, a, nursery)[1] for other in others]
-    await quiet()
-    for link, size in zip(links, (400, 900, 300), strict=True):
-        link.carrier._pipes[0].buffer += bytes(size)
-    a.table.check_unread()
-    assert [link.is_aborted() for link in links] == [False, True, False]
-    assert a.count("inbound.flooded") == 1
 
 
 class Guests:

@@ -19,10 +19,13 @@ from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
 
 from bbnode.ir.peer import PeerId
+from bbnode.transport.base import Counters
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.libp2p.connection import Connection
-from bbnode.transport.libp2p.muxer import INITIAL_WINDOW_BYTES, MuxedStream, Muxer
+from bbnode.transport.libp2p.muxer import INITIAL_WINDOW_BYTES, MuxedStream, Muxer, UnreadBytes
 from bbnode.transport.libp2p.noise_channel import PLAIN_BYTES, NoiseChannel, PacketError
+from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.shares import CoreShare, CoreShares
 from tests.patience import PATIENCE_S
 from tests.transport.hosts import ECHO, LOOPBACK, TAKE, OurHost, dial
 from tests.transport.plain import plain_dial, plain_host, plain_running
@@ -40,6 +43,15 @@ def frame(kind: int, flags: int, number: int, length: int) -> bytes:
 
 def data(number: int, body: bytes, flags: int = 0) -> bytes:
     return frame(DATA, flags, number, len(body)) + body
+
+
+def share_of(*, known: bool = True, **limits: float) -> CoreShare:
+    """The account of a connection alone, of a peer with standing or a stranger."""
+    made = TransportLimits(**limits)  # type: ignore[arg-type]
+    share = CoreShare(CoreShares(made, Counters(), lambda _peer: False))
+    if known:
+        share.admit()
+    return share
 
 
 class Pipe:
@@ -94,7 +106,13 @@ class Pipe:
 class Peer:
     """A connection that we accepted, and its other side, which writes what it likes."""
 
-    def __init__(self, *, unread_bytes: int = 2**25, max_streams: int = 64) -> None:
+    def __init__(
+        self,
+        *,
+        unread_bytes: int = 2**25,
+        max_streams: int = 64,
+        share: CoreShare | None = None,
+    ) -> None:
         self.wire = Pipe()
         self.refused: list[str] = []
         self.ends: list[str] = []
@@ -106,6 +124,8 @@ class Peer:
             is_initiator=False,
             unread_bytes=unread_bytes,
             max_streams=max_streams,
+            share=share_of() if share is None else share,
+            all_unread=UnreadBytes(2**40, lambda: False),
             on_stream=self.opened.append,
             on_refused=self.refused.append,
             on_end=self.ends.append,
@@ -234,6 +254,8 @@ def events_of(plain: bytes, cuts: list[int]) -> list[object]:
             is_initiator=False,
             unread_bytes=600 * KIB,
             max_streams=8,
+            share=share_of(),
+            all_unread=UnreadBytes(2**40, lambda: False),
             on_stream=known.append,
             on_refused=refused.append,
             on_end=lambda _reason: None,
@@ -333,7 +355,9 @@ async def test_all_streams_together_are_bounded(nursery):
     assert "over 307200 bytes" in peer.refused[0]
 
 
-async def test_pings_are_answered_and_a_flood_of_them_is_not_kept(peer):
+async def test_pings_are_answered_and_a_flood_of_them_is_not_kept(nursery):
+    peer = Peer(share=share_of(idle_frames=2**20, core_burst_s=10.0))
+    nursery.start_soon(peer.muxer.run)
     await peer.send(frame(PING, SYN, 0, 7) + frame(PING, ACK, 0, 8))
     assert peer.frames() == [(PING, ACK, 0, 7)]
     peer.wire.room = 0
