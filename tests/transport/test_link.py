@@ -21,7 +21,12 @@ from bbnode.transport.base import (
     HelloRefused,
     ProtocolViolation,
 )
-from bbnode.transport.errors import NotConnectedError, QueueFullError, StreamBrokenError
+from bbnode.transport.errors import (
+    NotConnectedError,
+    QueueFullError,
+    StreamBrokenError,
+    Violation,
+)
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import Gate
@@ -29,9 +34,11 @@ from bbnode.transport.links.framing import (
     FrameType,
     Lane,
     Position,
+    Resume,
     encode_ack,
     encode_header,
     encode_open,
+    encode_resume,
 )
 from bbnode.transport.links.hello import encode_hello
 from bbnode.transport.links.link import LINK_MOVES, LaneReader, Link, LinkEvent, LinkState
@@ -638,3 +645,82 @@ async def test_a_guest_stays_for_30_s_and_few_are_there(nursery, autojump_clock)
     assert "guest's time" in guest.reason
     assert 30 <= trio.current_time() - begun <= 30 + 2 * guest.limits.goodbye_s
     assert a.table.admission.settled == a.table.admission.waiting == 0
+
+
+def lane_frame(kind: FrameType, number: int = 0, body: bytes = b"") -> bytes:
+    return encode_header(kind, len(body), number) + body
+
+
+HELLO_AGAIN = lane_frame(FrameType.HELLO, 0, encode_hello(Hello(session_id="1" * 16)))
+
+
+@pytest.mark.parametrize(
+    "senseless",
+    [
+        lane_frame(FrameType.PING, 7),
+        lane_frame(FrameType.PONG, 99),
+        lane_frame(FrameType.PONG, 0),
+        encode_ack(Lane.CONTROL, Position(1)),
+        encode_ack(Lane.BULK, Position(1)),
+        lane_frame(FrameType.START, 1),
+        lane_frame(FrameType.BYE_ACK, Lane.CONTROL),
+        HELLO_AGAIN,
+    ],
+    ids=["ping", "pong", "old pong", "ack", "bulk ack", "start", "bye ack", "hello"],
+)
+async def test_a_flood_of_frames_that_say_nothing_ends_the_link(nursery, autojump_clock, senseless):
+    a = Side(SMALL)
+    out, inward = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(out, nursery)
+    control = await inward.open(Lane.CONTROL)
+    resume = Resume(
+        round=1,
+        record=1,
+        control=Position(1),
+        bulk=Position(1),
+        control_window=2**20,
+        bulk_window=2**20,
+    )
+    await control.write(HELLO_AGAIN + lane_frame(FrameType.START, 1) + encode_resume(resume))
+    await quiet()
+    # Now and then, they are nobody's fault.
+    for _ in range(200):
+        await control.write(senseless)
+        await trio.sleep(0.05)
+    assert link.state is LinkState.UP
+    a.drain()
+    with contextlib.suppress(StreamBrokenError):
+        for _ in range(200):
+            await control.write(senseless * 20)
+            await trio.sleep(0.001)
+    assert link.is_aborted()
+    assert "frames that mean nothing" in link.reason
+    (violation,) = (e for e in a.drain() if isinstance(e, ProtocolViolation))
+    assert violation.kind is Violation.FLOOD
+    assert a.count("inbound.flooded") == 1
+
+
+async def test_a_flood_before_the_hello_is_one_as_well(nursery):
+    a = Side(SMALL)
+    out, _ = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(out, nursery)
+    await quiet()
+    link.flooded("frames that mean nothing")
+    assert [e.kind for e in a.drain() if isinstance(e, ProtocolViolation)] == [Violation.FLOOD]
+
+
+async def test_the_time_in_which_a_peer_was_not_read_is_not_its_delay(nursery, autojump_clock):
+    a = Side(LARGE)
+    _, inward = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(inward, nursery)
+    await quiet()
+    assert link.place is not None
+    share = link.place.share
+    # As a stranger in debt, behind others.
+    share.due_us = int((TransportLimits().strangers_burst_s + 1.2) * 1e6)
+    await share.end()
+    nursery.start_soon(share.begin)
+    await trio.sleep(TransportLimits().hello_timeout_s + 3)
+    assert not link.is_aborted()
+    await trio.sleep(60)
+    assert "no hello" in link.reason

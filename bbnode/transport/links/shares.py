@@ -166,11 +166,11 @@ class CoreShare:
         The deadline of `scope` is put off by as long.
         """
         now_s = trio.current_time()
+        if self._peer is not None and not self.is_admitted and self._shares.known(self._peer):
+            self.admit()
         own_s = self._own.wait_s(now_s)
         if not own_s:
             self._since_s = None
-        if self._peer is not None and not self.is_admitted and self._shares.known(self._peer):
-            self.admit()
         if self.is_admitted and not own_s:
             return ""
         line = self._shares.line
