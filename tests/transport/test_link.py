@@ -716,9 +716,9 @@ async def test_the_time_in_which_a_peer_was_not_read_is_not_its_delay(nursery, a
     await quiet()
     assert link.place is not None
     share = link.place.share
-    # As a stranger in debt, behind others.
-    share.due_us = int((TransportLimits().strangers_burst_s + 1.2) * 1e6)
-    await share.end()
+    # Behind others, who have taken the share of all strangers for six seconds.
+    taken_us = (TransportLimits().strangers_burst_s + 1.2) * 1e6
+    share._shares.strangers.take(taken_us, trio.current_time())
     nursery.start_soon(share.begin)
     await trio.sleep(TransportLimits().hello_timeout_s + 3)
     assert not link.is_aborted()

@@ -832,7 +832,7 @@ async def test_a_stranger_in_debt_waits_and_what_waits_is_counted(nursery, autoj
     peer.wire.bring(peer.sealed(frame(WINDOW, 0, 1, 1) * 5000) * 1)
     await trio.testing.wait_all_tasks_blocked()
     assert total.count == peer.muxer.kept_bytes > 12 * 3000
-    while peer.muxer.kept_bytes:
+    while peer.muxer.kept_bytes:  # noqa: ASYNC110 - virtual time
         await trio.sleep(0.01)
     # 5 ms of a core, at a hundredth of one.
     assert trio.current_time() - start == pytest.approx(0.5, abs=0.15)
@@ -861,7 +861,7 @@ async def test_who_asks_for_more_than_its_share_for_long_is_cut(nursery, autojum
         if peer.refused:
             break
         peer.wire.bring(peer.sealed(flood(number)))
-        while peer.wire.incoming and not peer.refused:
+        while peer.wire.incoming and not peer.refused:  # noqa: ASYNC110 - virtual time
             await trio.sleep(0.05)
     assert any(said in peer.refused[0] for said in ("all of its share for 10 s", "in a rush"))
     assert peer.muxer.violation is Violation.FLOOD
