@@ -174,6 +174,14 @@ class SendFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLost:
+    """A peer was restarted and no longer has the request in the envelope `tag`."""
+
+    peer: PeerId
+    tag: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lifecycle:
     """The host announces a phase."""
 
@@ -221,6 +229,7 @@ Event: TypeAlias = (
     | PeerConnected
     | PeerDisconnected
     | SendFailed
+    | RequestLost
     | Lifecycle
     | Published
     | BootstrapAsked
