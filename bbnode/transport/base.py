@@ -137,13 +137,15 @@ class EnvelopeReceived(NamedTuple):
 class DeliveryFailed:
     """A queued envelope was given up; `tag` is the one given to `send`.
 
-    `blames_peer` is False if the peer was restarted or said goodbye, or the bound was ours.
+    `blames_peer` is False if the peer was restarted or said goodbye, or the bound was ours;
+    `in_doubt`: the peer is connected, and was restarted or forgot us: it may have the envelope.
     """
 
     peer: PeerId
     tag: int
     reason: str
     blames_peer: bool = True
+    in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

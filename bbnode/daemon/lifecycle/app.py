@@ -146,6 +146,7 @@ class Daemon:
             observe=self._observe,
             heard=self._heard,
             reach=self._discovery.reach,
+            doubt=lambda event: self._restarts.doubt(event),
         )
         self._resend = Resend(
             saved.unsent if saved else (), send=self._driver.send, failed=self._not_sent

@@ -354,6 +354,7 @@ class PeerTable(LinkOwner):
         reason: str,
         *,
         blames_peer: bool = True,
+        in_doubt: bool = False,
     ) -> None:
         """Report messages as failed; a peer that our authorizer denies is not blamed."""
         if self.stopping:
@@ -363,7 +364,13 @@ class PeerTable(LinkOwner):
         for item in items:
             self._counters.add("outbound.failed")
             self._inbox.notify(
-                DeliveryFailed(peer=session.peer, tag=item.tag, reason=reason, blames_peer=blames)
+                DeliveryFailed(
+                    peer=session.peer,
+                    tag=item.tag,
+                    reason=reason,
+                    blames_peer=blames,
+                    in_doubt=in_doubt,
+                )
             )
 
     def expect(self, session: PeerSession) -> None:
@@ -565,7 +572,7 @@ class PeerTable(LinkOwner):
         if session.session_id not in ("", hello.session_id):
             # Before the peer is up again: else the engine would blame the new process, and hold
             # it back, for what the old one did not take.
-            self._fail(session, session.queue.give_up_begun(), _FORGOTTEN)
+            self._fail(session, session.queue.give_up_begun(), _FORGOTTEN, in_doubt=True)
         session.session_id, session.classes = hello.session_id, hello.classes
         session.primary = link
         session.await_nothing()
@@ -592,7 +599,7 @@ class PeerTable(LinkOwner):
         if resume is None:
             return
         lost = session.queue.resume(resume)
-        self._fail(session, lost, _FORGOTTEN, blames_peer=False)
+        self._fail(session, lost, _FORGOTTEN, blames_peer=False, in_doubt=True)
         link.granted = resume.round
         link.wake_all()
 
