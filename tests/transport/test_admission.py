@@ -300,6 +300,67 @@ def test_who_is_admitted_has_a_share_of_its_own():
     assert [each.share.is_admitted for each in places] == [True, True, False, False, True]
 
 
+def crowd(number: int) -> str:
+    """The address of an attacker: one of a botnet of 4,096 global addresses, in 16 networks."""
+    return f"203.{number % 16}.{number // 16 % 256}.{number % 7 + 1}"
+
+
+@pytest.mark.parametrize("address", [lambda _n: LOCAL, crowd], ids=["one address", "a botnet"])
+def test_two_thousand_strangers_keep_no_member_out(address):
+    """The bounds of a real node: strangers have all places that they get, and go on coming."""
+    limits = TransportLimits()
+    members = [PeerId.from_seed(f"member {n}") for n in range(400)]
+    door, now = Door(limits, known=members[:100]), 0.0
+    most = limits.max_connections - reserved(limits)
+    number = 0
+    while door.admission.strangers < most:
+        number += 1
+        now += 0.01
+        door.settle(PeerId.from_seed(f"stranger {number}"), address(number), now)
+        assert number < 3 * most
+    for each, peer in enumerate(members):
+        # Two strangers for each of them; a hundred are known, the others show a membership.
+        for _ in range(2):
+            number += 1
+            now += 0.01
+            door.settle(PeerId.from_seed(f"stranger {number}"), address(number), now)
+        standing = Standing.STRANGER if each < 100 else Standing.MEMBER
+        _, reason = door.settle(peer, "8.8.8.8" if each < 60 else LOCAL, now, standing)
+        assert reason == ""
+        assert door.admission.settled <= limits.max_connections
+    # Beyond those that are kept for them, members have taken the places of strangers.
+    assert door.admission.settled == limits.max_connections
+    assert door.admission.strangers == limits.max_connections - len(members)
+
+
+def test_a_member_finds_a_place_to_wait_among_sockets_that_come_all_the_time():
+    """Five hundred silent sockets a second; it tries again as a dialler does."""
+    limits = TransportLimits()
+    door, now = Door(limits), 0.0
+    for _ in range(1000):
+        now += 0.002
+        door.accept(LOCAL, now)
+    assert door.admission.waiting == limits.max_waiting
+    tried = []
+    for delay_s in (0.2, 0.4, 0.8, 1.6, 3.2):
+        until = now + delay_s
+        while now < until:
+            now += 0.002
+            door.accept(LOCAL, now)
+        place = door.accept(LOCAL, now)
+        tried.append(place is not None)
+        if place is None:
+            continue
+        door.admission.heard(place)
+        # It keeps the place for long enough to say hello, whoever comes.
+        for _ in range(300):
+            now += 0.002
+            door.accept(LOCAL, now)
+        door.admission.secured(place, PEERS[0])
+        assert door.admission.hello(place, PEERS[0], Standing.MEMBER, now) == ""
+    assert any(tried)
+
+
 class Doors(RuleBasedStateMachine):
     """Any order of arrivals, hellos and ends: no bound is ever exceeded, no entry left behind."""
 
