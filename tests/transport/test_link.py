@@ -43,6 +43,7 @@ from bbnode.transport.links.framing import (
 from bbnode.transport.links.hello import encode_hello
 from bbnode.transport.links.link import LINK_MOVES, LaneReader, Link, LinkEvent, LinkState
 from bbnode.transport.links.peers import PeerTable
+from bbnode.transport.links.shares import FED_DATA_US, FRAME_US, PACKET_US
 from tests.patience import PATIENCE_S
 from tests.transport.fakes import PipeCarrier, carrier_pair
 
@@ -724,3 +725,27 @@ async def test_the_time_in_which_a_peer_was_not_read_is_not_its_delay(nursery, a
     assert not link.is_aborted()
     await trio.sleep(60)
     assert "no hello" in link.reason
+
+
+async def test_messages_pay_for_their_turns(nursery, autojump_clock):
+    """Ten thousand, each alone, with an acknowledgement for some: nobody is in debt."""
+    a = Side(SMALL)
+    out, inward = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(out, nursery)
+    control = await inward.open(Lane.CONTROL)
+    await control.write(HELLO_AGAIN)
+    await quiet()
+    await control.write(lane_frame(FrameType.START, 1))
+    assert link.place is not None
+    share = link.place.share
+    share.due_us = 0
+    for number in range(1, 10_001):
+        await control.write(lane_frame(FrameType.ENVELOPE, number, b"x" * 100))
+        # As the muxer has it for one packet with one frame.
+        share.due_us += PACKET_US + FRAME_US + FED_DATA_US
+        share.pay()
+        if number % 500 == 0:
+            a.drain()
+            await quiet()
+    assert share.is_free
+    assert share.due_us < 500

@@ -627,13 +627,18 @@ class Muxer:
 
     async def _in_its_turn(self, wire: ByteWire | None) -> None:
         """Read once, when this connection may."""
-        if reason := await self._share.begin():
+        share = self._share
+        if share.is_free:
+            self._turn(wire)
+            share.pay()
+            return
+        if reason := await share.begin():
             self.refuse(reason, Violation.FLOOD)
             return
         try:
             self._turn(wire)
         finally:
-            await self._share.end()
+            await share.end()
 
     def _turn(self, wire: ByteWire | None) -> None:
         """Read once, and do all that follows from it, or as much as one turn allows."""

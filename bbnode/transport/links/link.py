@@ -52,7 +52,12 @@ from bbnode.transport.links.framing import (
 from bbnode.transport.links.hello import decode_hello
 from bbnode.transport.links.life import COARSE_S
 from bbnode.transport.links.receiver import Receiver, WindowIgnoredError
-from bbnode.transport.links.shares import LANE_FRAME_US, LATE, WASTED_BYTES
+from bbnode.transport.links.shares import (
+    LANE_FRAME_US,
+    LATE,
+    MESSAGE_PAYS_US,
+    WASTED_BYTES,
+)
 from bbnode.transport.outbound import OutboundQueue
 from bbnode.transport.signals import Signal
 
@@ -493,7 +498,7 @@ class Link:
             self.refuse(reason, kind)
 
     def charge(self, price_us: int) -> None:
-        """Have the connection pay for what its peer made us do."""
+        """Have the connection pay for what its peer made us do; less than 0 pays for it."""
         if self.place is not None:
             self.place.share.due_us += price_us
 
@@ -712,8 +717,9 @@ class LaneReader:
             self.frame_since = math.inf
         elif self.frame_since == math.inf or self._decoder.frames != whole:
             self.frame_since = link.last_heard
-        link.charge((self._decoder.frames - whole - self._messages) * LANE_FRAME_US)
-        self._messages = 0
+        messages, self._messages = self._messages, 0
+        others = self._decoder.frames - whole - messages
+        link.charge(others * LANE_FRAME_US - messages * MESSAGE_PAYS_US)
         link.acks_changed()
 
     def _on_frame(self, frame: LinkFrame | ChunkData) -> None:

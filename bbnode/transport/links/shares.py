@@ -41,9 +41,14 @@ WASTED_BYTES: Final = 1024
 STREAM_US: Final = 300
 # A frame of a lane that brings no new message.
 LANE_FRAME_US: Final = 10
+# What a new message pays of its turn, packet and frames: it has a rate of its own.
+MESSAGE_PAYS_US: Final = TURN_US + PACKET_US + FRAME_US + FED_DATA_US
 # A handshake; a connection, with its link, its lanes and our hello.
 HANDSHAKE_US: Final = 1000
 CONNECTION_US: Final = 1500
+
+# What is owed up to this is paid with a later turn.
+_PAID_AT_ONCE_US: Final = 500
 
 # Weights of a frame without a meaning: it may have crossed with the end of its stream; nobody
 # who keeps to the specification sends it.
@@ -94,7 +99,8 @@ class CoreShares:
 class CoreShare:
     """The account of one connection: `begin`, work that does not wait, `end`.
 
-    Whatever becomes of the work, `end` is called.
+    Whatever becomes of the work, `end` is called. Where `is_free`, the two are `pay` alone, which
+    does not wait: most turns of most connections cost no more.
     """
 
     __slots__ = (
@@ -109,6 +115,7 @@ class CoreShare:
         "_waits_since_s",
         "due_us",
         "is_admitted",
+        "is_free",
         "turn_us",
     )
 
@@ -128,8 +135,8 @@ class CoreShare:
         self.due_us = 0
         # A turn that owes this much is over, and others have theirs.
         self.turn_us = limits.stranger_turn_us
-        # True for a peer with standing.
-        self.is_admitted = False
+        # True for a peer with standing; and while it has no debt, either.
+        self.is_admitted = self.is_free = False
         # Seconds for which it was made to wait, and since when it waits.
         self._waited_s = 0.0
         self._waits_since_s: float | None = None
@@ -137,7 +144,7 @@ class CoreShare:
     def admit(self) -> None:
         """Give the connection of a peer with standing a share of its own; idempotent."""
         if not self.is_admitted:
-            self.is_admitted = True
+            self.is_admitted = self.is_free = True
             self.turn_us = self._limits.turn_us
             self._own = _core(self._limits.member_core, self._limits.core_burst_s)
 
@@ -171,6 +178,7 @@ class CoreShare:
         own_s = self._own.wait_s(now_s)
         if not own_s:
             self._since_s = None
+            self.is_free = self.is_admitted
         if self.is_admitted and not own_s:
             return ""
         line = self._shares.line
@@ -222,12 +230,19 @@ class CoreShare:
             self._in_line = False
             self._shares.line.release()
 
-    async def end(self) -> None:
+    def pay(self) -> None:
         """Pay for a turn, with all that was done for the connection since the last one."""
-        due_us, self.due_us, now_s = TURN_US + self.due_us, 0, trio.current_time()
-        self._own.take(due_us, now_s)
+        self.due_us = max(0, self.due_us + TURN_US)
+        if self.is_free and self.due_us < _PAID_AT_ONCE_US:
+            return
+        due_us, self.due_us, now_s = self.due_us, 0, trio.current_time()
+        self.is_free = self._own.take(due_us, now_s) >= 0 and self.is_admitted
         if not self.is_admitted:
             self._shares.strangers.take(due_us, now_s)
+
+    async def end(self) -> None:
+        """Pay for a turn, and let the next in the line have its own."""
+        self.pay()
         if self._in_line:
             # All other tasks that can run do so before the next in the line.
             try:
