@@ -142,7 +142,7 @@ class CoreShare:
         self._waits_since_s: float | None = None
 
     def admit(self) -> None:
-        """Give the connection of a peer with standing a share of its own; idempotent."""
+        """Move the connection of a peer with standing to a share of its own. Idempotent."""
         if not self.is_admitted:
             self.is_admitted = self.is_free = True
             self.turn_us = self._limits.turn_us
