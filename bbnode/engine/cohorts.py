@@ -62,6 +62,7 @@ _MAX_SAID_CHARS: Final = 128
 # The kinds of reasons that this node finds out by itself.
 NOT_SENT: Final = "NotSent"
 CONNECTION_LOST: Final = "ConnectionLost"
+PEER_RESTARTED: Final = "PeerRestarted"
 
 
 class CohortState(enum.Enum):
@@ -260,6 +261,14 @@ class CohortTable:
         cohort.envelopes[peer] = tag
         self._of_tag[tag] = (cohort, peer)
         return True
+
+    def awaited(self, peer: PeerId) -> dict[int, int]:
+        """Return the ids of the requests that wait for a peer, with the tags of their envelopes."""
+        return {
+            cohort.wire_req_id: cohort.envelopes[peer]
+            for cohort in self._open.values()
+            if cohort.awaits(peer) and peer in cohort.envelopes
+        }
 
     def of_envelope(self, tag: int, peer: PeerId) -> Cohort | None:
         """Return the open cohort whose request to a peer, unanswered, is in this envelope."""
@@ -503,12 +512,12 @@ class Cohorts:
                 self._close(cohort)
         return status
 
-    def send_failed(self, tag: int, peer: PeerId, reason: str) -> bool:
-        """Record that an envelope could not be sent; return False if it held no open request."""
+    def failed_in(self, tag: int, peer: PeerId, why: WireRefusal) -> bool:
+        """Record that the request in an envelope has no answer; return False if none is open."""
         cohort = self.table.of_envelope(tag, peer)
         if cohort is None:
             return False
-        self._fail(cohort, peer, WireRefusal(NOT_SENT, reason))
+        self._fail(cohort, peer, why)
         return True
 
     def refused(self, wire_req_id: int, peer: PeerId, why: WireRefusal) -> ResponseStatus:

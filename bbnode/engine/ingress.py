@@ -181,6 +181,14 @@ class SendFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLost:
+    """A peer was restarted and no longer has the request in the envelope `tag`."""
+
+    peer: PeerId
+    tag: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lifecycle:
     """The host announces a phase."""
 
@@ -228,6 +236,7 @@ Event: TypeAlias = (
     | PeerConnected
     | PeerDisconnected
     | SendFailed
+    | RequestLost
     | Lifecycle
     | Published
     | BootstrapAsked

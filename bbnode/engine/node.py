@@ -9,7 +9,7 @@ otherwise.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -293,6 +293,13 @@ class Node:
             ev.SendFailed(peer=peer, reason=reason, blames_peer=blames_peer, tag=tag),
             must=tag is not None,  # each envelope fails once, and somebody may wait for it
         )
+
+    def request_lost(self, peer: PeerId, tag: int) -> None:
+        """Report that a peer was restarted and no longer has the request in an envelope of ours.
+
+        Whoever waits for its answer hears `PeerRestarted` at once. `tag` is as of `awaited`.
+        """
+        self._rt.ingress.push(ev.RequestLost(peer=peer, tag=tag), must=True)
 
     def fire_lifecycle(self, phase: int) -> None:
         """Fire what waits for a phase: Shutdown is 1, Snapshot 2, others are the program's."""
@@ -639,6 +646,27 @@ class Node:
         return [
             replace(w, since_ns=host_ns(w.since_ns), until_ns=host_ns(w.until_ns)) for w in found
         ]
+
+    def awaited(self, peer: PeerId) -> dict[int, int]:
+        """Return the requests that wait for a peer's answer: id -> tag of the SendEnvelope."""
+        rt = self._rt
+        return {**rt.cohorts.table.awaited(peer), **rt.calls.awaited(peer)}
+
+    def has_requests(self, peer: PeerId, ids: Iterable[int], tags: Container[int]) -> set[int]:
+        """Return those of a peer's requests that this node has and is about to answer.
+
+        `tags` are of the envelopes to the peer that it has not acknowledged: an answer may be among
+        them.
+        """
+        rt, asked = self._rt, set(ids)
+        found = asked & rt.outbound.answered_in(tags)
+        for frame in rt.executor.frames.values():
+            if frame.wire_req_id in asked and frame.source_peer == peer:
+                found.add(frame.wire_req_id)
+        for event in rt.ingress.waiting()[0]:
+            if isinstance(event, ev.InboundBytes) and event.peer == peer:
+                found |= asked & {correlation_of(event.data).wire_req_id}
+        return found
 
     def bootstrap_status(self, name: str | None = None) -> BootstrapStatus:
         """Return the status of a Module's or component's (`slot:<slot>`) bootstrap, or of all.

@@ -15,7 +15,7 @@ from bbnode.engine import steps
 from bbnode.engine.bootstrap.bootstraps import Bootstraps
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.clock import NodeClock
-from bbnode.engine.cohorts import CONNECTION_LOST, Cohorts
+from bbnode.engine.cohorts import CONNECTION_LOST, NOT_SENT, PEER_RESTARTED, Cohorts
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import EntryPlan, Frame, Op
 from bbnode.engine.ingress import Ingress
@@ -275,9 +275,18 @@ class Runtime(Services):
                 self.neighbours.failed(event.peer, event.reason, self.clock.now_ns)
             )
         tag = event.tag
-        if tag is not None and not self.cohorts.send_failed(tag, event.peer, event.reason):
-            self.messenger.send_failed(tag, event.peer, event.reason)
+        why = WireRefusal(NOT_SENT, event.reason)
+        if tag is not None and not self.cohorts.failed_in(tag, event.peer, why):
+            self.messenger.failed_in(tag, event.peer, why)
             self.refusals.undelivered(tag, event.peer, event.reason)
+
+    def request_lost(self, event: ev.RequestLost) -> None:
+        """End the wait for a peer that was restarted without a request of this node."""
+        self.reports.counts["requests.lost"] += 1
+        peer, tag = event.peer, event.tag
+        why = WireRefusal(PEER_RESTARTED, "it was restarted after it had got the request")
+        if not self.cohorts.failed_in(tag, peer, why):
+            self.messenger.failed_in(tag, peer, why)
 
     def peer_connected(self, event: ev.PeerConnected) -> None:
         """Take note of a connection with a peer."""
@@ -439,6 +448,7 @@ ON_EVENT: Final[Mapping[type, Callable[[Runtime, Any], object]]] = {
     ev.PeerConnected: Runtime.peer_connected,
     ev.PeerDisconnected: Runtime.peer_disconnected,
     ev.SendFailed: Runtime.send_failed,
+    ev.RequestLost: Runtime.request_lost,
     ev.Lifecycle: lambda rt, e: rt.sources.enter_phase(e.phase),
     ev.Published: lambda rt, e: rt.reports.bus.publish(e.kind),
     ev.BootstrapAsked: lambda rt, e: rt.bootstraps.take(e),

@@ -206,6 +206,10 @@ MAX_REFUSED: Final = _cap(
     1024, "peers", "that were refused, likewise; what they showed is up to 5 KiB each"
 )
 MAX_OFFENDERS: Final = _cap(4096, "peers", "of which misbehaviour is kept, 300 bytes each")
+MAX_PENDING_ASKED: Final = _cap(
+    1024, "requests", "for which a peer that was restarted is asked at once"
+)
+PENDING_ANSWER_S: Final = _cap(5.0, "s", "for it to say which of them it has")
 MAX_OF_USE: Final = _cap(8192, "peers", "that are remembered for having been of use")
 THROTTLED_AT: Final = _cap(
     50.0, "points", "of misbehaviour: from here on a peer has a rate of its own"

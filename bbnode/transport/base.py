@@ -137,13 +137,15 @@ class EnvelopeReceived(NamedTuple):
 class DeliveryFailed:
     """A queued envelope was given up; `tag` is the one given to `send`.
 
-    `blames_peer` is False if the peer was restarted or said goodbye, or the bound was ours.
+    `blames_peer` is False if the peer was restarted or said goodbye, or the bound was ours;
+    `in_doubt`: the peer is connected, and was restarted or forgot us: it may have the envelope.
     """
 
     peer: PeerId
     tag: int
     reason: str
     blames_peer: bool = True
+    in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +269,7 @@ COUNTERS: Final[dict[str, str]] = {
     "links.stalled": "connections closed because a transfer made no progress for too long",
     "links.slow": "connections closed because a large message or a frame came too slowly",
     "sockets.refused": "sockets closed at once: too many wait for a hello, in all or of a prefix",
+    "sockets.cooling": "sockets closed at once: a stranger of the same prefix has flooded us",
     "sockets.dropped": "connections without a hello that were closed to make room for another",
     "sockets.late": "connections that did not prove in time who they are",
     "hello.refused": "connections closed because of their first message, or for want of one",
@@ -282,6 +285,8 @@ COUNTERS: Final[dict[str, str]] = {
     "inbound.unallocated": "large envelopes thrown away for want of memory",
     "inbound.flooded": "connections dropped because the peer ignored its window, or sent what a "
     "muxer must not",
+    "inbound.throttled": "times that a connection had to wait because what it had sent cost more "
+    "than its share of a core",
     "inbound.evicted": "large envelopes whose room went to a faster one: they begin again later",
     "inbound.delayed": "times that an envelope was held because its sender was over its rate",
     "access.denied": "connections, hellos and envelopes that the authorizer refused",

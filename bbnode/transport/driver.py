@@ -61,6 +61,7 @@ class Driver:
         observe: StepObserver | None = None,
         heard: Callable[[seam.TransportEvent], None] | None = None,
         reach: Callable[[steps.SendEnvelope], bool] | None = None,
+        doubt: Callable[[seam.DeliveryFailed], bool] = lambda _event: False,
         clock_ns: Callable[[], int] = trio_clock_ns,
         worker_threads: int = DEFAULT_WORKER_THREADS,
     ) -> None:
@@ -69,13 +70,15 @@ class Driver:
         `observe` gets every step after it was carried out, and `heard` every event of the transport
         before the node polls on it; neither may block, and their exceptions are counted and logged.
         `reach` is asked to dial a peer that is to be sent something; it returns True if that peer
-        takes messages now.
+        takes messages now. `doubt` gets an envelope that a peer may have, and returns True if the
+        node hears later, from others, what became of it.
         """
         self._node = node
         self._transport = transport
         self._observe = observe
         self._heard = heard
         self._reach = reach
+        self._doubt = doubt
         self._clock_ns = clock_ns
         self._threads = trio.CapacityLimiter(worker_threads)
         self._wake = trio.Event()
@@ -209,6 +212,8 @@ class Driver:
             case seam.ConnectionClosed(peer=peer, reason=reason):
                 node.peer_disconnected(peer, reason)
             case seam.DeliveryFailed(peer=peer, tag=tag, reason=reason, blames_peer=blames_peer):
+                if event.in_doubt and self._doubt(event):
+                    return
                 self._counts["driver.send_failed"] += 1
                 node.send_failed(peer, reason, tag=tag, blames_peer=blames_peer)
             case seam.HelloRefused():

@@ -84,8 +84,31 @@ class TransportLimits:
         256 * 1024, "bytes", "the same before the hello, which is one frame"
     )
     all_unread_bytes: int = bound(
-        256 * _MIB, "bytes", "the same of all connections; whoever has most is cut off"
+        256 * _MIB, "bytes", "the same of all connections; whoever has most is cut off at once"
     )
+    # Time of the one thread that serves all, by the prices of `links.shares`. What strangers make
+    # us do beside their data is never more than a fifth of a core; a hello and all that leads to it
+    # takes 3 ms, so a thousand of them may come at once after a quiet time.
+    strangers_core: float = bound(0.2, "cores", "for all connections without standing together")
+    strangers_burst_s: float = bound(3.0, "s", "of a core that they may take at once")
+    stranger_core: float = bound(0.05, "cores", "for each of them")
+    member_core: float = bound(0.2, "cores", "for a connection with standing, beside its data")
+    core_burst_s: float = bound(0.1, "s", "of a core that a connection may take at once")
+    turn_us: int = bound(5_000, "us", "of one turn of a reader, until all others had theirs")
+    stranger_turn_us: int = bound(1_000, "us", "the same of a connection without standing")
+    indebted_s: float = bound(
+        10.0, "s", "for which a stranger may ask for more than its share before it is cut off"
+    )
+    # What crosses with the end of a stream: some hundred frames, of whoever writes in small ones.
+    idle_frames: int = bound(1024, "frames", "that mean nothing, at once, of one connection")
+    idle_frames_per_s: float = bound(256.0, "frames/s", "the same, after that")
+    cooling_s: float = bound(
+        10.0,
+        "s",
+        "for which a global IPv4 address or IPv6 /64 gets no connection after a stranger there has "
+        "flooded us, unless a member is there",
+    )
+    max_cooling_s: float = bound(600.0, "s", "the same: twice as long each time, at most this")
     write_failures: int = bound(3, "writes", "on one lane that may fail in a row")
     # A thousand clients of an open network, and some.
     max_connections: int = bound(2048, "connections", "in all")

@@ -245,8 +245,16 @@ class OutboundQueue:
 
     # -- acknowledgements ------------------------------------------------------------------
 
-    def acknowledge(self, kind: Lane, position: Position) -> None:
-        """Drop what the peer has acknowledged; raises FrameError for more than was sent."""
+    def acknowledge(self, kind: Lane, position: Position) -> bool:
+        """Drop what the peer has acknowledged; return False if that was known.
+
+        Raises FrameError for more than was sent.
+        """
+        before = self.acknowledged, self.acknowledged_bytes
+        self._acknowledge(kind, position)
+        return before != (self.acknowledged, self.acknowledged_bytes)
+
+    def _acknowledge(self, kind: Lane, position: Position) -> None:
         lane = self._lanes[kind]
         number, offset = position.number, position.offset
         if number > lane.next_number:

@@ -18,11 +18,13 @@ from tests.daemon.live import running
 from tests.patience import PATIENCE_S
 
 
-async def scraped(port: int, request: str, header: str = "") -> tuple[bytes, bytes]:
+async def scraped(
+    port: int, request: str, header: str = "", *, host: str = "127.0.0.1:9470"
+) -> tuple[bytes, bytes]:
     """Status and body of one request to a port of this machine."""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await stream.send_all(
-            f"{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n".encode()
+            f"{request} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{header}\r\n".encode()
         )
         told = b""
         while part := await stream.receive_some(65536):
@@ -67,6 +69,60 @@ async def test_metrics_on_loopback_need_no_token(tmp_path: Path) -> None:
         assert (await scraped(port, "GET /metrics"))[0] == b"200"
         assert (await scraped(port, "GET /v1/status"))[0] == b"404"
         assert not tokens.token_file(live.state_dir).exists()
+
+
+OWN = ["127.0.0.1", "localhost:1", "LOCALHOST.", "[::1]:9470", "node.localhost", "10.0.0.7:80"]
+OTHERS = ["evil.example", "evil.example:9470", "localhost.evil.example", "127.0.0.1.evil.example"]
+OTHERS += [
+    "x",
+    "",
+    "[::1",
+    "[::1]x",
+    "local host",
+    "127.0.0.1@evil.example",
+    "0x7f.1",
+    "2130706433",
+]
+
+
+@pytest.mark.parametrize("key", ["control.metrics", "control.tcp"])
+async def test_no_web_page_gets_in_by_its_name(tmp_path: Path, key: str) -> None:
+    flags = {key: "127.0.0.1:0", "control.hosts": "node7,node7.lab.example"}
+    async with running(tmp_path, client=False, **flags) as live:
+        server = live.plane.server
+        port, bearer = server.metrics_port, ""
+        if key == "control.tcp":
+            port = server.tcp_port
+            token = tokens.token_file(live.state_dir).read_text().strip()
+            bearer = f"Authorization: Bearer {token}\r\n"
+        assert port is not None
+        for host in (*OWN, "node7", "NODE7.lab.example:80"):
+            assert (await scraped(port, "GET /healthz", bearer, host=host))[0] == b"200", host
+            origin = f"{bearer}Origin: http://{host}\r\n"
+            assert (await scraped(port, "GET /healthz", origin))[0] == b"200", host
+        for host in OTHERS:
+            status, body = await scraped(port, "GET /metrics", bearer, host=host)
+            assert (status, b"WrongHost" in body) == (b"421", True), host
+            origin = f"{bearer}Origin: http://{host}\r\n"
+            status, body = await scraped(port, "GET /metrics", origin)
+            assert (status, b"WrongOrigin" in body) == (b"403", True), host
+        assert (await scraped(port, "GET /metrics", f"{bearer}Origin: null\r\n"))[0] == b"403"
+        assert server.counters()["control.wrong_host"] == 2 * len(OTHERS) + 1
+
+
+async def test_beyond_loopback_the_token_counts_and_names_if_there_are_any(tmp_path: Path) -> None:
+    for hosts, status in (("", b"200"), ("node7", b"421")):
+        folder = tmp_path / (hosts or "any")
+        folder.mkdir()
+        flags = {"control.metrics": "0.0.0.0:0"} | ({"control.hosts": hosts} if hosts else {})
+        async with running(folder, client=False, **flags) as live:
+            port = live.plane.server.metrics_port
+            assert port is not None
+            token = tokens.token_file(live.state_dir).read_text().strip()
+            bearer = f"Authorization: Bearer {token}\r\n"
+            assert (await scraped(port, "GET /metrics", host="server"))[0] == b"401"
+            assert (await scraped(port, "GET /metrics", bearer, host="server"))[0] == status
+            assert (await scraped(port, "GET /metrics", bearer, host="node7"))[0] == b"200"
 
 
 async def test_those_who_scrape_keep_no_operator_out(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.lowlevel
 
 from bbnode.daemon.control import token as tokens
 from bbnode.daemon.control.async_client import AsyncControlClient
@@ -356,7 +358,9 @@ async def test_tcp_takes_nobody_without_the_token(tmp_path: Path) -> None:
             (f"Authorization: Bearer {token}\r\n", b"200"),
         ):
             async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-                request = f"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n"
+                request = (
+                    f"GET /healthz HTTP/1.1\r\nHost: localhost\r\n{header}Connection: close\r\n\r\n"
+                )
                 await stream.send_all(request.encode())
                 assert (await stream.receive_some(4096)).split()[1] == status
         # The unix socket's own mode is what guards it.
@@ -376,3 +380,89 @@ def test_a_token_is_made_once_and_never_read_from_an_open_file(tmp_path: Path) -
         file.chmod(0o600)
         with pytest.raises(tokens.TokenFileUnsafe, match="remove it"):
             tokens.load_or_create_token(file)
+
+
+BODY = 1 << 20
+
+
+async def begun(port: int, header: str = "") -> trio.SocketStream:
+    """A client that says it sends a MiB."""
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    head = f"POST /v1/stop HTTP/1.1\r\nHost: localhost\r\n{header}Content-Length: {BODY}\r\n\r\n"
+    await stream.send_all(head.encode())
+    return stream
+
+
+async def test_without_the_token_no_byte_of_a_body_is_read(tmp_path: Path) -> None:
+    async with running(tmp_path, client=False, **{"control.tcp": "127.0.0.1:0"}) as live:
+        server = live.plane.server
+        assert server.tcp_port is not None
+        for header in ("", "Authorization: Bearer wrong\r\n", "Expect: 100-continue\r\n"):
+            async with await begun(server.tcp_port, header) as stream:
+                with trio.fail_after(PATIENCE_S):
+                    # It is answered at once, and hears why although it sends on.
+                    assert (await stream.receive_some(4096)).split()[1] == b"401"
+                    with contextlib.suppress(trio.BrokenResourceError):
+                        await stream.send_all(bytes(BODY))
+                        while await stream.receive_some(4096):
+                            pass
+        assert server._bodies.held_bytes == 0
+        assert not live.stopped
+
+
+async def test_the_bodies_of_all_requests_are_bounded(tmp_path: Path) -> None:
+    limits = ControlLimits(bodies_bytes=BODY + BODY // 2)
+    flags = {"control.tcp": "127.0.0.1:0"}
+    async with running(tmp_path, client=False, limits=limits, **flags) as live:
+        server = live.plane.server
+        assert server.tcp_port is not None
+        token = tokens.token_file(live.state_dir).read_text().strip()
+        bearer = f"Authorization: Bearer {token}\r\n"
+        async with await begun(server.tcp_port, bearer) as first:
+            await first.send_all(bytes(BODY - 1))
+            while server._bodies.held_bytes < BODY - 1:
+                await trio.lowlevel.checkpoint()
+            async with await begun(server.tcp_port, bearer) as second:
+                with trio.fail_after(PATIENCE_S), contextlib.suppress(trio.BrokenResourceError):
+                    await second.send_all(bytes(BODY - 1))
+                with trio.fail_after(PATIENCE_S):
+                    assert (await second.receive_some(4096)).split()[1] == b"503"
+            assert server._bodies.held_bytes <= limits.bodies_bytes
+        with trio.fail_after(PATIENCE_S):
+            while server._bodies.held_bytes:
+                await trio.lowlevel.checkpoint()
+
+
+async def test_clients_that_prove_nothing_shut_nobody_out(tmp_path: Path) -> None:
+    """Two hundred silent ones: who has the token gets in, and the node has its descriptors."""
+    async with running(tmp_path, client=False, **{"control.tcp": "127.0.0.1:0"}) as live:
+        server = live.plane.server
+        assert server.tcp_port is not None
+        token = tokens.token_file(live.state_dir).read_text().strip()
+        bearer = f"Authorization: Bearer {token}\r\n"
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(200):
+                stream = await trio.open_tcp_stream("127.0.0.1", server.tcp_port)
+                await stack.enter_async_context(stream)
+            async with await trio.open_tcp_stream("127.0.0.1", server.tcp_port) as stream:
+                head = f"GET /healthz HTTP/1.1\r\nHost: localhost\r\n{bearer}\r\n"
+                await stream.send_all(head.encode())
+                with trio.fail_after(PATIENCE_S):
+                    assert (await stream.receive_some(4096)).split()[1] == b"200"
+                assert server.counters()["control.connections"] <= ControlLimits().unproved + 1
+
+
+async def test_more_clients_than_can_be_told_so_are_closed(tmp_path: Path) -> None:
+    limits = ControlLimits(connections=2, told_busy=2)
+    async with (
+        running(tmp_path, client=False, limits=limits) as live,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        streams = [
+            await stack.enter_async_context(await trio.open_unix_socket(str(live.socket)))
+            for _ in range(8)
+        ]
+        with trio.fail_after(PATIENCE_S):
+            assert await streams[-1].receive_some(16) == b""
+        assert live.plane.server.counters()["control.connections"] <= 4
+        assert live.plane.server.counters()["control.not_accepted"] >= 1

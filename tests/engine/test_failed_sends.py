@@ -396,3 +396,78 @@ def test_a_one_way_send_that_failed_is_counted_and_nothing_else() -> None:
     node.send_failed(peer(1), "x", tag=step.tag)
     assert node.poll(1) == []
     assert node.counters()["send.failed"] == 1
+
+
+# -- a peer that was restarted -----------------------------------------------------------------
+
+
+def test_who_was_restarted_without_the_request_is_missing_at_once_and_says_so() -> None:
+    a = Asker(quorum=2)
+    wires = {who: wire for who, _, wire in a.sent}
+    assert a.node.awaited(peer(1)) == {wires[peer(1)]: a.tag(1)}
+    a.node.request_lost(peer(1), a.tag(1))
+    # Of another peer, or twice: nothing.
+    a.node.request_lost(peer(2), a.tag(1))
+    a.answer(2)
+    made = a.poll()
+    (lost,) = [s.attributes for s in of(steps.Telemetry, made) if s.name == "request.failed"]
+    assert (lost["peer"], lost["kind"]) == (peer(1), "PeerRestarted")
+    assert a.node.awaited(peer(1)) == a.node.awaited(peer(2)) == {}
+    a.answer(3)
+    made = a.poll()
+    assert closed(made) == [("quorum", (peer(1),))]
+    assert batch(made) == (in_order(2, 3), [peer(1)])
+
+
+def test_a_quorum_that_restarts_put_out_of_reach_fails_at_once() -> None:
+    a = Asker(quorum=0)
+    a.node.request_lost(peer(3), a.tag(3))
+    (failed,) = of(steps.OpFailed, a.poll())
+    assert "PeerRestarted: it was restarted after it had got the request" in failed.detail
+
+
+def test_a_component_hears_that_its_request_was_lost() -> None:
+    node, step, wire_req_id = calling()
+    assert node.awaited(peer(1)) == {wire_req_id: step.tag}
+    node.request_lost(peer(1), step.tag)
+    node.poll(1)
+    assert component(node, "chat").heard == [("no answer", "hello", peer(1))]
+    assert node.awaited(peer(1)) == {}
+
+
+def test_a_lost_request_that_nobody_polled_yet_is_in_a_snapshot() -> None:
+    a = Asker(quorum=0)
+    a.node.request_lost(peer(3), a.tag(3))
+    again = a.install()
+    again.restore(a.node.snapshot(), 2, same_life=True)
+    assert "PeerRestarted" in of(steps.OpFailed, again.poll(2))[0].detail
+
+
+def asked(node, wire_req_id: int, op: str = "Slow") -> None:
+    """Peer 1 asks the component of a node."""
+    fill = SlotFill(dest_suffix=suffix_of("chat", op), payload=b"x")
+    correlation = WireCorrelation(kind=CorrelationKind.REQUEST, wire_req_id=wire_req_id)
+    raw = peer(1).to_bytes()
+    made = encode_envelope(WireEnvelope(fills=(fill,), correlation=correlation, src_peer_bytes=raw))
+    node.deliver_inbound(peer(1), b"".join(made))
+
+
+def test_a_node_knows_the_requests_that_it_has_from_their_arrival_to_their_answer() -> None:
+    node = chatting(0)
+    node.peer_connected(peer(1))
+    asked(node, 5)
+    ids = (4, 5, 6)
+    # In the ingress, in an execution, in one that was restored; nobody else's.
+    assert node.has_requests(peer(1), ids, ()) == {5}
+    assert node.has_requests(peer(2), ids, ()) == set()
+    (task,) = of(steps.RunTask, node.poll(1))
+    assert node.has_requests(peer(1), ids, ()) == {5}
+    again = chatting(0)
+    again.restore(node.snapshot(), 1)
+    assert again.has_requests(peer(1), ids, ()) == {5}
+    assert chatting(0).has_requests(peer(1), ids, ()) == set()
+    node.complete(task.token, task.fn())
+    (answer,) = of(steps.SendEnvelope, node.poll(2))
+    # Answered: while the answer is on its way, and no longer.
+    assert node.has_requests(peer(1), ids, {answer.tag}) == {5}
+    assert node.has_requests(peer(1), ids, ()) == set()

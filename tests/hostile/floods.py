@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import secrets
+import struct
 
 import trio
 from libp2p.exceptions import BaseLibp2pError
@@ -11,7 +13,14 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.address import peer_of_address
 from bbnode.ir.envelope import CorrelationKind
+from bbnode.ir.errors import BbnodeError
 from bbnode.transport.errors import NotConnectedError, QueueFullError
+from bbnode.transport.identity import Identity
+from bbnode.transport.libp2p.handshake import NoiseKeys
+from bbnode.transport.libp2p.noise_channel import OVERHEAD_BYTES
+from bbnode.transport.libp2p.securing import secure_dialled
+from bbnode.transport.libp2p.tcp import connect
+from bbnode.transport.libp2p.wire import BROKEN, SocketWire
 from bbnode.transport.links.framing import FrameType, Lane, encode_header
 from tests.hostile.stranger import envelope, hello_frame, liar, stranger
 
@@ -77,6 +86,39 @@ async def half(address: Multiaddr) -> None:
 async def huge(address: Multiaddr) -> None:
     """A good hello, then the header of a message of 4 GiB."""
     await _on_streams(address, HELLO, encode_header(FrameType.ENVELOPE, 2**32 - 1))
+
+
+async def senseless(address: Multiaddr) -> None:
+    """Frames that mean nothing to the muxer, as fast as they go, from new identities each time."""
+    kinds = [(1, 0, 9), (0, 0, 9), (2, 1, 0), (2, 2, 0), (1, 8, 9), (3, 0, 0)]
+
+    async def one(number: int) -> None:
+        kind, flags, stream = kinds[number % len(kinds)]
+        frames = struct.pack(">BBHII", 0, kind, flags, stream, 0) * 5_000
+        sealed = memoryview(bytearray(len(frames) + OVERHEAD_BYTES))
+        while True:
+            keys = NoiseKeys(Identity.from_seed(secrets.token_bytes(32)))
+            try:
+                wire = SocketWire(await connect(address))
+            except BbnodeError:
+                continue
+            try:
+                secured = await secure_dialled(wire, keys, peer_of_address(address))
+                while True:
+                    left = sealed[: secured.channel.seal(frames, sealed, 0)]
+                    while left:
+                        left = left[wire.send(left) :]
+                        if wire.blocked:
+                            await wire.drain()
+                        else:
+                            await trio.lowlevel.checkpoint()
+            except (BbnodeError, *BROKEN):
+                wire.close()
+
+    with trio.move_on_after(LASTS_S):
+        async with trio.open_nursery() as nursery:
+            for number in range(3 * CONNECTIONS):
+                nursery.start_soon(one, number)
 
 
 async def flood(address: Multiaddr) -> None:

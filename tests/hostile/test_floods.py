@@ -11,8 +11,8 @@ from tests.chaos.cluster import Cluster, Rounds
 from tests.hostile.stranger import attack
 from tests.patience import PATIENCE_S
 
-ATTACKS = ["garbage", "frames", "half", "huge", "flood"]
-QUICK = {"flood"}
+ATTACKS = ["garbage", "frames", "half", "huge", "senseless", "flood"]
+QUICK = {"senseless", "flood"}
 # Of a round, while the node is attacked. It takes 20 ms without; the rest is for a busy machine.
 ROUND_S = 20.0
 MORE_FILES = 3

@@ -230,6 +230,137 @@ def test_the_reserve_is_at_most_a_quarter():
     assert reserved(TransportLimits(max_connections=8)) == 2
 
 
+def test_a_flooding_strangers_prefix_gets_no_connection_for_a_while():
+    door = Door()
+    place = door.accept(GLOBAL)
+    assert place is not None
+    door.admission.flooded(place, 0.0)
+    door.admission.left(place)
+    assert door.accept(GLOBAL, 9.9) is None
+    assert door.count("sockets.cooling") == 1
+    # Its neighbours are others.
+    assert door.accept("8.8.8.9", 9.9) is not None
+    again = door.accept(GLOBAL, 10.0)
+    assert again is not None
+    door.admission.flooded(again, 10.0)
+    assert door.accept(GLOBAL, 29.9) is None
+    assert door.accept(GLOBAL, 30.0) is not None
+
+
+def test_cooling_is_twice_as_long_each_time_up_to_a_bound_and_is_forgotten():
+    door, now = Door(), 0.0
+    for seconds in (10, 20, 40, 80, 160, 320, 600, 600):
+        place = door.accept(GLOBAL, now)
+        assert place is not None
+        door.admission.flooded(place, now)
+        # One of the same time says nothing new.
+        door.admission.flooded(place, now)
+        door.admission.left(place)
+        assert door.accept(GLOBAL, now + seconds - 0.1) is None
+        now += seconds
+    now += 600
+    place = door.accept(GLOBAL, now)
+    assert place is not None
+    door.admission.flooded(place, now)
+    assert door.accept(GLOBAL, now + 10) is not None
+
+
+def test_a_prefix_where_a_member_is_stays_open_and_a_member_never_closes_it():
+    door = Door()
+    member, _ = door.settle(PEERS[20], GLOBAL, standing=Standing.MEMBER)
+    stranger = door.accept(GLOBAL)
+    assert stranger is not None
+    door.admission.flooded(stranger, 0.0)
+    assert door.accept(GLOBAL, 1.0) is not None
+    door.admission.left(member)
+    assert door.accept(GLOBAL, 2.0) is None
+    other, _ = door.settle(PEERS[21], "9.9.9.9", standing=Standing.MEMBER)
+    door.admission.flooded(other, 3.0)
+    assert door.accept("9.9.9.9", 4.0) is not None
+
+
+def test_addresses_that_many_share_do_not_cool():
+    door = Door()
+    for address in (LOCAL, "127.0.0.1", ""):
+        place = door.accept(address)
+        assert place is not None
+        door.admission.flooded(place, 0.0)
+        door.admission.left(place)
+        assert door.accept(address) is not None
+
+
+def test_who_is_admitted_has_a_share_of_its_own():
+    door = Door()
+    member, _ = door.settle(PEERS[20], standing=Standing.MEMBER)
+    known, _ = door.settle(PEERS[1])
+    stranger, _ = door.settle(PEERS[21])
+    guest, _ = door.settle(PEERS[22], standing=Standing.GUEST)
+    dialled = door.admission.dial(PEERS[23], 0.0, lambda _why: None)
+    places = (member, known, stranger, guest, dialled)
+    assert [each.share.is_admitted for each in places] == [True, True, False, False, True]
+
+
+def crowd(number: int) -> str:
+    """The address of an attacker: one of a botnet of 4,096 global addresses, in 16 networks."""
+    return f"203.{number % 16}.{number // 16 % 256}.{number % 7 + 1}"
+
+
+@pytest.mark.parametrize("address", [lambda _n: LOCAL, crowd], ids=["one address", "a botnet"])
+def test_two_thousand_strangers_keep_no_member_out(address):
+    """The bounds of a real node: strangers have all places that they get, and go on coming."""
+    limits = TransportLimits()
+    members = [PeerId.from_seed(f"member {n}") for n in range(400)]
+    door, now = Door(limits, known=members[:100]), 0.0
+    most = limits.max_connections - reserved(limits)
+    number = 0
+    while door.admission.strangers < most:
+        number += 1
+        now += 0.01
+        door.settle(PeerId.from_seed(f"stranger {number}"), address(number), now)
+        assert number < 3 * most
+    for each, peer in enumerate(members):
+        # Two strangers for each of them; a hundred are known, the others show a membership.
+        for _ in range(2):
+            number += 1
+            now += 0.01
+            door.settle(PeerId.from_seed(f"stranger {number}"), address(number), now)
+        standing = Standing.STRANGER if each < 100 else Standing.MEMBER
+        _, reason = door.settle(peer, "8.8.8.8" if each < 60 else LOCAL, now, standing)
+        assert reason == ""
+        assert door.admission.settled <= limits.max_connections
+    # Beyond those that are kept for them, members have taken the places of strangers.
+    assert door.admission.settled == limits.max_connections
+    assert door.admission.strangers == limits.max_connections - len(members)
+
+
+def test_a_member_finds_a_place_to_wait_among_sockets_that_come_all_the_time():
+    """Five hundred silent sockets a second; it tries again as a dialler does."""
+    limits = TransportLimits()
+    door, now = Door(limits), 0.0
+    for _ in range(1000):
+        now += 0.002
+        door.accept(LOCAL, now)
+    assert door.admission.waiting == limits.max_waiting
+    tried = []
+    for delay_s in (0.2, 0.4, 0.8, 1.6, 3.2):
+        until = now + delay_s
+        while now < until:
+            now += 0.002
+            door.accept(LOCAL, now)
+        place = door.accept(LOCAL, now)
+        tried.append(place is not None)
+        if place is None:
+            continue
+        door.admission.heard(place)
+        # It keeps the place for long enough to say hello, whoever comes.
+        for _ in range(300):
+            now += 0.002
+            door.accept(LOCAL, now)
+        door.admission.secured(place, PEERS[0])
+        assert door.admission.hello(place, PEERS[0], Standing.MEMBER, now) == ""
+    assert any(tried)
+
+
 class Doors(RuleBasedStateMachine):
     """Any order of arrivals, hellos and ends: no bound is ever exceeded, no entry left behind."""
 

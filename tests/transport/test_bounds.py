@@ -194,6 +194,25 @@ async def test_a_reset_stream_keeps_nothing():
         assert not muxer.held_bytes
 
 
+async def test_bytes_of_all_connections_count_as_they_come():
+    """Ten strangers, each within its own bound; whoever has most goes in the same moment."""
+    most = 700 * KIB
+    server = watched(all_unread_bytes=most)
+    async with server.running([LOOPBACK]), contextlib.AsyncExitStack() as stack:
+        clients = [plain_host(bytes([n]) * 32) for n in range(1, 11)]
+        for size, client in enumerate(clients, 1):
+            await stack.enter_async_context(plain_running(client, []))
+            await plain_dial(client, server.address, server.peer_id)
+            stream = await client.new_stream(ID(server.peer_id.to_bytes()), [TAKE])
+            with trio.fail_after(PATIENCE_S), contextlib.suppress(BaseLibp2pError):
+                await stream.write(bytes((100 + 10 * size) * KIB))
+            assert server._unread.count <= most
+        await until(lambda: len(server.refused) >= 3)
+        assert server._unread.count <= most
+        assert all("more unread bytes than any other" in each for each in server.refused)
+    assert server._unread.count == 0
+
+
 # -- a whole node ----------------------------------------------------------------------------
 
 

@@ -21,7 +21,12 @@ from bbnode.transport.base import (
     HelloRefused,
     ProtocolViolation,
 )
-from bbnode.transport.errors import NotConnectedError, QueueFullError, StreamBrokenError
+from bbnode.transport.errors import (
+    NotConnectedError,
+    QueueFullError,
+    StreamBrokenError,
+    Violation,
+)
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import Gate
@@ -29,13 +34,16 @@ from bbnode.transport.links.framing import (
     FrameType,
     Lane,
     Position,
+    Resume,
     encode_ack,
     encode_header,
     encode_open,
+    encode_resume,
 )
 from bbnode.transport.links.hello import encode_hello
 from bbnode.transport.links.link import LINK_MOVES, LaneReader, Link, LinkEvent, LinkState
 from bbnode.transport.links.peers import PeerTable
+from bbnode.transport.links.shares import FED_DATA_US, FRAME_US, PACKET_US
 from tests.patience import PATIENCE_S
 from tests.transport.fakes import PipeCarrier, carrier_pair
 
@@ -533,21 +541,6 @@ async def test_who_ignores_its_window_goes(nursery, lane):
     assert a.inbox.partial_bytes == 0
 
 
-async def test_who_ignores_the_muxers_window_goes(nursery):
-    a = Side(SMALL)
-    out, inward = carrier_pair(SMALL, LARGE, nursery)
-    link = a.link(out, nursery)
-    bulk = await inward.open(Lane.BULK)
-    # Its reader waits for the hello, which does not come.
-    await bulk.write(frame(FrameType.START, number=1))
-    await quiet()
-    nursery.start_soon(a.table.watch_unread)
-    out._pipes[0].buffer += bytes(40 * 2**20)
-    with trio.fail_after(PATIENCE_S):
-        await link.closed.wait()
-    assert a.count("inbound.flooded") == 1
-
-
 async def test_broken_stream_is_opened_again_and_the_envelope_sent_again(nursery):
     a, b = Side(SMALL), Side(LARGE)
     one, _ = connect(a, b, nursery)
@@ -627,18 +620,6 @@ async def test_cancelled_from_outside_still_closes_and_reports():
     assert [type(e) for e in a.drain()] == [ConnectionOpened, ConnectionClosed]
 
 
-async def test_of_all_connections_the_one_with_most_unread_goes(nursery):
-    a = Side(SMALL, TransportLimits(all_unread_bytes=1000))
-    others = [Side(PeerId.from_seed(name)) for name in ("three", "four", "five")]
-    links = [connect(other, a, nursery)[1] for other in others]
-    await quiet()
-    for link, size in zip(links, (400, 900, 300), strict=True):
-        link.carrier._pipes[0].buffer += bytes(size)
-    a.table.check_unread()
-    assert [link.is_aborted() for link in links] == [False, True, False]
-    assert a.count("inbound.flooded") == 1
-
-
 class Guests:
     """An authorizer to whom everybody is a guest."""
 
@@ -665,3 +646,106 @@ async def test_a_guest_stays_for_30_s_and_few_are_there(nursery, autojump_clock)
     assert "guest's time" in guest.reason
     assert 30 <= trio.current_time() - begun <= 30 + 2 * guest.limits.goodbye_s
     assert a.table.admission.settled == a.table.admission.waiting == 0
+
+
+def lane_frame(kind: FrameType, number: int = 0, body: bytes = b"") -> bytes:
+    return encode_header(kind, len(body), number) + body
+
+
+HELLO_AGAIN = lane_frame(FrameType.HELLO, 0, encode_hello(Hello(session_id="1" * 16)))
+
+
+@pytest.mark.parametrize(
+    "senseless",
+    [
+        lane_frame(FrameType.PING, 7),
+        lane_frame(FrameType.PONG, 99),
+        lane_frame(FrameType.PONG, 0),
+        encode_ack(Lane.CONTROL, Position(1)),
+        encode_ack(Lane.BULK, Position(1)),
+        lane_frame(FrameType.START, 1),
+        lane_frame(FrameType.BYE_ACK, Lane.CONTROL),
+        HELLO_AGAIN,
+    ],
+    ids=["ping", "pong", "old pong", "ack", "bulk ack", "start", "bye ack", "hello"],
+)
+async def test_a_flood_of_frames_that_say_nothing_ends_the_link(nursery, autojump_clock, senseless):
+    a = Side(SMALL)
+    out, inward = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(out, nursery)
+    control = await inward.open(Lane.CONTROL)
+    resume = Resume(
+        round=1,
+        record=1,
+        control=Position(1),
+        bulk=Position(1),
+        control_window=2**20,
+        bulk_window=2**20,
+    )
+    await control.write(HELLO_AGAIN + lane_frame(FrameType.START, 1) + encode_resume(resume))
+    await quiet()
+    # Now and then, they are nobody's fault.
+    for _ in range(200):
+        await control.write(senseless)
+        await trio.sleep(0.05)
+    assert link.state is LinkState.UP
+    a.drain()
+    with contextlib.suppress(StreamBrokenError):
+        for _ in range(200):
+            await control.write(senseless * 20)
+            await trio.sleep(0.001)
+    assert link.is_aborted()
+    assert "frames that mean nothing" in link.reason
+    (violation,) = (e for e in a.drain() if isinstance(e, ProtocolViolation))
+    assert violation.kind is Violation.FLOOD
+    assert a.count("inbound.flooded") == 1
+
+
+async def test_a_flood_before_the_hello_is_one_as_well(nursery):
+    a = Side(SMALL)
+    out, _ = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(out, nursery)
+    await quiet()
+    link.flooded("frames that mean nothing")
+    assert [e.kind for e in a.drain() if isinstance(e, ProtocolViolation)] == [Violation.FLOOD]
+
+
+async def test_the_time_in_which_a_peer_was_not_read_is_not_its_delay(nursery, autojump_clock):
+    a = Side(LARGE)
+    _, inward = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(inward, nursery)
+    await quiet()
+    assert link.place is not None
+    share = link.place.share
+    # Behind others, who have taken the share of all strangers for six seconds.
+    taken_us = (TransportLimits().strangers_burst_s + 1.2) * 1e6
+    share._shares.strangers.take(taken_us, trio.current_time())
+    nursery.start_soon(share.begin)
+    await trio.sleep(TransportLimits().hello_timeout_s + 3)
+    assert not link.is_aborted()
+    await trio.sleep(60)
+    assert "no hello" in link.reason
+
+
+async def test_messages_pay_for_their_turns(nursery, autojump_clock):
+    """Ten thousand, each alone, with an acknowledgement for some: nobody is in debt."""
+    a = Side(SMALL)
+    out, inward = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(out, nursery)
+    control = await inward.open(Lane.CONTROL)
+    await control.write(HELLO_AGAIN)
+    await quiet()
+    await control.write(lane_frame(FrameType.START, 1))
+    assert link.place is not None
+    share = link.place.share
+    share.due_us = 0
+    for number in range(1, 10_001):
+        await control.write(lane_frame(FrameType.ENVELOPE, number, b"x" * 100))
+        # As the muxer has it for one packet with one frame.
+        share.due_us += PACKET_US + FRAME_US + FED_DATA_US
+        share.pay()
+        if number % 500 == 0:
+            a.drain()
+            await quiet()
+    assert share.is_free
+    assert share.due_us < 500

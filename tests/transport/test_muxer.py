@@ -19,10 +19,13 @@ from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
 
 from bbnode.ir.peer import PeerId
-from bbnode.transport.errors import StreamBrokenError
+from bbnode.transport.base import Counters
+from bbnode.transport.errors import StreamBrokenError, Violation
 from bbnode.transport.libp2p.connection import Connection
-from bbnode.transport.libp2p.muxer import INITIAL_WINDOW_BYTES, MuxedStream, Muxer
+from bbnode.transport.libp2p.muxer import INITIAL_WINDOW_BYTES, MuxedStream, Muxer, UnreadBytes
 from bbnode.transport.libp2p.noise_channel import PLAIN_BYTES, NoiseChannel, PacketError
+from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.shares import CoreShare, CoreShares
 from tests.patience import PATIENCE_S
 from tests.transport.hosts import ECHO, LOOPBACK, TAKE, OurHost, dial
 from tests.transport.plain import plain_dial, plain_host, plain_running
@@ -40,6 +43,15 @@ def frame(kind: int, flags: int, number: int, length: int) -> bytes:
 
 def data(number: int, body: bytes, flags: int = 0) -> bytes:
     return frame(DATA, flags, number, len(body)) + body
+
+
+def share_of(*, known: bool = True, **limits: float) -> CoreShare:
+    """The account of a connection alone, of a peer with standing or a stranger."""
+    made = TransportLimits(**limits)  # type: ignore[arg-type]
+    share = CoreShare(CoreShares(made, Counters(), lambda _peer: False))
+    if known:
+        share.admit()
+    return share
 
 
 class Pipe:
@@ -94,7 +106,14 @@ class Pipe:
 class Peer:
     """A connection that we accepted, and its other side, which writes what it likes."""
 
-    def __init__(self, *, unread_bytes: int = 2**25, max_streams: int = 64) -> None:
+    def __init__(
+        self,
+        *,
+        unread_bytes: int = 2**25,
+        max_streams: int = 64,
+        share: CoreShare | None = None,
+        all_unread: UnreadBytes | None = None,
+    ) -> None:
         self.wire = Pipe()
         self.refused: list[str] = []
         self.ends: list[str] = []
@@ -106,6 +125,8 @@ class Peer:
             is_initiator=False,
             unread_bytes=unread_bytes,
             max_streams=max_streams,
+            share=share_of() if share is None else share,
+            all_unread=UnreadBytes(2**40, lambda: False) if all_unread is None else all_unread,
             on_stream=self.opened.append,
             on_refused=self.refused.append,
             on_end=self.ends.append,
@@ -234,6 +255,8 @@ def events_of(plain: bytes, cuts: list[int]) -> list[object]:
             is_initiator=False,
             unread_bytes=600 * KIB,
             max_streams=8,
+            share=share_of(),
+            all_unread=UnreadBytes(2**40, lambda: False),
             on_stream=known.append,
             on_refused=refused.append,
             on_end=lambda _reason: None,
@@ -333,7 +356,9 @@ async def test_all_streams_together_are_bounded(nursery):
     assert "over 307200 bytes" in peer.refused[0]
 
 
-async def test_pings_are_answered_and_a_flood_of_them_is_not_kept(peer):
+async def test_pings_are_answered_and_a_flood_of_them_is_not_kept(nursery):
+    peer = Peer(share=share_of(idle_frames=2**20, core_burst_s=10.0))
+    nursery.start_soon(peer.muxer.run)
     await peer.send(frame(PING, SYN, 0, 7) + frame(PING, ACK, 0, 8))
     assert peer.frames() == [(PING, ACK, 0, 7)]
     peer.wire.room = 0
@@ -691,3 +716,174 @@ async def test_a_writer_that_never_waits_gives_others_their_turn(peer, nursery):
     for _ in range(320):
         await stream.write(b"x")
     assert turns >= 10
+
+
+# -- the price of frames ---------------------------------------------------------------------
+
+SENSELESS = {
+    "a window of no stream": frame(WINDOW, 0, 9, 0),
+    "room of no stream": frame(WINDOW, 0, 9, 5),
+    "nothing for no stream": frame(DATA, 0, 9, 0),
+    "data of no stream": data(9, b"x"),
+    "data of a stream that is ours to open": data(8, b"x"),
+    "much data of no stream": data(9, bytes(60_000)),
+    "the end of no stream": frame(WINDOW, FIN, 9, 0),
+    "the reset of no stream": frame(WINDOW, RST, 9, 0),
+    "a stream of no number": frame(WINDOW, 0, 0, 1),
+    "an answer to no ping": frame(PING, ACK, 0, 1),
+    "no ping": frame(PING, 0, 0, 1),
+    "a ping": frame(PING, SYN, 0, 1),
+    "goodbye again": frame(GO_AWAY, 0, 0, 0),
+    "nothing for a stream": frame(DATA, 0, 1, 0),
+    "no room for a stream": frame(WINDOW, 0, 1, 0),
+    "an answer for a stream": frame(WINDOW, ACK, 1, 0),
+    "the end of a stream again": frame(WINDOW, FIN, 1, 0),
+    "data of a stream that was reset": data(3, b"x"),
+    "the reset of a stream that was reset": frame(WINDOW, RST, 3, 0),
+}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a member", "a stranger"])
+@pytest.mark.parametrize("what", SENSELESS)
+async def test_a_flood_of_senseless_frames_ends_the_connection(
+    nursery, autojump_clock, what, known
+):
+    peer = Peer(share=share_of(known=known))
+    nursery.start_soon(peer.muxer.run)
+    await peer.send(frame(WINDOW, SYN, 1, 0) + frame(WINDOW, SYN, 3, 0) + frame(WINDOW, RST, 3, 0))
+    if "end of a stream" in what:
+        await peer.send(SENSELESS[what])
+    few = 4
+    await peer.send(SENSELESS[what] * few)
+    assert peer.refused == []
+    for _ in range(4000 // few):
+        peer.wire.bring(peer.sealed(SENSELESS[what] * few))
+        await trio.sleep(0.001)
+    (reason,) = peer.refused
+    assert "frames that mean nothing" in reason
+    assert peer.muxer.violation is Violation.FLOOD
+    assert peer.ends
+
+
+async def test_senseless_frames_now_and_then_are_nobodys_fault(peer, autojump_clock):
+    for _ in range(100):
+        for each in SENSELESS.values():
+            if each[1] != GO_AWAY:
+                await peer.send(each)
+        await trio.sleep(1.0)
+    assert peer.refused == []
+
+
+async def test_empty_packets_are_a_flood_too(nursery, autojump_clock):
+    peer = Peer()
+    nursery.start_soon(peer.muxer.run)
+    nothing = memoryview(bytearray(18))
+    for _ in range(600):
+        nothing[:2] = (16).to_bytes(2, "big")
+        peer._theirs._seal(struct.pack("<4xQ", peer._theirs._sealed), b"", None, nothing[2:])
+        peer._theirs._sealed += 1
+        peer.wire.incoming += nothing
+    peer.wire.bring(b"")
+    await trio.testing.wait_all_tasks_blocked()
+    assert "frames that mean nothing" in peer.refused[0]
+
+
+class Rounds:
+    """Counts how often the loop comes round."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def run(self) -> None:
+        while True:
+            self.count += 1
+            await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize(("known", "turns"), [(True, 4), (False, 20)])
+async def test_a_turn_is_short_and_others_go_first(nursery, known, turns):
+    """20,000 frames that cost a microsecond each and are no offence."""
+    share = share_of(known=known, core_burst_s=9.0)
+    peer, rounds = Peer(share=share), Rounds()
+    nursery.start_soon(peer.muxer.run)
+    await peer.send(frame(WINDOW, SYN, 1, 0))
+    stream = peer.opened.popleft()
+    nursery.start_soon(rounds.run)
+    await trio.lowlevel.checkpoint()
+    begun = rounds.count
+    sent = 0
+    while sent < 20_000:
+        peer.wire.bring(peer.sealed(frame(WINDOW, 0, 1, 1) * 5000))
+        sent += 5000
+        while peer.wire.incoming or peer.muxer.kept_bytes:
+            await trio.lowlevel.checkpoint()
+    assert rounds.count - begun >= turns
+    assert stream._send_window == INITIAL_WINDOW_BYTES + 20_000
+    assert peer.refused == []
+
+
+async def test_a_stranger_in_debt_waits_and_what_waits_is_counted(nursery, autojump_clock):
+    total = UnreadBytes(2**40, lambda: False)
+    share = share_of(known=False, stranger_core=0.01, core_burst_s=0.001)
+    peer = Peer(share=share, all_unread=total)
+    nursery.start_soon(peer.muxer.run)
+    await peer.send(frame(WINDOW, SYN, 1, 0))
+    start = trio.current_time()
+    peer.wire.bring(peer.sealed(frame(WINDOW, 0, 1, 1) * 5000) * 1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert total.count == peer.muxer.kept_bytes > 12 * 3000
+    while peer.muxer.kept_bytes:  # noqa: ASYNC110 - virtual time
+        await trio.sleep(0.01)
+    # 5 ms of a core, at a hundredth of one.
+    assert trio.current_time() - start == pytest.approx(0.5, abs=0.15)
+    assert total.count == 0
+    assert peer.refused == []
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        lambda _n: frame(WINDOW, 0, 1, 1) * 4000,
+        lambda _n: data(1, b"x") * 4000,
+        lambda n: b"".join(
+            frame(WINDOW, SYN, n * 40 + each, 0) + frame(WINDOW, RST, n * 40 + each, 0)
+            for each in range(3, 43, 2)
+        ),
+    ],
+    ids=["room", "bytes", "streams"],
+)
+async def test_who_asks_for_more_than_its_share_for_long_is_cut(nursery, autojump_clock, flood):
+    peer = Peer(share=share_of(known=False), max_streams=2**20)
+    nursery.start_soon(peer.muxer.run)
+    await peer.send(frame(WINDOW, SYN, 1, 0))
+    peer.opened.popleft().listen(lambda _data: None)
+    for number in range(10_000):
+        if peer.refused:
+            break
+        peer.wire.bring(peer.sealed(flood(number)))
+        while peer.wire.incoming and not peer.refused:  # noqa: ASYNC110 - virtual time
+            await trio.sleep(0.05)
+    assert any(said in peer.refused[0] for said in ("all of its share for 10 s", "in a rush"))
+    assert peer.muxer.violation is Violation.FLOOD
+
+
+async def test_bulk_data_is_free(nursery, autojump_clock):
+    """As a member and as a stranger: nobody waits for its share."""
+    for known in (True, False):
+        peer = Peer(share=share_of(known=known), unread_bytes=2**30)
+        nursery.start_soon(peer.muxer.run)
+        await peer.send(frame(WINDOW, SYN, 1, 0))
+        stream, came = peer.opened.popleft(), 0
+        stream.set_window(2**31)
+
+        def take(part: memoryview) -> None:
+            nonlocal came
+            came += len(part)
+
+        stream.listen(take)
+        start, chunk = trio.current_time(), data(1, bytes(64 * KIB)) * 16
+        for _ in range(64):
+            await peer.send(chunk)
+        assert peer.refused == []
+        assert came == 64 * 2**20
+        assert trio.current_time() == start

@@ -448,6 +448,11 @@ class ControlSection(Section):
         'address of any interface, as "0.0.0.0:PORT", that answers GET /metrics, /healthz and '
         "/readyz and nothing else; asks for the token unless it is loopback",
     )
+    hosts: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252})$")]] = _key(
+        [],
+        "names in the Host of a request on TCP that mean this node, beside IP addresses and "
+        "localhost: a web page has no other way in",
+    )
     token_file: FilePath | None = _key(
         None,
         "file with the token, mode 0600; relative to this file; unset: "

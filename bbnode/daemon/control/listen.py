@@ -13,7 +13,7 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import trio
@@ -100,6 +100,28 @@ def parse_metrics(address: str) -> tuple[str, int]:
 def is_loopback(host: str) -> bool:
     """Return True for an IP address that only this machine reaches."""
     return ipaddress.ip_address(host).is_loopback
+
+
+def is_own_host(text: str, names: Collection[str]) -> bool:
+    """Return True for the host of a URL, with or without a port, that means this machine.
+
+    These are IP addresses, localhost, and `names` in small letters.
+    """
+    host = text.strip()
+    if host.startswith("["):
+        host, closing, rest = host[1:].partition("]")
+        if not closing or (rest and not rest.startswith(":")):
+            return False
+    else:
+        host = host.partition(":")[0]
+    host = host.lower().removesuffix(".")
+    if host in names or host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _ip_and_port(address: str) -> tuple[str, int] | None:

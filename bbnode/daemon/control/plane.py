@@ -102,6 +102,7 @@ class ControlPlane:
             tcp=tcp,
             metrics=metrics,
             token=token,
+            hosts=asked.hosts,
             limits=limits,
         )
         self.host.counters.append(self.server.counters)

@@ -5,7 +5,9 @@ bodies and times, refusals as JSON, and isolation, so that a fault in one connec
 connection alone.
 
 Rule: whatever a client does, it costs its own task and no more. Each socket is a door with a
-bound of its own, so that scrapers of metrics never keep an operator out.
+bound of its own, so that scrapers of metrics never keep an operator out. On TCP a request is let
+through by its head alone (token, Host, Origin, length): of any other no byte of a body is read,
+and a client without one has few places, little time, and goes first when places are short.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import contextlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +26,11 @@ import h11
 import trio
 
 from bbnode.daemon.control import token as tokens
-from bbnode.daemon.control.asgi import ASGIApp, Message, Receive, Scope, Send, header
+from bbnode.daemon.control.asgi import ASGIApp, Message, Scope, header
 from bbnode.daemon.control.errors import Problem
 from bbnode.daemon.control.http import problem_response
-from bbnode.daemon.control.listen import is_loopback, tcp_listener, unix_listener
+from bbnode.daemon.control.json_lines import short
+from bbnode.daemon.control.listen import is_loopback, is_own_host, tcp_listener, unix_listener
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,11 @@ SCRAPED = ("/metrics", "/healthz", "/readyz")
 MAX_RECV = 64 * 1024
 # A client that has finished sending may still read: an answer that is ready soon is sent.
 HALF_CLOSED_S = 0.5
+# A client that is refused with its body half sent gets so long, and so many bytes, to read why.
+LINGER_S = 1.0
+LINGER_BYTES = 256 * 1024
+# A client that has been idle for so long may lose its place to a new one.
+EVICTED_AFTER_S = 1.0
 # After an accept that failed, as for want of descriptors.
 ACCEPT_AGAIN_S = 1.0
 
@@ -52,6 +60,8 @@ class HttpLimits:
     # A connection on which no request has begun for so long is closed, with 408 if half a head
     # has come.
     idle_s: float = 60.0
+    # The same of a client on TCP of which no request was let through yet.
+    unproved_s: float = 10.0
     # From a request's head to the end of its body; later is 408.
     request_s: float = 30.0
     # A client that reads nothing for so long is cut off.
@@ -64,6 +74,12 @@ class ControlLimits:
 
     # More at once are answered with 503: an operator has a few terminals, not hundreds.
     connections: int = 64
+    # Of these, clients on TCP of which no request was let through; the oldest goes for another.
+    unproved: int = 16
+    # Beyond `connections`, clients that are told so; more are closed at once.
+    told_busy: int = 16
+    # Bodies of all requests at once; more is 503.
+    bodies_bytes: int = 64 * 1024 * 1024
     # A request that is not answered by then is 504; the time that an invoke asks for (`wait_s`)
     # comes on top.
     request_s: float = 600.0
@@ -76,32 +92,56 @@ class ControlLimits:
     )
 
 
-@dataclass(slots=True)
-class _Door:
-    """One socket: the check of its requests, its bounds, and its number of clients."""
-
-    listener: trio.SocketListener
-    most: int
-    limits: HttpLimits
-    # Raises `Problem` for a request that this door does not let through.
-    check: Callable[[Scope], None]
-    connections: int = 0
-
-
 class _ClientGone(Exception):
     """The client went away, or did not take what it asked for."""
+
+
+@dataclass(slots=True)
+class Bodies:
+    """The bytes of all requests that are being read or answered."""
+
+    most_bytes: int
+    held_bytes: int = 0
+
+    def add(self, more: int) -> None:
+        """Count bytes of a body; raises `Problem` (503) beyond the bound."""
+        if self.held_bytes + more > self.most_bytes:
+            raise Problem(
+                503,
+                "Busy",
+                f"the bodies of all requests take {self.most_bytes} bytes; try again later",
+                headers={"Retry-After": "1"},
+            )
+        self.held_bytes += more
 
 
 class HttpConnection:
     """Serves the requests of one client, one after the other."""
 
     def __init__(
-        self, stream: trio.abc.HalfCloseableStream, app: ASGIApp, limits: HttpLimits
+        self,
+        stream: trio.abc.HalfCloseableStream,
+        app: ASGIApp,
+        limits: HttpLimits,
+        *,
+        check: Callable[[Scope], None] = lambda _scope: None,
+        proved: bool = True,
+        bodies: Bodies | None = None,
     ) -> None:
-        """Serve `app`, which answers every request and raises nothing of its own."""
+        """Serve `app`, which answers every request and raises nothing of its own.
+
+        `check` raises `Problem` for a request that is not let through, before its body is read; a
+        client that is not `proved` is so by one that is. `bodies` counts those of all clients.
+        """
         self._stream = stream
         self._app = app
         self._limits = limits
+        self._check = check
+        self._bodies = Bodies(limits.body_bytes) if bodies is None else bodies
+        # True once a request was let through.
+        self.is_proved = proved
+        # Since when nothing is asked for; None while something is.
+        self.idle_since_s: float | None = trio.current_time()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self._send, self._arrived = trio.open_memory_channel[bytes](1)
         self._writing = trio.Lock()
@@ -141,37 +181,66 @@ class HttpConnection:
     async def _serve(self) -> None:
         try:
             while (head := await self._head()) is not None:
-                self._busy = True
-                await self._answer(head, await self._body())
-                if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+                self._busy, self.idle_since_s = True, None
+                scope = _scope_of(head)
+                self._check_length(head)
+                try:
+                    self._check(scope)
+                except Problem as problem:
+                    await self._refuse(problem)
+                    return
+                self.is_proved = True
+                if not await self._serve_one(head, scope):
                     return
                 self._http.start_next_cycle()
-                self._busy = False
+                self._busy, self.idle_since_s = False, trio.current_time()
         except h11.RemoteProtocolError as error:
             text = "what came is not an HTTP/1.1 request"
+            self.refused += 1
             await self._refuse(Problem(error.error_status_hint, "BadRequest", text))
         except Problem as problem:
+            self.refused += 1
             await self._refuse(problem)
+
+    async def _serve_one(self, head: h11.Request, scope: Scope) -> bool:
+        """Read a body and answer; return False if the connection ends with that."""
+        body = bytearray()
+        try:
+            await self._read_body(body)
+            await self._answer(head, scope, bytes(body))
+        finally:
+            self._bodies.held_bytes -= len(body)
+        return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
     async def _head(self) -> h11.Request | None:
         """Return the next request; None when none came. Raises Problem, RemoteProtocolError."""
-        with trio.move_on_after(self._limits.idle_s):
+        limits = self._limits
+        idle_s = limits.idle_s if self.is_proved else min(limits.idle_s, limits.unproved_s)
+        with trio.move_on_after(idle_s):
             event = await self._event()
             return event if isinstance(event, h11.Request) else None
         if not self._http.trailing_data[0]:
             return None
         raise _too_slow()
 
-    async def _body(self) -> bytes:
-        """Return the body of a request. Raises Problem, RemoteProtocolError."""
-        body = bytearray()
+    def _check_length(self, head: h11.Request) -> None:
+        """Refuse a body that says it is too large, before any of it is read. Raises Problem."""
+        most = self._limits.body_bytes
+        for name, value in head.headers:
+            # Numbers of more digits are no length, and int() has a bound of its own.
+            if name == b"content-length" and (len(value) > 20 or int(value) > most):
+                raise _too_large(most)
+
+    async def _read_body(self, body: bytearray) -> None:
+        """Read a body; what it has is counted. Raises Problem, RemoteProtocolError."""
         most = self._limits.body_bytes
         with trio.move_on_after(self._limits.request_s):
             while isinstance(event := await self._event(), h11.Data):
+                if len(body) + len(event.data) > most:
+                    raise _too_large(most)
+                self._bodies.add(len(event.data))
                 body += event.data
-                if len(body) > most:
-                    raise Problem(413, "BodyTooLarge", f"a body has at most {most} bytes")
-            return bytes(body)
+            return
         raise _too_slow()
 
     async def _event(self) -> Any:
@@ -186,23 +255,8 @@ class HttpConnection:
                 self._http.receive_data(b"")
         return event
 
-    async def _answer(self, request: h11.Request, body: bytes) -> None:
+    async def _answer(self, request: h11.Request, scope: Scope, body: bytes) -> None:
         """Answer a request; raises _ClientGone where the application did not finish."""
-        path, _, query = request.target.partition(b"?")
-        scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": request.http_version.decode("ascii"),
-            "method": request.method.decode("ascii"),
-            "scheme": "http",
-            "path": unquote(path.decode("ascii")),
-            "raw_path": path,
-            "query_string": query,
-            "root_path": "",
-            "headers": list(request.headers),
-            "client": None,
-            "server": None,
-        }
 
         async def receive() -> Message:
             # Once; that the client has gone, a cancellation tells.
@@ -233,8 +287,7 @@ class HttpConnection:
             raise _ClientGone
 
     async def _refuse(self, problem: Problem) -> None:
-        """Answer what could not be read, and end the connection."""
-        self.refused += 1
+        """Answer what is not read or not let through, and end the connection."""
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         answer = problem_response(problem)
@@ -244,7 +297,19 @@ class HttpConnection:
             h11.Data(data=answer.body),
             h11.EndOfMessage(),
         )
+        half_sent = self._http.their_state is h11.SEND_BODY
         await self._write(b"".join(self._http.send(part) or b"" for part in parts))
+        if half_sent:
+            await self._linger()
+
+    async def _linger(self) -> None:
+        """Let a client that sends on read its answer: a close would reset the connection."""
+        gone = (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
+        with trio.move_on_after(LINGER_S), contextlib.suppress(*gone):
+            await self._stream.send_eof()
+            left = LINGER_BYTES
+            while left > 0:
+                left -= len(await self._arrived.receive())
 
     async def _write(self, data: bytes | None) -> None:
         """Write within the time that the client has to take it. Raises _ClientGone."""
@@ -258,8 +323,68 @@ class HttpConnection:
             raise _ClientGone from error
 
 
+def _scope_of(request: h11.Request) -> Scope:
+    """Return what ASGI says of a request."""
+    path, _, query = request.target.partition(b"?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": request.http_version.decode("ascii"),
+        "method": request.method.decode("ascii"),
+        "scheme": "http",
+        "path": unquote(path.decode("ascii")),
+        "raw_path": path,
+        "query_string": query,
+        "root_path": "",
+        "headers": list(request.headers),
+        "client": None,
+        "server": None,
+    }
+
+
+def _too_large(most_bytes: int) -> Problem:
+    return Problem(413, "BodyTooLarge", f"a body has at most {most_bytes} bytes")
+
+
 def _too_slow() -> Problem:
     return Problem(408, "RequestTooSlow", "the request did not arrive in time")
+
+
+@dataclass(slots=True)
+class _Door:
+    """One socket: the check of its requests, its bounds, and its clients."""
+
+    listener: trio.SocketListener
+    most: int
+    limits: HttpLimits
+    # Raises `Problem` for a request that this door does not let through; None lets all through.
+    check: Callable[[Scope], None] | None
+    # True where a client may lose its place although a request of it was let through.
+    evicts_idle: bool = False
+    # With what ends each, the oldest first.
+    clients: dict[HttpConnection, trio.CancelScope] = field(default_factory=dict)
+
+    def unproved(self) -> list[HttpConnection]:
+        """Return the clients of which no request was let through, the oldest first."""
+        return [client for client in self.clients if not client.is_proved]
+
+    def make_room(self, now_s: float) -> bool:
+        """End the client that has been idle for longest, if it may; return False otherwise."""
+        idle = [
+            client
+            for client in self.clients
+            if (self.evicts_idle or not client.is_proved)
+            and client.idle_since_s is not None
+            and now_s - client.idle_since_s >= EVICTED_AFTER_S
+        ]
+        if not idle:
+            return False
+        self.end(min(idle, key=lambda client: client.idle_since_s or 0.0))
+        return True
+
+    def end(self, client: HttpConnection) -> None:
+        """End a client, whose place is free at once."""
+        self.clients.pop(client).cancel()
 
 
 class ControlServer:
@@ -275,6 +400,7 @@ class ControlServer:
         tcp: tuple[str, int] | None = None,
         metrics: tuple[str, int] | None = None,
         token: str | None = None,
+        hosts: Collection[str] = (),
         limits: ControlLimits | None = None,
     ) -> None:
         """`path` is `paths.control_socket(state_dir)`; nothing is opened before `run`.
@@ -282,7 +408,8 @@ class ControlServer:
         `counts` is shared with `app`.
 
         `tcp` and `metrics` are an IP address and a port each; what listens on TCP answers nobody
-        without `token`, but for metrics on loopback.
+        without `token`, but for metrics on loopback. `hosts` are names of this machine in the Host
+        of a request, beside its addresses and localhost.
         """
         self.path = path
         self._app = app
@@ -290,7 +417,9 @@ class ControlServer:
         self._tcp = tcp
         self._metrics = metrics
         self._token = token
+        self._hosts = frozenset(host.lower() for host in hosts)
         self._limits = limits if limits is not None else ControlLimits()
+        self._bodies = Bodies(self._limits.bodies_bytes)
         self._doors: list[_Door] = []
         self.counts = counts
         self.tcp_port: int | None = None
@@ -298,7 +427,7 @@ class ControlServer:
 
     def counters(self) -> dict[str, int]:
         """Return what was counted since the start, and the number of connections."""
-        return {**self.counts, "control.connections": sum(d.connections for d in self._doors)}
+        return {**self.counts, "control.connections": sum(len(d.clients) for d in self._doors)}
 
     async def run(self, *, task_status: trio.TaskStatus[Path] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled, then remove the socket.
@@ -313,15 +442,17 @@ class ControlServer:
             if self._tcp is not None:
                 listener = stack.enter_context(tcp_listener(*self._tcp, key="control.tcp"))
                 self.tcp_port = _port(listener)
-                doors.append(_Door(listener, most=most, limits=http, check=self._check_token))
+                doors.append(_Door(listener, most=most, limits=http, check=self._check_control))
             if self._metrics is not None:
                 listener = stack.enter_context(tcp_listener(*self._metrics, key="control.metrics"))
                 self.metrics_port = _port(listener)
                 few, small = limits.scrapers, limits.scraped
-                doors.append(_Door(listener, most=few, limits=small, check=self._check_scrape))
+                check = self._check_scrape
+                door = _Door(listener, most=few, limits=small, check=check, evicts_idle=True)
+                doors.append(door)
             listener = stack.enter_context(unix_listener(self.path, group=self._group))
             # The mode of the socket says who may ask there.
-            doors.append(_Door(listener, most=most, limits=http, check=lambda _scope: None))
+            doors.append(_Door(listener, most=most, limits=http, check=None))
             self._doors = doors
             async with trio.open_nursery() as nursery:
                 for door in doors:
@@ -342,38 +473,52 @@ class ControlServer:
 
     async def _serve(self, stream: trio.SocketStream, door: _Door) -> None:
         """Serve one client, from its connection to its end; nothing it does leaves this task."""
-        busy = door.connections >= door.most
-        door.connections += 1
+        unproved = door.unproved()
+        if len(unproved) >= self._limits.unproved:
+            door.end(unproved[0])
+        full = len(door.clients) >= door.most and not door.make_room(trio.current_time())
+        if len(door.clients) >= door.most + self._limits.told_busy:
+            self.counts["control.not_accepted"] += 1
+            await trio.aclose_forcefully(stream)
+            return
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        def check(scope: Scope) -> None:
             self.counts["control.requests"] += 1
             try:
-                if busy:
+                if full:
                     raise Problem(
                         503,
                         "Busy",
                         "too many control clients; close one",
                         headers={"Retry-After": "1"},
                     )
-                door.check(scope)
-            except Problem as problem:
+                if door.check is not None:
+                    door.check(scope)
+            except Problem:
                 self.counts["control.refused"] += 1
-                await problem_response(problem)(scope, receive, send)
-            else:
-                await self._app(scope, receive, send)
+                raise
 
-        connection = HttpConnection(stream, app, door.limits)
+        proved = door.check is None and not full
+        connection = HttpConnection(
+            stream, self._app, door.limits, check=check, proved=proved, bodies=self._bodies
+        )
         try:
-            with trio.move_on_after(door.limits.write_s if busy else math.inf):
+            with trio.move_on_after(door.limits.write_s if full else math.inf) as scope:
+                door.clients[connection] = scope
                 await connection.run()
         except Exception:
             # The boundary of one connection: a fault in it costs this client alone.
             logger.exception("control connection failed")
             self.counts["control.internal_errors"] += 1
         finally:
-            door.connections -= 1
+            door.clients.pop(connection, None)
             self.counts["control.bad_requests"] += connection.refused
             self.counts["control.clients_lost"] += connection.lost
+
+    def _check_control(self, scope: Scope) -> None:
+        """Let a request through that has the token, and is meant for this machine."""
+        self._check_token(scope)
+        self._check_names(scope)
 
     def _check_token(self, scope: Scope) -> None:
         """Refuse a request without the token: on TCP any user of this machine can connect."""
@@ -387,10 +532,35 @@ class ControlServer:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
+    def _check_names(self, scope: Scope) -> None:
+        """Refuse a request of a web page whose name leads here (DNS rebinding), or of another one.
+
+        No page is at an address, and none has the name localhost.
+        """
+        for name, value in scope["headers"]:
+            if name not in (b"host", b"origin"):
+                continue
+            text = value.decode("latin-1")
+            if name == b"origin":
+                text = text.partition("://")[2]
+            if not is_own_host(text, self._hosts):
+                self.counts["control.wrong_host"] += 1
+                raise Problem(
+                    421 if name == b"host" else 403,
+                    "WrongHost" if name == b"host" else "WrongOrigin",
+                    f"this is not {short(text) or 'a request for this machine'}; ask for an "
+                    "address or localhost, or add the name to control.hosts",
+                )
+
     def _check_scrape(self, scope: Scope) -> None:
         """Allow only the three paths of SCRAPED, from other machines only with the token."""
         if self._metrics is None or not is_loopback(self._metrics[0]):
             self._check_token(scope)
+            # Who has the token is no web page, and machines have many names.
+            if self._hosts:
+                self._check_names(scope)
+        else:
+            self._check_names(scope)
         if scope["path"] not in SCRAPED or scope["method"] not in ("GET", "HEAD"):
             raise Problem(404, "UnknownPath", f"here is only GET of: {', '.join(SCRAPED)}")
 

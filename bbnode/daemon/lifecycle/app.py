@@ -37,6 +37,7 @@ from bbnode.daemon.network import dial_back, ping
 from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
 from bbnode.daemon.network.introductions import Introductions
+from bbnode.daemon.network.restarts import Restarts
 from bbnode.daemon.network.versions import VersionWatch
 from bbnode.daemon.observing.events import step_to_event
 from bbnode.daemon.observing.watch import Stalled, Watch, WatchTargets
@@ -152,10 +153,12 @@ class Daemon:
             observe=self._observe,
             heard=self._heard,
             reach=self._discovery.reach,
+            doubt=lambda event: self._restarts.doubt(event),
         )
         self._resend = Resend(
             saved.unsent if saved else (), send=self._driver.send, failed=self._not_sent
         )
+        self._restarts = Restarts(self._node, self._backend, self._resend.tags)
         self._stop = trio.Event()
         self._reach: Reach | None = None
         self._rounds: list[Rounds] = []
@@ -286,6 +289,7 @@ class Daemon:
                 if self._introductions is not None:
                     work.start_soon(self._introductions.run)
                 work.start_soon(self._resend.run)
+                work.start_soon(self._restarts.run)
                 for peer in self._resend.peers:
                     self._discovery.miss(peer)
                 await work.start(self._checkpointer.run)
@@ -339,6 +343,7 @@ class Daemon:
         self._conduct.heard(event)
         self._versions.heard(event)
         self._resend.heard(event)
+        self._restarts.heard(event)
 
     def _not_sent(self, peer: PeerId, tag: int, reason: str) -> None:
         self._node.send_failed(peer, reason, tag=tag, blames_peer=False)

@@ -52,6 +52,10 @@ class Resend:
         """The peers that something waits for."""
         return tuple(self._waiting)
 
+    def tags(self, peer: PeerId) -> frozenset[int]:
+        """Return the tags of the envelopes that wait for a peer."""
+        return frozenset(each.tag for each in self._waiting.get(peer, ()))
+
     def heard(self, event: TransportEvent) -> None:
         """Handle an event of the transport; a peer that connects gets what waits for it."""
         if not self._waiting or not isinstance(event, ConnectionOpened):

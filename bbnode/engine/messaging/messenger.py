@@ -341,11 +341,11 @@ class ComponentMessenger:
             late = f"{DeadlineExceeded.__name__}: no answer within {waited_ms} ms"
             self._unanswered(call, call.reason or late)
 
-    def send_failed(self, envelope: int, peer: PeerId, reason: str) -> None:
-        """Tell a component that its request could not be sent, and will have no answer."""
-        call = self.calls.send_failed(envelope, peer)
+    def failed_in(self, envelope: int, peer: PeerId, why: WireRefusal) -> None:
+        """Tell a component that its request in an envelope will have no answer."""
+        call = self.calls.failed_in(envelope, peer)
         if call is not None:
-            self._failed(call, WireRefusal(NOT_SENT, reason))
+            self._failed(call, why)
 
     def refused(self, peer: PeerId, wire_req_id: int, why: WireRefusal) -> ResponseStatus:
         """Tell a component that a peer refuses its request; UNKNOWN if there is no such request."""

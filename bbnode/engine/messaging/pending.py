@@ -112,8 +112,8 @@ class PendingCalls:
             call.envelope = envelope
             self._of_envelope[envelope] = call
 
-    def send_failed(self, envelope: int, peer: PeerId) -> PendingCall | None:
-        """End the call whose envelope could not be sent; return it, or None."""
+    def failed_in(self, envelope: int, peer: PeerId) -> PendingCall | None:
+        """End the call in an envelope that brings no answer; return it, or None."""
         call = self._of_envelope.get(envelope)
         if call is None or call.peer != peer:
             return None
@@ -135,6 +135,14 @@ class PendingCalls:
     def awaits(self, peer: PeerId) -> bool:
         """Return True if some call waits for a peer."""
         return any(call.peer == peer and not call.reason for call in self._open.values())
+
+    def awaited(self, peer: PeerId) -> dict[int, int]:
+        """Return the ids of the calls that wait for a peer, with the tags of their envelopes."""
+        return {
+            call.wire_req_id: call.envelope
+            for call in self._open.values()
+            if call.peer == peer and call.envelope is not None and not call.reason
+        }
 
     def lost(self, peer: PeerId, since_ns: int) -> list[PendingCall]:
         """End and return the calls to a peer that were open at a time."""

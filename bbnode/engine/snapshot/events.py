@@ -80,6 +80,7 @@ _ROWS: dict[str, tuple[type, RowForm[Any]]] = {
             ev.SendFailed,
             {"peer": PEER, "reason": PLAIN, "blames_peer": PLAIN, "tag": PLAIN},
         ),
+        ("request_lost", ev.RequestLost, {"peer": PEER, "tag": PLAIN}),
         ("lifecycle", ev.Lifecycle, {"phase": PLAIN}),
         ("published", ev.Published, {"kind": PLAIN}),
         (

@@ -12,7 +12,7 @@ otherwise a message that goes around a ring of peers twice would be dropped as a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -358,6 +358,10 @@ class EnvelopeOutbox:
     def take_answered(self, tag: int) -> int:
         """Return the id of the request that an envelope answers, once; 0 if it is no answer."""
         return self._answers.pop(tag, 0)
+
+    def answered_in(self, tags: Container[int]) -> frozenset[int]:
+        """Return the ids of the requests that these envelopes answer."""
+        return frozenset(wire for tag, wire in self._answers.items() if tag in tags)
 
     def _source_part(self) -> bytes:
         """Return the end of all envelopes of this node, from when its addresses have changed on."""

@@ -15,7 +15,7 @@ from multiaddr import Multiaddr
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Direction
 from bbnode.transport.errors import NegotiationError, StreamBrokenError
-from bbnode.transport.libp2p.muxer import MuxedStream, Muxer
+from bbnode.transport.libp2p.muxer import MuxedStream, Muxer, UnreadBytes
 from bbnode.transport.libp2p.negotiation import Choice, Proposal
 from bbnode.transport.libp2p.securing import Secured
 from bbnode.transport.libp2p.wire import ByteWire
@@ -52,9 +52,10 @@ class Connection(Carrier):
         *,
         direction: Direction,
         way: Multiaddr,
-        place: Place | None,
+        place: Place,
         unread_bytes: int,
         max_streams: int,
+        all_unread: UnreadBytes,
         on_stream: Callable[[Connection, MuxedStream], None],
         on_refused: Callable[[Connection, str], None],
         on_closed: Callable[[Connection], None],
@@ -69,7 +70,7 @@ class Connection(Carrier):
         self.way = way
         self._address: Multiaddr | None = None
         self._on_closed = on_closed
-        # The place that its socket got when it was accepted; None for any other connection.
+        # Its place among the connections of this node.
         self.place = place
         # The link that runs on it, and the newest stream of each lane that the peer opened.
         self.link: Link | None = None
@@ -82,6 +83,8 @@ class Connection(Carrier):
             ahead=secured.ahead,
             unread_bytes=unread_bytes,
             max_streams=max_streams,
+            share=place.share,
+            all_unread=all_unread,
             on_stream=lambda stream: on_stream(self, stream),
             on_refused=lambda reason: on_refused(self, reason),
             on_end=self._has_ended,

@@ -29,7 +29,7 @@ from bbnode.transport.libp2p.identify import (
     answer_pings,
     identify_message,
 )
-from bbnode.transport.libp2p.muxer import MuxedStream
+from bbnode.transport.libp2p.muxer import MuxedStream, UnreadBytes
 from bbnode.transport.libp2p.securing import Secured, secure_accepted, secure_dialled
 from bbnode.transport.libp2p.tcp import (
     connect,
@@ -42,6 +42,7 @@ from bbnode.transport.libp2p.tcp import (
 from bbnode.transport.libp2p.wire import BROKEN, ByteWire, SocketWire
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import Admission, Place
+from bbnode.transport.links.shares import CONNECTION_US
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Libp2pHost:
         self._limits = limits
         self._counters = counters
         self._max_streams = max_streams
+        self._unread = UnreadBytes(limits.all_unread_bytes, self._shed)
         self._on_connection = on_connection
         self._on_refused = on_refused
         self._tasks: trio.Nursery | None = None
@@ -147,17 +149,27 @@ class Libp2pHost:
         place.has_spoken = lambda: has_come(stream)
         try:
             set_link_options(stream)
-            await self.serve(wire, tcp_address(*remote), place)
+            await self._serve(wire, tcp_address(*remote), place)
         except OSError as error:
             log.debug("an accepted connection failed: %r", error)
         finally:
             self._admission.left(place)
 
-    async def serve(self, wire: ByteWire, way: Multiaddr, place: Place | None = None) -> None:
-        """Secure a connection that a peer made, and return when it has ended.
+    async def serve_circuit(self, wire: ByteWire, way: Multiaddr) -> None:
+        """Secure a connection that a peer made through a relay, and return when it has ended.
 
         `way` leads to its other end, without the PeerId there.
         """
+        place = self._admission.accept("", trio.current_time(), lambda _reason: wire.close())
+        if place is None:
+            wire.close()
+            return
+        try:
+            await self._serve(wire, way, place)
+        finally:
+            self._admission.left(place)
+
+    async def _serve(self, wire: ByteWire, way: Multiaddr, place: Place) -> None:
         try:
             secured = await self._secure_accepted(wire, place)
             if secured is not None:
@@ -172,13 +184,9 @@ class Libp2pHost:
         finally:
             wire.close()
 
-    async def _secure_accepted(self, wire: ByteWire, place: Place | None) -> Secured | None:
+    async def _secure_accepted(self, wire: ByteWire, place: Place) -> Secured | None:
         """Secure a connection, or return None when it took too long."""
         proved = False
-
-        def on_heard() -> None:
-            if place is not None:
-                self._admission.heard(place)
 
         def on_proved() -> None:
             nonlocal proved
@@ -186,7 +194,14 @@ class Libp2pHost:
             scope.deadline = trio.current_time() + self._limits.hello_timeout_s
 
         with trio.move_on_after(self._limits.authenticate_s) as scope:
-            return await secure_accepted(wire, self._keys, on_heard=on_heard, on_proved=on_proved)
+            return await secure_accepted(
+                wire,
+                self._keys,
+                share=place.share,
+                scope=scope,
+                on_heard=lambda: self._admission.heard(place),
+                on_proved=on_proved,
+            )
         if not proved:
             self._counters.add("sockets.late")
         return None
@@ -207,9 +222,10 @@ class Libp2pHost:
 
         `way` leads to its other end, without the PeerId there.
         """
+        place = self._admission.dial(peer, trio.current_time(), lambda _reason: wire.close())
         try:
             secured = await self._secure_dialled(wire, way, peer)
-            connection = self._connection(wire, secured, Direction.OUTBOUND, way, None)
+            connection = self._connection(wire, secured, Direction.OUTBOUND, way, place)
             if connection is None or self._tasks is None:
                 raise DialError(f"cannot use {way}: too many connections, or we are stopping")
         except BaseException:
@@ -242,9 +258,10 @@ class Libp2pHost:
         secured: Secured,
         direction: Direction,
         way: Multiaddr,
-        place: Place | None,
+        place: Place,
     ) -> Connection | None:
         """Return a new connection, or None for one that is not wanted."""
+        place.share.due_us += CONNECTION_US
         connection = Connection(
             wire,
             secured,
@@ -253,6 +270,7 @@ class Libp2pHost:
             place=place,
             unread_bytes=self._limits.opening_unread_bytes,
             max_streams=self._max_streams,
+            all_unread=self._unread,
             on_stream=self._opened,
             on_refused=self._on_refused,
             on_closed=self.connections.discard,
@@ -262,6 +280,13 @@ class Libp2pHost:
             connection.close()
             return None
         return connection
+
+    def _shed(self) -> bool:
+        """End the connection with the most unread bytes; return False without one."""
+        most = max(self.connections, key=lambda each: each.muxer.kept_bytes, default=None)
+        if most is not None:
+            most.muxer.refuse("this connection has more unread bytes than any other")
+        return most is not None
 
     async def _run(self, connection: Connection) -> None:
         try:

@@ -10,12 +10,14 @@ for room may be cancelled at any time, and only whole frames leave.
 
 What a peer does against the specification, or beyond a bound, ends its connection with the reason:
 a frame beyond the window, streams without end or opened and reset in a rush, answers that it asks
-for and does not read.
+for and does not read, frames in a rush that mean nothing. Each frame has its price, and a reader
+whose turn was long enough, or who is in debt, lets others go first (`links.shares`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -24,8 +26,9 @@ from typing import Final
 import trio
 
 from bbnode.transport.base import Buffer
-from bbnode.transport.errors import StreamBrokenError
+from bbnode.transport.errors import StreamBrokenError, Violation
 from bbnode.transport.libp2p.noise_channel import (
+    OPENED_AT_ONCE,
     OVERHEAD_BYTES,
     PACKET_BYTES,
     PLAIN_BYTES,
@@ -33,6 +36,19 @@ from bbnode.transport.libp2p.noise_channel import (
     PacketError,
 )
 from bbnode.transport.libp2p.wire import BROKEN, READ_BYTES, ByteWire, ReusedBuffers
+from bbnode.transport.links.shares import (
+    ANSWER_US,
+    FED_DATA_US,
+    FRAME_US,
+    LATE,
+    PACKET_US,
+    PAYING_BYTES,
+    READ_DATA_US,
+    SENSELESS,
+    STREAM_US,
+    WASTED_BYTES,
+    CoreShare,
+)
 from bbnode.transport.signals import Signal
 
 YAMUX_ID: Final = "/yamux/1.0.0"
@@ -60,15 +76,42 @@ _WRITES_A_STEP: Final = 16
 _KEPT_BYTES: Final = 64 * 1024
 # Beyond this the peer makes us answer and does not read the answers.
 _ANSWERS_BYTES: Final = 128 * 1024
+# Bytes for a stream that never was, which count like a frame.
+_SENSELESS_BYTES: Final = 4 * 1024
 # Streams that a peer may open in a rush, and per second after that.
 _OPENED_AT_ONCE: Final = 256
 _OPENED_PER_S: Final = 64.0
+
+# Read at once of a peer without standing: what is left of it waits in our memory.
+_STRANGER_BYTES: Final = 64 * 1024
 
 # The beginning of a packet that has not come whole, and what is read after it; then as much room
 # for the plaintext.
 _TURN_BYTES: Final = PACKET_BYTES + 2 + READ_BYTES
 _READ_BUFFERS: Final = ReusedBuffers(2 * _TURN_BYTES)
 _SEALED_BUFFERS: Final = ReusedBuffers((_BATCH_PACKETS + 2) * (PLAIN_BYTES + OVERHEAD_BYTES))
+
+
+class UnreadBytes:
+    """The bytes that lie unread on all connections of a node."""
+
+    __slots__ = ("_most", "_on_over", "count")
+
+    def __init__(self, most_bytes: int, on_over: Callable[[], bool]) -> None:
+        """`on_over` is called as soon as there are more than `most_bytes`, until it returns False.
+
+        It ends a connection, and returns False if there is none.
+        """
+        self.count = 0
+        self._most = most_bytes
+        self._on_over = on_over
+
+    def add(self, more: int) -> None:
+        """Count bytes that have come; a negative number was read."""
+        self.count += more
+        if more > 0:
+            while self.count > self._most and self._on_over():
+                pass
 
 
 class _Sending:
@@ -136,6 +179,11 @@ class MuxedStream:
     def unread_bytes(self) -> int:
         """Bytes that have come and were not read."""
         return len(self._buffer)
+
+    @property
+    def is_fed(self) -> bool:
+        """True if what comes is handled in the turn in which it comes."""
+        return self._sink is not None
 
     @property
     def broken(self) -> bool:
@@ -425,6 +473,8 @@ class Muxer:
         ahead: tuple[bytes, bytes] = (b"", b""),
         unread_bytes: int,
         max_streams: int,
+        share: CoreShare,
+        all_unread: UnreadBytes,
         on_stream: Callable[[MuxedStream], None],
         on_refused: Callable[[str], None],
         on_end: Callable[[str], None],
@@ -432,8 +482,9 @@ class Muxer:
         """Take a connection over; `ahead` is plaintext, and packets, that were read already.
 
         `unread_bytes` may lie unread on all streams together, of which there are at most
-        `max_streams`. `on_stream` is called with each stream that the peer opens, `on_refused` with
-        what the peer did against the rules, after which the connection ends, and `on_end` with the
+        `max_streams`; they count in `all_unread`. `share` pays for what comes. `on_stream` is
+        called with each stream that the peer opens, `on_refused` with what the peer did against the
+        rules (`violation` is its kind), after which the connection ends, and `on_end` with the
         reason when it has.
         """
         # The bound, which may be raised at any time.
@@ -441,7 +492,11 @@ class Muxer:
         self.streams: dict[int, MuxedStream] = {}
         # Why the connection has ended; "" while it lives.
         self.ended = ""
+        # The kind of what it was refused for, if it was.
+        self.violation = Violation.FRAME
         self._on_end = on_end
+        self._share = share
+        self._all_unread = all_unread
         self._wire = wire
         self._channel = channel
         self._is_initiator = is_initiator
@@ -449,12 +504,18 @@ class Muxer:
         self._on_stream = on_stream
         self._on_refused = on_refused
         self._next_number = 1 if is_initiator else 2
+        # The highest number of a stream that the peer has opened.
+        self._latest = 0
         self._goes_away = False
         self._open_tokens, self._opened_at = float(_OPENED_AT_ONCE), trio.current_time()
         self._held = 0
-        # Of what comes: plaintext read before, the packet and the header that have not come whole,
-        # and the frame whose body is coming.
-        self._plain, self._packet = ahead
+        # Of what comes: plaintext that waits for its turn, the packet and the header that have not
+        # come whole, and the frame whose body is coming.
+        plain, self._packet = ahead
+        self._plain = memoryview(plain)
+        self._more = False
+        self._begun = len(plain) + len(self._packet)
+        all_unread.add(self._begun)
         self._header = b""
         self._body = 0
         self._body_flags = 0
@@ -507,17 +568,19 @@ class Muxer:
         for stream in list(self.streams.values()):
             stream.fail(f"the connection has ended: {reason}")
         self.streams.clear()
-        self._held = 0
+        self._all_unread.add(-self._held - self._begun)
+        self._held = self._begun = 0
         self._writers.clear()
         self._frames.clear()
-        self._plain = self._packet = b""
+        self._plain, self._packet = memoryview(b""), b""
         self._drop_sealed()
         self._to_write.set()
         self._on_end(reason)
 
-    def _refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, kind: Violation | None = None) -> None:
         """End the connection because of what the peer did."""
         if not self.ended:
+            self.violation = kind or self.violation
             self._on_refused(reason)
             self.put_frame(_GO_AWAY, 0, 0, _PROTOCOL_ERROR)
             if not self._wire.blocked:
@@ -531,67 +594,121 @@ class Muxer:
         """The bytes that lie unread on all streams."""
         return self._held
 
+    @property
+    def kept_bytes(self) -> int:
+        """These, and what waits for its turn or for the rest of its packet."""
+        return self._held + self._begun
+
     def count_unread(self, stream: MuxedStream, more: int) -> None:
         """Count what came for a stream or was read; one that is forgotten does not count."""
         if self.streams.get(stream.stream_id) is stream:
             self._held += more
+            self._all_unread.add(more)
 
     def forget(self, stream: MuxedStream) -> None:
         """Remove a stream on which nothing moves any more."""
         if self.streams.get(stream.stream_id) is stream:
             del self.streams[stream.stream_id]
             self._held -= stream.unread_bytes
+            self._all_unread.add(-stream.unread_bytes)
 
     async def _read(self) -> None:
-        self._turn(None)
+        await self._in_its_turn(None)
         while not self.ended:
             try:
-                await self._wire.readable()
-                self._turn(self._wire)
+                if self._plain or self._more:
+                    # All others go first after a turn that was cut short.
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await self._wire.readable()
+                await self._in_its_turn(self._wire)
             except BROKEN as error:
                 self.end(f"reading failed: {error!r}")
 
+    async def _in_its_turn(self, wire: ByteWire | None) -> None:
+        """Read once, when this connection may."""
+        share = self._share
+        if share.is_free:
+            self._turn(wire)
+            share.pay()
+            return
+        if reason := await share.begin():
+            self.refuse(reason, Violation.FLOOD)
+            return
+        try:
+            self._turn(wire)
+        finally:
+            await share.end()
+
     def _turn(self, wire: ByteWire | None) -> None:
-        """Read once, and do all that follows from it."""
+        """Read once, and do all that follows from it, or as much as one turn allows."""
         buffer = _READ_BUFFERS.take()
         self._in_turn = True
         try:
             self._take_in(wire, buffer[:_TURN_BYTES], buffer[_TURN_BYTES:])
         except PacketError as error:
-            self._refuse(str(error))
+            self.refuse(str(error))
         finally:
             self._in_turn = False
             _READ_BUFFERS.give(buffer)
         self.send()
 
     def _take_in(self, wire: ByteWire | None, view: memoryview, scratch: memoryview) -> None:
-        if self._plain:
-            plain, self._plain = self._plain, b""
-            self.take(memoryview(plain))
+        plain, self._plain = self._plain, memoryview(b"")
+        if plain:
+            # The rest of the last turn, after which there may be nothing to read.
+            self.take(plain)
+        if not self._plain and (wire is None or not plain):
+            self._read_once(wire, view, scratch)
+        if not self.ended:
+            begun, self._begun = self._begun, len(self._plain) + len(self._packet)
+            self._all_unread.add(self._begun - begun)
+
+    def _read_once(self, wire: ByteWire | None, view: memoryview, scratch: memoryview) -> None:
         end = rest = len(self._packet)
         if rest:
             view[:rest] = self._packet
-        if wire is not None:
-            received = wire.receive(view[rest : rest + READ_BYTES])
+        if wire is not None and not self._more:
+            most = READ_BYTES if self._share.is_admitted else _STRANGER_BYTES
+            received = wire.receive(view[rest : rest + most])
             if received is None:
                 return
             if received == 0:
                 self.end("the peer has closed the connection")
                 return
             end += received
-        at = self._channel.open(view[:end], scratch, self.take)
+        channel, share = self._channel, self._share
+        opened, empty = channel.opened, channel.empty
+        at = channel.open(view[:end], scratch, self.take)
+        opened = channel.opened - opened
+        share.due_us += opened * PACKET_US
         self._packet = bytes(view[at:end]) if at < end and not self.ended else b""
+        # There may be whole packets among the rest.
+        self._more = opened >= OPENED_AT_ONCE
+        if channel.empty > empty and (reason := self._idle(SENSELESS * (channel.empty - empty))):
+            self.refuse(reason)
 
     def take(self, data: memoryview) -> bool:
         """Take plaintext, cut anywhere; return False when the connection has ended."""
-        at, end = 0, len(data)
+        at, end, share = 0, len(data), self._share
+        most_us = share.turn_us if self._in_turn else math.inf
         while at < end:
+            if share.due_us >= most_us:
+                # The data is valid during this turn only, unless it is of an earlier one.
+                rest = data[at:]
+                self._plain = rest if type(data.obj) is bytes else memoryview(bytes(rest))
+                return True
             if self._body:
                 part = data[at : at + self._body]
                 at += len(part)
                 self._body -= len(part)
-                if self._body_of is not None and not self._body_of.failure:
-                    self._body_of.arrived(part)
+                stream = self._body_of
+                if stream is None or stream.failure:
+                    share.due_us += len(part) // WASTED_BYTES
+                else:
+                    stream.arrived(part)
+                    if self.ended:
+                        return False
                 if not self._body and self._body_flags:
                     self._finish_body()
                 continue
@@ -607,15 +724,18 @@ class Muxer:
                 fields = _HEADER.unpack_from(data, at)
                 at += _HEADER.size
             version, kind, flags, number, length = fields
+            share.due_us += FRAME_US
             if length and not (version or kind or flags):
                 # Data, as most frames are.
                 stream = self.streams.get(number)
                 reason = self._charge(stream, length)
+                if stream is None:
+                    reason = reason or self._idle(self._weight(number, length))
                 self._body, self._body_flags, self._body_of = length, 0, stream
             else:
                 reason = self._on_frame(version, kind, flags, number, length)
             if reason:
-                self._refuse(reason)
+                self.refuse(reason)
             if self.ended:
                 return False
         return not self.ended
@@ -625,20 +745,32 @@ class Muxer:
         if version != 0 or kind > _GO_AWAY:
             return f"no frame of the muxer: version {version}, type {kind}"
         if kind == _PING:
-            if flags & _SYN:
-                self.put_frame(_PING, _ACK, 0, length)
-                if len(self._frames) > _ANSWERS_BYTES:
-                    return f"the peer does not read the answers to {len(self._frames)} bytes"
-            return ""
+            if not flags & _SYN:
+                # We never ask.
+                return self._idle(SENSELESS)
+            self._share.due_us += ANSWER_US
+            self.put_frame(_PING, _ACK, 0, length)
+            if len(self._frames) > _ANSWERS_BYTES:
+                return self._flood(
+                    f"the peer does not read the answers to {len(self._frames)} bytes"
+                )
+            return self._idle(LATE)
         if kind == _GO_AWAY:
-            self._goes_away = True
-            return ""
+            again, self._goes_away = self._goes_away, True
+            return self._idle(SENSELESS) if again else ""
         stream = self.streams.get(number)
         if flags & _SYN:
             reason = self._opened_by_peer(number, stream)
             if reason:
                 return reason
             stream = self.streams[number]
+        elif stream is None:
+            body = length if kind == _DATA else 0
+            if reason := self._charge(None, body) or self._idle(self._weight(number, body)):
+                return reason
+        elif not (length or flags & (_FIN | _RST)) and (reason := self._idle(LATE)):
+            # The answer to a new stream comes once, and anything else of this kind says nothing.
+            return reason
         if kind == _DATA and length:
             reason = self._charge(stream, length)
             if reason:
@@ -647,8 +779,29 @@ class Muxer:
         elif stream is not None:
             if length and not stream.opened_window(length):
                 return f"a window of over {_MOST_WINDOW_BYTES} bytes"
+            if flags & _FIN and stream.end_in:
+                return self._idle(LATE)
             self._on_flags(stream, flags)
         return ""
+
+    def _weight(self, number: int, size: int) -> int:
+        """Return what a frame counts with a body of `size` bytes, for a stream that is not there.
+
+        It may have been on its way when the stream ended, if there was one.
+        """
+        ours = (number % 2 == 1) == self._is_initiator
+        latest = self._next_number - 1 if ours else self._latest
+        return LATE if 0 < number <= latest else SENSELESS + size // _SENSELESS_BYTES
+
+    def _idle(self, weight: int) -> str:
+        """Count a frame that means nothing; return why the connection ends, or ""."""
+        reason = self._share.idle(weight)
+        return self._flood(reason) if reason else ""
+
+    def _flood(self, reason: str) -> str:
+        """Return the reason, which is more than a slip."""
+        self.violation = Violation.FLOOD
+        return reason
 
     def _opened_by_peer(self, number: int, known: MuxedStream | None) -> str:
         """Add a stream of the peer's; return why that is refused."""
@@ -656,13 +809,17 @@ class Muxer:
         if known is not None or number == 0 or (number % 2 == 1) == self._is_initiator:
             return f"a new stream has number {number}, which is not the peer's to give"
         if len(self.streams) >= self._max_streams:
-            return f"more than {self._max_streams} streams"
+            return self._flood(f"more than {self._max_streams} streams")
         now = trio.current_time()
         gained = (now - self._opened_at) * _OPENED_PER_S
         self._open_tokens = min(_OPENED_AT_ONCE, self._open_tokens + gained) - 1
         self._opened_at = now
         if self._open_tokens < 0:
-            return f"over {_OPENED_AT_ONCE} streams in a rush, and {_OPENED_PER_S:g} a second"
+            return self._flood(
+                f"over {_OPENED_AT_ONCE} streams in a rush, and {_OPENED_PER_S:g} a second"
+            )
+        self._latest = max(self._latest, number)
+        self._share.due_us += STREAM_US
         stream = self.streams[number] = MuxedStream(self, number, ours=False)
         self.put_frame(_WINDOW, _ACK, number, 0)
         self._on_stream(stream)
@@ -671,17 +828,24 @@ class Muxer:
     def _charge(self, stream: MuxedStream | None, length: int) -> str:
         """Charge the body of a frame; return why it is refused."""
         if stream is None:
-            # It was on its way when we reset the stream.
             if length > INITIAL_WINDOW_BYTES:
-                return f"the peer ignores our receive window: {length} bytes for no stream"
+                return self._flood(
+                    f"the peer ignores our receive window: {length} bytes for no stream"
+                )
             return ""
         if stream.end_in:
             return f"data of stream {stream.stream_id} after its end"
         left = stream.take_window(length)
         if left < 0:
-            return f"the peer ignores our receive window: {length} bytes, {left + length} are open"
+            return self._flood(
+                f"the peer ignores our receive window: {length} bytes, {left + length} are open"
+            )
         if self._held + length > self.unread_bytes:
-            return f"the peer ignores our receive windows: over {self.unread_bytes} bytes"
+            return self._flood(
+                f"the peer ignores our receive windows: over {self.unread_bytes} bytes"
+            )
+        data_us = FED_DATA_US if stream.is_fed else READ_DATA_US
+        self._share.due_us += max(0, data_us - length // PAYING_BYTES)
         return ""
 
     def _finish_body(self) -> None:

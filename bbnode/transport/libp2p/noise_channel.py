@@ -23,6 +23,9 @@ PLAIN_BYTES: Final = PACKET_BYTES - _TAG_BYTES
 # What a packet has beyond its plaintext.
 OVERHEAD_BYTES: Final = _LENGTH.size + _TAG_BYTES
 
+# Packets that are opened in one call: a millisecond, whatever is in them.
+OPENED_AT_ONCE: Final = 512
+
 
 class PacketError(Exception):
     """The peer has sent what is no packet of this connection."""
@@ -31,11 +34,12 @@ class PacketError(Exception):
 class NoiseChannel:
     """Both directions of a secured connection."""
 
-    __slots__ = ("_open", "_opened", "_seal", "_sealed")
+    __slots__ = ("_open", "_seal", "_sealed", "empty", "opened")
 
     def __init__(self, seal_key: bytes, open_key: bytes) -> None:
         """Begin with the keys that the handshake made, one for each direction."""
-        self._sealed = self._opened = 0
+        # Packets that were opened, and those among them that held nothing.
+        self._sealed = self.opened = self.empty = 0
         self._seal = ChaCha20Poly1305(seal_key).encrypt_into
         self._open = ChaCha20Poly1305(open_key).decrypt_into
 
@@ -57,10 +61,12 @@ class NoiseChannel:
     ) -> int:
         """Pass the plaintext of all whole packets to `take`, in `scratch`; return where they end.
 
-        `scratch` is as large as `packets`. Raises PacketError, after what came before.
+        At most OPENED_AT_ONCE are opened. `scratch` is as large as `packets`. Raises PacketError,
+        after what came before.
         """
         at, end, filled, fault = 0, len(packets), 0, ""
-        while end - at >= _LENGTH.size:
+        last = self.opened + OPENED_AT_ONCE
+        while end - at >= _LENGTH.size and self.opened < last:
             size = packets[at] << 8 | packets[at + 1]
             first = at + _LENGTH.size
             if size < _TAG_BYTES:
@@ -71,13 +77,13 @@ class NoiseChannel:
             at, start = first + size, filled
             filled += size - _TAG_BYTES
             try:
-                self._open(
-                    _NONCE.pack(self._opened), packets[first:at], None, scratch[start:filled]
-                )
+                self._open(_NONCE.pack(self.opened), packets[first:at], None, scratch[start:filled])
             except InvalidTag:
                 fault, filled = "a packet that the peer did not encrypt", start
                 break
-            self._opened += 1
+            self.opened += 1
+            if filled == start:
+                self.empty += 1
         if filled:
             take(scratch[:filled])
         if fault:

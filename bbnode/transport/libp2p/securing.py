@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import trio
+
 from bbnode.ir.caps import MAX_UNSECURED_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.errors import HandshakeError
@@ -25,6 +27,7 @@ from bbnode.transport.libp2p.noise_channel import (
     PacketError,
 )
 from bbnode.transport.libp2p.wire import ByteWire, ReusedBuffers
+from bbnode.transport.links.shares import HANDSHAKE_US, CoreShare
 
 # Messages have some hundred bytes.
 _READ_BYTES: Final = 4 * 1024
@@ -45,11 +48,19 @@ class Secured:
 class _Talk:
     """Bytes before the muxer begins: those that have come, and those that wait to go."""
 
-    __slots__ = ("_left", "_on_heard", "_out", "_wire", "ahead")
+    __slots__ = ("_left", "_on_heard", "_out", "_scope", "_share", "_wire", "ahead")
 
-    def __init__(self, wire: ByteWire, on_heard: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        wire: ByteWire,
+        on_heard: Callable[[], None] = lambda: None,
+        share: CoreShare | None = None,
+        scope: trio.CancelScope | None = None,
+    ) -> None:
         self._wire = wire
         self._on_heard = on_heard
+        self._share = share
+        self._scope = scope
         self._left = MAX_UNSECURED_BYTES
         self._out = bytearray()
         self.ahead = bytearray()
@@ -76,6 +87,8 @@ class _Talk:
         count = None
         while count is None:
             await self._wire.readable()
+            if self._share is not None and (reason := await self._share.begin(self._scope)):
+                raise HandshakeError(reason)
             # A buffer is not kept while we wait.
             buffer = _READ_BUFFERS.take()
             try:
@@ -85,6 +98,8 @@ class _Talk:
                 self.ahead += buffer[: count or 0]
             finally:
                 _READ_BUFFERS.give(buffer)
+                if self._share is not None:
+                    await self._share.end()
         if not count:
             raise HandshakeError("the peer has closed the connection")
         self._left -= count
@@ -103,15 +118,15 @@ class _Talk:
 
     def say(self, handshake: NoiseHandshake) -> None:
         """Put the next message of our own, with its length."""
+        if self._share is not None:
+            self._share.due_us += HANDSHAKE_US
         message = handshake.write()
         self.put(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
 
 
-async def secure_dialled(
-    wire: ByteWire, keys: NoiseKeys, expected: PeerId, on_heard: Callable[[], None] = lambda: None
-) -> Secured:
+async def secure_dialled(wire: ByteWire, keys: NoiseKeys, expected: PeerId) -> Secured:
     """Secure a connection that we dialled; raises HandshakeError, NegotiationError and BROKEN."""
-    talk, proposal = _Talk(wire, on_heard), Proposal(NOISE_ID)
+    talk, proposal = _Talk(wire), Proposal(NOISE_ID)
     handshake = NoiseHandshake(keys, initiator=True, expected=expected)
     talk.put(proposal.opening)
     talk.say(handshake)
@@ -140,14 +155,17 @@ async def secure_accepted(
     wire: ByteWire,
     keys: NoiseKeys,
     *,
+    share: CoreShare | None = None,
+    scope: trio.CancelScope | None = None,
     on_heard: Callable[[], None] = lambda: None,
     on_proved: Callable[[], None] = lambda: None,
 ) -> Secured:
     """Secure a connection that was dialled by the peer; raises what `secure_dialled` does.
 
+    `share` pays for it; what it waits for its turn puts off the deadline of `scope`.
     `on_heard` is called when something has come, `on_proved` when the peer is proved.
     """
-    talk, choice = _Talk(wire, on_heard), Choice((NOISE_ID,))
+    talk, choice = _Talk(wire, on_heard, share, scope), Choice((NOISE_ID,))
     while not choice.chosen:
         await talk.more()
         talk.put(choice.take(bytes(talk.ahead)))

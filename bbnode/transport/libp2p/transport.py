@@ -248,7 +248,7 @@ class Libp2pTransport(LinkTransport):
     def _frame_refused(self, connection: Connection, reason: str) -> None:
         """Report the peer of a refused frame; the muxer ends the connection."""
         if connection.link is not None:
-            connection.link.flooded(reason)
+            connection.link.flooded(reason, connection.muxer.violation)
         else:
             self._counters.add("inbound.flooded")
 

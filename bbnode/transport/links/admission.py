@@ -15,16 +15,17 @@ from __future__ import annotations
 import enum
 import ipaddress
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from bbnode.access.decision import Decision, Reason, Standing
-from bbnode.ir.caps import MAX_REASONS
+from bbnode.ir.caps import MAX_OFFENDERS, MAX_REASONS
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Authorizer, Counters, Direction, Hello
 from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.shares import CoreShare, CoreShares
 
 # IP version -> lengths of the two prefixes that are counted: one host, and one site.
 PREFIX_BITS: Final[dict[int, tuple[int, int]]] = {4: (32, 24), 6: (64, 48)}
@@ -59,6 +60,7 @@ class Place:
     since_s: float
     # Ends the connection at once, for a reason. Does not block.
     drop: Callable[[str], None]
+    share: CoreShare
     stage: Stage = Stage.SILENT
     peer: PeerId | None = None
     standing: Standing = Standing.STRANGER
@@ -114,9 +116,13 @@ class Admission:
         self._waiting = _Group()
         self._strangers = _Group()
         # Members, peers that we know, and those that we dialled.
-        self._others: dict[Place, None] = {}
+        self._others = _Group()
         self._guests: dict[Place, None] = {}
         self._settled_of: Counter[PeerId] = Counter()
+        self._shares = CoreShares(limits, counters, known)
+        # Narrow prefixes from which strangers flooded us, the latest last: until when they get no
+        # connection, and for how long that was.
+        self._cooling: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     @property
     def waiting(self) -> int:
@@ -131,7 +137,7 @@ class Admission:
     @property
     def settled(self) -> int:
         """Connections that have said hello."""
-        return len(self._strangers.places) + len(self._others) + len(self._guests)
+        return len(self._strangers.places) + len(self._others.places) + len(self._guests)
 
     @property
     def strangers(self) -> int:
@@ -143,7 +149,10 @@ class Admission:
     def accept(self, address: str, now_s: float, drop: Callable[[str], None]) -> Place | None:
         """Return a place for a connection from an IP address ("": a relay), or None."""
         prefixes, bounded = prefixes_of(address)
-        place = Place(prefixes, bounded, now_s, drop)
+        if bounded and self._is_cooling(prefixes[0], now_s):
+            self._counters.add("sockets.cooling")
+            return None
+        place = Place(prefixes, bounded, now_s, drop, CoreShare(self._shares))
         limits, waiting = self._limits, self._waiting
         bounds = (limits.waiting_per_address, limits.waiting_per_network)
         while full := waiting.full_prefix(place, bounds):
@@ -160,7 +169,29 @@ class Admission:
 
     def dial(self, peer: PeerId, now_s: float, drop: Callable[[str], None]) -> Place:
         """Return the place of a connection that we dialled, which does not wait."""
-        return Place(("dialled",), False, now_s, drop, Stage.SECURED, peer, dialled=True)
+        share = CoreShare(self._shares)
+        share.admit()
+        return Place(("dialled",), False, now_s, drop, share, Stage.SECURED, peer, dialled=True)
+
+    def flooded(self, place: Place, now_s: float) -> None:
+        """Close the prefix of a stranger that flooded us for a while."""
+        if not place.bounded or place.share.is_admitted:
+            return
+        limits, prefix = self._limits, place.prefixes[0]
+        until_s, last_s = self._cooling.pop(prefix, (-math.inf, 0.0))
+        if now_s < until_s:
+            next_s = last_s  # from before
+        elif now_s < until_s + limits.max_cooling_s:
+            next_s = min(2 * last_s, limits.max_cooling_s)
+        else:
+            next_s = limits.cooling_s
+        self._cooling[prefix] = (max(until_s, now_s + next_s), next_s)
+        if len(self._cooling) > MAX_OFFENDERS:
+            self._cooling.popitem(last=False)
+
+    def _is_cooling(self, prefix: str, now_s: float) -> bool:
+        until_s, _ = self._cooling.get(prefix, (-math.inf, 0.0))
+        return now_s < until_s and not self._others.by_prefix[prefix]
 
     def heard(self, place: Place) -> None:
         """Record that the first bytes have arrived."""
@@ -189,9 +220,11 @@ class Admission:
         if place.standing is Standing.GUEST:
             self._guests[place] = None
         elif place.standing is Standing.STRANGER:
+            place.share.settle(peer)
             self._strangers.add(place)
         else:
-            self._others[place] = None
+            place.share.admit()
+            self._others.add(place)
         return ""
 
     def left(self, place: Place) -> None:
@@ -203,7 +236,7 @@ class Admission:
         place.stage = Stage.GONE
         self._waiting.remove(place)
         self._strangers.remove(place)
-        self._others.pop(place, None)
+        self._others.remove(place)
         self._guests.pop(place, None)
 
     # -- making room -------------------------------------------------------------------------
@@ -289,7 +322,8 @@ class Admission:
             if place.peer is not None and self._known(place.peer):
                 self._strangers.remove(place)
                 place.standing = Standing.MEMBER
-                self._others[place] = None
+                place.share.admit()
+                self._others.add(place)
 
     def _evict(self, place: Place, reason: str) -> None:
         self.left(place)

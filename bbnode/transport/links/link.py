@@ -52,6 +52,12 @@ from bbnode.transport.links.framing import (
 from bbnode.transport.links.hello import decode_hello
 from bbnode.transport.links.life import COARSE_S
 from bbnode.transport.links.receiver import Receiver, WindowIgnoredError
+from bbnode.transport.links.shares import (
+    LANE_FRAME_US,
+    LATE,
+    MESSAGE_PAYS_US,
+    WASTED_BYTES,
+)
 from bbnode.transport.outbound import OutboundQueue
 from bbnode.transport.signals import Signal
 
@@ -205,12 +211,14 @@ class Heartbeat:
         self.sent_at = now
         return self.number
 
-    def answered(self, number: int, now: float) -> None:
-        """Record a pong; only the one for the last ping counts."""
-        if number == self.number and self.sent_at is not None:
-            self.rtt_s = now - self.sent_at
-            self.measure_at = now + MEASURE_EVERY_S
-            self.sent_at = None
+    def answered(self, number: int, now: float) -> bool:
+        """Record a pong; return False if it answers no ping, or not the last one."""
+        if number != self.number or self.sent_at is None:
+            return False
+        self.rtt_s = now - self.sent_at
+        self.measure_at = now + MEASURE_EVERY_S
+        self.sent_at = None
+        return True
 
 
 @dataclass(slots=True)
@@ -253,7 +261,7 @@ class LinkOwner(ABC):
 
     @abstractmethod
     def violation(self, link: Link, reason: str, kind: Violation) -> None:
-        """Count and report a breach of protocol after the hello; the link closes."""
+        """Count and report a flood, or a breach of protocol after the hello; the link closes."""
 
     @abstractmethod
     def receiver(self, link: Link) -> Receiver | None:
@@ -458,7 +466,7 @@ class Link:
         """Report a breach of protocol by the peer, and close."""
         if self.is_aborted():
             return
-        if self.hello is None:
+        if self.hello is None and kind is not Violation.FLOOD:
             self.owner.hello_refused(self, reason)
         else:
             self.owner.violation(self, reason, kind)
@@ -483,18 +491,21 @@ class Link:
         self._stays_until = trio.current_time() + seconds
         self.owner.look_at(self, self._stays_until)
 
-    def check_flood(self) -> int:
-        """Return the unread bytes; close when they are more than the streams' windows allow."""
-        unread = self.carrier.unread_bytes()
-        if unread > self.limits.unread_bytes:
-            self.flooded(f"the peer ignores our receive window: {unread} bytes lie unread")
-        return unread
-
-    def flooded(self, reason: str) -> None:
-        """Close the link of a peer that sends more than the muxer or our memory allows."""
+    def flooded(self, reason: str, kind: Violation = Violation.FLOOD) -> None:
+        """Close the link of a peer that sends what the muxer or our memory does not allow."""
         if not self.is_aborted():
             self.counters.add("inbound.flooded")
-            self.refuse(reason)
+            self.refuse(reason, kind)
+
+    def charge(self, price_us: int) -> None:
+        """Have the connection pay for what its peer made us do; less than 0 pays for it."""
+        if self.place is not None:
+            self.place.share.due_us += price_us
+
+    def idle(self) -> None:
+        """Count a frame that says nothing new; too many end the link."""
+        if self.place is not None and (reason := self.place.share.idle(LATE)):
+            self.flooded(reason)
 
     @contextmanager
     def _task(self) -> Iterator[None]:
@@ -571,7 +582,7 @@ class Link:
             if receiver is not None:
                 receiver.pump()
                 self.acks_changed()
-        if self.state is LinkState.OPENING and now >= self.opened_at + self._hello_s:
+        if self.state is LinkState.OPENING and now >= self._hello_by(now):
             self.refuse(f"no hello within {self._hello_s:g} s")
         elif now >= self._stays_until:
             self._stays_until = math.inf
@@ -592,9 +603,14 @@ class Link:
         at = min(now + self.limits.ping_interval_s, self.last_heard + self.limits.silence_s)
         at = min(at, self.heartbeat.next_at(self.last_heard))
         if self.state is LinkState.OPENING:
-            at = min(at, self.opened_at + self._hello_s)
+            at = min(at, self._hello_by(now))
         self._regular_at = max(at, now + COARSE_S)
         self.owner.look_at(self, self._regular_at)
+
+    def _hello_by(self, now: float) -> float:
+        """Return when the hello has to be here; the time for which we did not read is ours."""
+        ours_s = 0.0 if self.place is None else self.place.share.waited_s(now)
+        return self.opened_at + self._hello_s + ours_s
 
     def _beat(self, now: float) -> None:
         """Ping if that is due."""
@@ -640,7 +656,7 @@ class Link:
 class LaneReader:
     """The reader of one incoming stream of a link."""
 
-    __slots__ = ("_decoder", "_lane", "_link", "_round", "frame_since")
+    __slots__ = ("_decoder", "_lane", "_link", "_messages", "_round", "frame_since")
 
     def __init__(self, link: Link, lane: Lane) -> None:
         self._link = link
@@ -648,6 +664,8 @@ class LaneReader:
         self._decoder = FrameDecoder(lane)
         # The round of the last START.
         self._round = 0
+        # Frames of this turn that pay by the rate of messages.
+        self._messages = 0
         # When the first byte of an incomplete frame arrived; inf without one.
         self.frame_since = math.inf
 
@@ -699,12 +717,15 @@ class LaneReader:
             self.frame_since = math.inf
         elif self.frame_since == math.inf or self._decoder.frames != whole:
             self.frame_since = link.last_heard
+        messages, self._messages = self._messages, 0
+        others = self._decoder.frames - whole - messages
+        link.charge(others * LANE_FRAME_US - messages * MESSAGE_PAYS_US)
         link.acks_changed()
-        link.check_flood()
 
     def _on_frame(self, frame: LinkFrame | ChunkData) -> None:
         link = self._link
         if link.state is LinkState.TURNED_AWAY:
+            link.idle()
             if isinstance(frame, LinkFrame) and frame.type is FrameType.BYE_ACK:
                 link.abort("the peer knows")
         elif isinstance(frame, LinkFrame) and frame.type is FrameType.HELLO:
@@ -713,12 +734,12 @@ class LaneReader:
             name = frame.type.name if isinstance(frame, LinkFrame) else "CHUNK"
             link.refuse(f"the first frame is {name}, not HELLO")
         elif isinstance(frame, ChunkData):
-            if (receiver := self._receiver()) is not None:
+            if (receiver := self._receiver(len(frame.data))) is not None:
                 receiver.chunk(frame.number, frame.data)
         elif frame.type is FrameType.ENVELOPE:
             self._no_goodbye(frame)
-            if (receiver := self._receiver()) is not None:
-                receiver.small(frame.number, frame.body)
+            if (receiver := self._receiver(len(frame.body))) is not None:
+                self._messages += receiver.small(frame.number, frame.body)
         elif frame.type is FrameType.ACK:
             self._on_ack(frame)
         else:
@@ -732,10 +753,12 @@ class LaneReader:
         link = self._link
         match frame.type:
             case FrameType.PING:
+                link.idle()
                 link.heartbeat.pong_due = frame.number
                 link.wake(Lane.CONTROL)
             case FrameType.PONG:
-                link.heartbeat.answered(frame.number, trio.current_time())
+                if not link.heartbeat.answered(frame.number, trio.current_time()):
+                    link.idle()
             case FrameType.OPEN:
                 self._no_goodbye(frame)
                 opening = decode_open(frame)
@@ -743,8 +766,11 @@ class LaneReader:
                     receiver.open(frame.number, opening)
             case FrameType.START:
                 self._no_goodbye(frame)
+                if frame.number == self._round:
+                    link.idle()
                 self._round = frame.number
             case FrameType.RESUME:
+                link.idle()
                 link.owner.resumed(link, decode_resume(frame))
             case FrameType.BYE:
                 self._no_goodbye(frame)
@@ -752,18 +778,23 @@ class LaneReader:
             case FrameType.BYE_ACK:
                 if frame.number not in (Lane.CONTROL, Lane.BULK):
                     raise FrameError(f"a BYE_ACK for lane {frame.number}, which does not exist")
+                link.idle()
                 link.closing.acked.add(Lane(frame.number))
                 if link.closing.complete:
                     link.abort("goodbye")
 
-    def _receiver(self) -> Receiver | None:
-        """Return the receiver of what arrives here; None if the peer will send it elsewhere."""
+    def _receiver(self, size: int = 0) -> Receiver | None:
+        """Return the receiver of what arrives here; None if the peer will send it elsewhere.
+
+        `size` bytes came in vain then.
+        """
         receiver = self._link.owner.receiver(self._link)
         if receiver is not None and self._round == receiver.round:
             return receiver
         if receiver is not None and self._round > receiver.round:
             raise FrameError(f"messages of round {self._round}; the last was {receiver.round}")
         self._link.counters.add("inbound.superseded")
+        self._link.charge(LANE_FRAME_US + size // WASTED_BYTES)
         return None
 
     def _on_hello(self, body: bytes) -> None:
@@ -772,6 +803,7 @@ class LaneReader:
             # Each new control stream of a connection begins with the same hello.
             if body != link.peer_hello_body:
                 raise FrameError("a second hello that differs from the first")
+            link.idle()
             return
         try:
             hello = decode_hello(body)
@@ -793,7 +825,8 @@ class LaneReader:
         lane, position = decode_ack(frame)
         if link.granted is None:
             raise FrameError("an ACK before anything was sent")
-        link.queue.acknowledge(lane, position)
+        if not link.queue.acknowledge(lane, position):
+            link.idle()
         link.failures[lane] = 0
         if link.queue.waits(lane):
             # The window is open again.

@@ -221,10 +221,6 @@ def restarted(old: Link, new: Link) -> bool:
     return (was.session_id, was.classes) != (now.session_id, now.classes)
 
 
-# Between two checks of what is unread. The muxer bounds each connection frame by frame, so this is
-# for the sum of many.
-UNREAD_CHECK_S = 1.0
-
 _FORGOTTEN = "the peer has restarted or forgotten us: it may have come or not"
 
 
@@ -322,24 +318,6 @@ class PeerTable(LinkOwner):
             return True
         return peer in self._known
 
-    async def watch_unread(self) -> None:
-        """Close connections with too many unread bytes, until cancelled."""
-        while True:
-            await trio.sleep(UNREAD_CHECK_S)
-            self.check_unread()
-
-    def check_unread(self) -> None:
-        """Check the unread bytes of each connection, and their sum."""
-        links = [link for session in self._sessions.values() for link in session.links]
-        if not any(link.carrier.unread_bytes() for link in links):
-            return  # which a thousand idle peers make us ask every second
-        unread = {link: link.check_flood() for link in links if not link.is_aborted()}
-        total = sum(unread.values())
-        while total > self._limits.all_unread_bytes:
-            most = max(unread, key=unread.__getitem__)
-            total -= unread.pop(most)
-            most.flooded("this connection has more unread bytes than any other")
-
     def drop_if_unused(self, session: PeerSession) -> None:
         """Remove a session that can be dropped without a loss."""
         if session.unused:
@@ -376,6 +354,7 @@ class PeerTable(LinkOwner):
         reason: str,
         *,
         blames_peer: bool = True,
+        in_doubt: bool = False,
     ) -> None:
         """Report messages as failed; a peer that our authorizer denies is not blamed."""
         if self.stopping:
@@ -385,7 +364,13 @@ class PeerTable(LinkOwner):
         for item in items:
             self._counters.add("outbound.failed")
             self._inbox.notify(
-                DeliveryFailed(peer=session.peer, tag=item.tag, reason=reason, blames_peer=blames)
+                DeliveryFailed(
+                    peer=session.peer,
+                    tag=item.tag,
+                    reason=reason,
+                    blames_peer=blames,
+                    in_doubt=in_doubt,
+                )
             )
 
     def expect(self, session: PeerSession) -> None:
@@ -511,6 +496,8 @@ class PeerTable(LinkOwner):
 
     def violation(self, link: Link, reason: str, kind: Violation) -> None:
         self._counters.add("protocol.violations")
+        if kind is Violation.FLOOD and link.place is not None:
+            self.admission.flooded(link.place, trio.current_time())
         if not self._inbox.crowded:
             self._inbox.notify(ProtocolViolation(peer=link.peer, reason=reason, kind=kind))
 
@@ -585,7 +572,7 @@ class PeerTable(LinkOwner):
         if session.session_id not in ("", hello.session_id):
             # Before the peer is up again: else the engine would blame the new process, and hold
             # it back, for what the old one did not take.
-            self._fail(session, session.queue.give_up_begun(), _FORGOTTEN)
+            self._fail(session, session.queue.give_up_begun(), _FORGOTTEN, in_doubt=True)
         session.session_id, session.classes = hello.session_id, hello.classes
         session.primary = link
         session.await_nothing()
@@ -612,7 +599,7 @@ class PeerTable(LinkOwner):
         if resume is None:
             return
         lost = session.queue.resume(resume)
-        self._fail(session, lost, _FORGOTTEN, blames_peer=False)
+        self._fail(session, lost, _FORGOTTEN, blames_peer=False, in_doubt=True)
         link.granted = resume.round
         link.wake_all()
 

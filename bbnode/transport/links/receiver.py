@@ -266,17 +266,18 @@ class Receiver:
 
     # -- small messages ---------------------------------------------------------------------
 
-    def small(self, number: int, data: bytes) -> None:
-        """Accept a small message, or hold it; raises FrameError."""
+    def small(self, number: int, data: bytes) -> bool:
+        """Accept a small message, or hold it; return False for a duplicate. Raises FrameError."""
         lane = self.control
         self._check_size(len(data))
         if number < lane.next:
             self._duplicate(lane)
-            return
+            return False
         lane.next = number + 1
         held = HeldSmall(number, data)
         if lane.held or not self._take_small(held):
             self._hold(held, len(data) + HEADER_BYTES, Lane.CONTROL)
+        return True
 
     def _take_small(self, held: HeldSmall) -> bool:
         """Put a message into the inbox, or drop a refused one; return False if it has to wait."""

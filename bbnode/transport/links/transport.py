@@ -213,7 +213,6 @@ class LinkTransport(Transport):
                 self._nursery = nursery
                 nursery.start_soon(self._expire, name="forget lost peers")
                 nursery.start_soon(self._table.looks.run, name="look after links")
-                nursery.start_soon(self._table.watch_unread, name="watch what lies unread")
                 nursery.start_soon(self._maintain, name="maintain connections")
                 for session in self._table.sessions():
                     if session.wanted is not None:

@@ -192,7 +192,7 @@ class RelayClient:
             await write_answer(stream, RelayAnswer(status=RelayStatus.NO_RESERVATION))
             return
         await write_answer(stream, RelayAnswer(status=RelayStatus.OK))
-        await self._host.serve(CircuitWire(CircuitPipe(stream)), _way(stream.link))
+        await self._host.serve_circuit(CircuitWire(CircuitPipe(stream)), _way(stream.link))
 
     async def dial(self, relay: Link, peer: PeerId) -> Connection:
         """Return a connection with `peer` through the relay at the other end of a link.

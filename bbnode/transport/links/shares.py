@@ -1,0 +1,251 @@
+"""The price of what a peer sends, and the share of a core that its connections may take.
+
+Rule: what a connection makes this node do has a price in microseconds of a core (the constants
+below: measured, and rounded up), which it owes once it was done. A connection in debt is not read
+until time has paid for it, so TCP makes its peer wait. Data that arrives where it belongs is free:
+windows and the inbox bound it. All connections without standing share one account and take turns,
+one while all other tasks run once, in the order in which they asked. The connection of a member, of
+a peer that we know or of one that we dialled answers for itself alone. Frames that mean nothing
+(the answer to no question, a frame of no stream) count apart: too many are a flood, which ends the
+connection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from bbnode.ir.peer import PeerId
+from bbnode.transport.base import Counters
+from bbnode.transport.limits import TransportLimits
+
+_US_PER_S: Final = 1_000_000
+
+# A turn of a reader, whatever it reads; a packet and a frame around nothing.
+TURN_US: Final = 20
+PACKET_US: Final = 2
+FRAME_US: Final = 1
+# An answer of the muxer, which is encrypted and sent.
+ANSWER_US: Final = 3
+# Data for a task that has to wake up, and data that is handled in the same turn.
+READ_DATA_US: Final = 30
+FED_DATA_US: Final = 5
+# Bytes of data that pay for one of these microseconds: a large frame is free.
+PAYING_BYTES: Final = 256
+# Bytes that were decrypted for nobody, for a microsecond.
+WASTED_BYTES: Final = 1024
+# A stream: its task, its negotiation and what answers it.
+STREAM_US: Final = 300
+# A frame of a lane that brings no new message.
+LANE_FRAME_US: Final = 10
+# What a new message pays of its turn, packet and frames: it has a rate of its own.
+MESSAGE_PAYS_US: Final = TURN_US + PACKET_US + FRAME_US + FED_DATA_US
+# A handshake; a connection, with its link, its lanes and our hello.
+HANDSHAKE_US: Final = 1000
+CONNECTION_US: Final = 1500
+
+# What is owed up to this is paid with a later turn.
+_PAID_AT_ONCE_US: Final = 500
+
+# Weights of a frame without a meaning: it may have crossed with the end of its stream; nobody
+# who keeps to the specification sends it.
+LATE: Final = 1
+SENSELESS: Final = 4
+
+
+class Bucket:
+    """A credit that grows with time up to a bound, and may be overdrawn."""
+
+    __slots__ = ("_at_s", "_left", "_most", "_per_s")
+
+    def __init__(self, per_s: float, most: float) -> None:
+        self._per_s, self._most = per_s, most
+        self._left, self._at_s = most, 0.0
+
+    def take(self, amount: float, now_s: float) -> float:
+        """Take `amount`, and return what is left; a debt is negative."""
+        grown = self._left + max(0.0, now_s - self._at_s) * self._per_s
+        self._left, self._at_s = min(self._most, grown) - amount, now_s
+        return self._left
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until the debt is paid; 0 without one."""
+        return max(0.0, -self.take(0.0, now_s)) / self._per_s
+
+
+def _core(share: float, burst_s: float) -> Bucket:
+    """Return an account of microseconds that grows by `share` of a core."""
+    return Bucket(share * _US_PER_S, burst_s * _US_PER_S)
+
+
+class CoreShares:
+    """The accounts of all connections of a node."""
+
+    def __init__(
+        self, limits: TransportLimits, counters: Counters, known: Callable[[PeerId], bool]
+    ) -> None:
+        """`known` is as of `Admission`."""
+        self.limits = limits
+        self.counters = counters
+        self.known = known
+        # Of all connections without standing, and the order in which they are served.
+        self.strangers = _core(limits.strangers_core, limits.strangers_burst_s)
+        self.line = trio.Lock()
+
+
+class CoreShare:
+    """The account of one connection: `begin`, work that does not wait, `end`.
+
+    Whatever becomes of the work, `end` is called. Where `is_free`, the two are `pay` alone, which
+    does not wait: most turns of most connections cost no more.
+    """
+
+    __slots__ = (
+        "_idle",
+        "_in_line",
+        "_limits",
+        "_own",
+        "_peer",
+        "_shares",
+        "_since_s",
+        "_waited_s",
+        "_waits_since_s",
+        "due_us",
+        "is_admitted",
+        "is_free",
+        "turn_us",
+    )
+
+    def __init__(self, shares: CoreShares) -> None:
+        limits = shares.limits
+        self._shares = shares
+        self._limits = limits
+        # A stranger that has said hello, and may become known.
+        self._peer: PeerId | None = None
+        self._own = _core(limits.stranger_core, limits.core_burst_s)
+        self._idle = Bucket(limits.idle_frames_per_s, limits.idle_frames)
+        # True while it is at the head of the strangers' line.
+        self._in_line = False
+        # Since when it has been in debt all the time; None without one.
+        self._since_s: float | None = None
+        # Owed for the turn that is under way.
+        self.due_us = 0
+        # A turn that owes this much is over, and others have theirs.
+        self.turn_us = limits.stranger_turn_us
+        # True for a peer with standing; and while it has no debt, either.
+        self.is_admitted = self.is_free = False
+        # Seconds for which it was made to wait, and since when it waits.
+        self._waited_s = 0.0
+        self._waits_since_s: float | None = None
+
+    def admit(self) -> None:
+        """Move the connection of a peer with standing to a share of its own. Idempotent."""
+        if not self.is_admitted:
+            self.is_admitted = self.is_free = True
+            self.turn_us = self._limits.turn_us
+            self._own = _core(self._limits.member_core, self._limits.core_burst_s)
+
+    def settle(self, peer: PeerId) -> None:
+        """Admit the connection once its peer is known, which nobody says."""
+        self._peer = peer
+
+    def idle(self, weight: int) -> str:
+        """Count a frame that means nothing; return why the connection ends, or ""."""
+        self.due_us += FRAME_US
+        if self._idle.take(weight, trio.current_time()) >= 0:
+            return ""
+        return (
+            f"the peer floods us with frames that mean nothing: over {self._limits.idle_frames} at "
+            f"once, and {self._limits.idle_frames_per_s:g} a second"
+        )
+
+    def waited_s(self, now_s: float) -> float:
+        """Return the seconds for which it was made to wait, which are not the peer's delay."""
+        since_s = self._waits_since_s
+        return self._waited_s + (0.0 if since_s is None else now_s - since_s)
+
+    async def begin(self, scope: trio.CancelScope | None = None) -> str:
+        """Wait until the connection may work; return why it is to end instead, or "".
+
+        The deadline of `scope` is put off by as long.
+        """
+        now_s = trio.current_time()
+        if self._peer is not None and not self.is_admitted and self._shares.known(self._peer):
+            self.admit()
+        own_s = self._own.wait_s(now_s)
+        if not own_s:
+            self._since_s = None
+            self.is_free = self.is_admitted
+        if self.is_admitted and not own_s:
+            return ""
+        line = self._shares.line
+        if not (own_s or line.locked() or self._shares.strangers.wait_s(now_s)):
+            line.acquire_nowait()
+            self._in_line = True
+            return ""
+        if own_s:
+            self._since_s = now_s if self._since_s is None else self._since_s
+            if self.is_admitted or now_s - self._since_s < self._limits.indebted_s:
+                await self._wait(own_s, now_s, scope)
+                return ""
+            return (
+                f"the peer has taken all of its share for {self._limits.indebted_s:g} s with "
+                "frames that bring nothing"
+            )
+        await self._wait(own_s, now_s, scope)
+        return ""
+
+    async def _wait(self, own_s: float, now_s: float, scope: trio.CancelScope | None) -> None:
+        """Wait until the debts are paid, our own and that of all strangers, and for the line."""
+        deadline_s = math.inf
+        if scope is not None:
+            deadline_s, scope.deadline = scope.deadline, math.inf
+        self._waits_since_s = now_s
+        try:
+            if own_s:
+                self._shares.counters.add("inbound.throttled")
+                await trio.sleep(own_s)
+            if not self.is_admitted:
+                await self._shares.line.acquire()
+                self._in_line = True
+                all_s = self._shares.strangers.wait_s(trio.current_time())
+                if all_s:
+                    self._shares.counters.add("inbound.throttled")
+                    await trio.sleep(all_s)
+        except trio.Cancelled:
+            self._leave_line()
+            raise
+        finally:
+            self._waits_since_s = None
+            waited_s = trio.current_time() - now_s
+            self._waited_s += waited_s
+            if scope is not None:
+                scope.deadline = deadline_s + waited_s
+
+    def _leave_line(self) -> None:
+        if self._in_line:
+            self._in_line = False
+            self._shares.line.release()
+
+    def pay(self) -> None:
+        """Pay for a turn, with all that was done for the connection since the last one."""
+        self.due_us = max(0, self.due_us + TURN_US)
+        if self.is_free and self.due_us < _PAID_AT_ONCE_US:
+            return
+        due_us, self.due_us, now_s = self.due_us, 0, trio.current_time()
+        self.is_free = self._own.take(due_us, now_s) >= 0 and self.is_admitted
+        if not self.is_admitted:
+            self._shares.strangers.take(due_us, now_s)
+
+    async def end(self) -> None:
+        """Pay for a turn, and let the next in the line have its own."""
+        self.pay()
+        if self._in_line:
+            # All other tasks that can run do so before the next in the line.
+            try:
+                await trio.lowlevel.checkpoint()
+            finally:
+                self._leave_line()
