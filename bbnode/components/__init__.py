@@ -266,6 +266,7 @@ if TYPE_CHECKING:
     from bbnode.components.selectors.views import DrawingConfig as DrawingConfig
     from bbnode.components.selectors.views import DrawingSelector as DrawingSelector
     from bbnode.components.selectors.views import draw as draw
+    from bbnode.components.settings import host_setting as host_setting
     from bbnode.components.settings import local_setting as local_setting
     from bbnode.components.settings import path_setting as path_setting
     from bbnode.ir import types as types

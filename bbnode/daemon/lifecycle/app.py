@@ -115,6 +115,7 @@ class Daemon:
         checkpoint.remove_orphans(self._state_dir)
         self._identity = load_or_create_identity(paths.identity_file(self._state_dir))
         access = assembly.make_access(resolved, self._identity)
+        self._network = access.network  # that it installs for
         self._artifact = assembly.find_artifact(resolved) if artifact is None else artifact
         self._node, saved = checkpoint.restore_or_install(
             self._state_dir, self._artifact.sha256, self._install
@@ -234,6 +235,7 @@ class Daemon:
             self._artifact,
             self._identity,
             incarnation=assembly.next_incarnation(self._state_dir),
+            network=self._network,
             record=self._record,
         )
 
