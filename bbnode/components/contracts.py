@@ -324,8 +324,8 @@ class Component(ABC):
     # program says, else the first.
     storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {}
 
-    # Settings of a node that serves strangers: of an open network, beyond loopback. They count where
-    # its configuration says nothing else.
+    # Settings of a node that serves strangers: of an open network, beyond loopback. They count
+    # where its configuration says nothing else.
     exposed_settings: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, config: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, helper, inliner
 
+from bbnode.ir.calls import check_calls
 from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.onnx_file import function_of, onnx_schema
 from bbnode.ir.versions import means_the_same, onnx_version
@@ -58,10 +59,12 @@ def without_functions(model: ModelProto) -> ModelProto:
 
     A function of another opset than the model is brought to the model's.
 
-    Raises RuntimeError or ValueError, as ONNX's C++ parts do.
+    Raises InliningRefused where that would make too much of it, and RuntimeError or ValueError, as
+    ONNX's C++ parts do.
     """
     if not model.functions:
         return model
+    check_calls(model)
     made = ModelProto()
     made.CopyFrom(model)
     version = onnx_version(made)

@@ -62,7 +62,9 @@ def test_a_guarded_quotient_is_the_same(backend, dtype) -> None:
     np.testing.assert_array_equal(made, [least, most, -most, 3, -3, 0])
 
 
-def typed(nodes: list[Any], ports: dict[str, Any], outputs: dict[str, int], **more: Any) -> ModelProto:
+def typed(
+    nodes: list[Any], ports: dict[str, Any], outputs: dict[str, int], **more: Any
+) -> ModelProto:
     made = helper.make_graph(
         nodes,
         "g",
@@ -250,9 +252,10 @@ def extremes(inputs: list[Any]) -> Iterator[list[Any]]:
             numbers = [n for n in (0, -1, kind.min, kind.max) if kind.min <= n]
         with np.errstate(all="ignore"):
             changed = [np.full_like(value, number) for number in numbers]
-        for axis in range(value.ndim):
-            changed.append(np.zeros([0 if a == axis else n for a, n in enumerate(value.shape)],
-                                    value.dtype))  # fmt: skip
+        changed += [
+            np.zeros([0 if a == axis else n for a, n in enumerate(value.shape)], value.dtype)
+            for axis in range(value.ndim)
+        ]
         for each in changed:
             yield [*inputs[:at], each, *inputs[at + 1 :]]
     for size in sorted({n for v in inputs if isinstance(v, np.ndarray) for n in v.shape}):
@@ -300,7 +303,7 @@ def test_no_extreme_value_ends_the_process_in_any_op_of_onnx() -> None:
             except GraphKilled as error:
                 if error.reason != "memory":
                     killed.append(f"{case.name}: {error}")
-            except Exception:  # noqa: BLE001, S110 - whatever is refused was survived
+            except Exception:  # noqa: BLE001 - whatever is refused was survived
                 pass
     backend.on_stop()
     assert killed == []

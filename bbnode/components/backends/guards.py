@@ -6,8 +6,8 @@ processes of their own (`tests/components/test_backend_guards.py` does it again)
 
 - Div of int32 or int64, the least number by -1: SIGFPE. A divisor is 0 in place of such a -1, and
   the kernel refuses to divide by 0. (8 and 16 bits wrap around, as all sums of integers do.)
-- GRU and LSTM of an empty batch, GRU of an empty sequence: a check inside of the kernel aborts. X is
-  reshaped to its own sizes, which are multiplied by their product over itself.
+- GRU and LSTM of an empty batch, GRU of an empty sequence: a check inside of the kernel aborts. X
+  is reshaped to its own sizes, which are multiplied by their product over itself.
 - STFT with a window or frames of length 0: SIGFPE. Unique along an axis whose entries have no
   elements: aborts. Conv with a kernel of size 0 along an axis: never ends. ConvTranspose of three
   axes, one of size 0: SIGSEGV. As above.
@@ -36,7 +36,7 @@ from bbnode.ir.versions import onnx_version
 _MARK: Final = " fails: "
 # Axes of X whose size must not be 0; of an LSTM that of the batch alone.
 _ABORTS_AT: Final[Mapping[str, list[int]]] = {"GRU": [0, 1, 2], "LSTM": []}
-_LEAST: Final = {
+_LEAST: Final[Mapping[int, int]] = {
     TensorProto.INT32: np.iinfo(np.int32).min,
     TensorProto.INT64: np.iinfo(np.int64).min,
 }
@@ -111,9 +111,7 @@ class _Scope:
     shapes: dict[str, list[int | None]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, body: GraphProto | FunctionProto, version: int, outer: _Scope | None
-    ) -> _Scope:
+    def of(cls, body: GraphProto | FunctionProto, version: int, outer: _Scope | None) -> _Scope:
         scope = cls(version, outer)
         if isinstance(body, GraphProto):
             ports = {port.name for port in body.input}
@@ -235,20 +233,20 @@ def _div(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProto]:
     if kind in _SAFE or scope.counts(over) or scope.counts(by):
         return []
     divisors, dividends = scope.constant(by), scope.constant(over)
-    if divisors is not None and not (divisors == -1).any():
+    if divisors is not None and not np.any(divisors == -1):
         return []
-    if dividends is not None and kind and not (dividends == _LEAST[kind]).any():
+    if dividends is not None and kind and not np.any(dividends == _LEAST[kind]):
         return []
     emit = Emitter(node, "guard", taken)
     number = partial(_number, emit, kind)
     if kind:
         zero = number(0)
-        traps = emit("And", emit("Equal", over, number(_LEAST[kind])), emit("Equal", by, number(-1)))
+        traps = emit(
+            "And", emit("Equal", over, number(_LEAST[kind])), emit("Equal", by, number(-1))
+        )
     elif scope.version >= _CAST_LIKE_SINCE:
         # The least number alone is its own negative besides 0; floats have none.
-        zero, minus = (
-            emit("CastLike", _number(emit, TensorProto.INT64, n), over) for n in (0, -1)
-        )
+        zero, minus = (emit("CastLike", _number(emit, TensorProto.INT64, n), over) for n in (0, -1))
         least = emit("And", emit("Equal", over, emit("Sub", zero, over)),
                      emit("Not", emit("Equal", over, zero)))  # fmt: skip
         below = emit("And", emit("Equal", by, minus), emit("Less", minus, zero))
@@ -262,7 +260,7 @@ def _div(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProto]:
     return emit.nodes
 
 
-def _recurrent(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProto]:
+def _recurrent(node: NodeProto, _scope: _Scope, taken: set[str]) -> list[NodeProto]:
     """Return nodes that fail where the X of a GRU or LSTM has an axis of size 0 that aborts it."""
     emit, x = Emitter(node, "guard", taken), node.input[0]
     batch_first = any(each.name == "layout" and each.i for each in node.attribute)
@@ -272,7 +270,7 @@ def _recurrent(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProt
     return emit.nodes
 
 
-def _unique(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProto]:
+def _unique(node: NodeProto, _scope: _Scope, taken: set[str]) -> list[NodeProto]:
     """Return nodes that fail where a Unique has entries along its axis, and these no elements."""
     axis = next((int(each.i) for each in node.attribute if each.name == "axis"), None)
     if axis is None:
@@ -296,7 +294,7 @@ def _stft(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProto]:
         counted = emit("Size", window)
         node.input[2] = _unless_zero(emit, node, window, counted, "with an empty window")
     known = scope.constant(length) if length else None
-    if length and (known is None or (known == 0).any()):
+    if length and (known is None or np.any(known == 0)):
         node.input[3] = emit("Mul", length, _unless(emit, node, length, "with frames of length 0"))
     return emit.nodes
 

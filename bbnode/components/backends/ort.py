@@ -28,8 +28,8 @@ import onnx
 from onnx import ModelProto, TensorProto
 
 from bbnode.components.backends.caching import CachingBackend
-from bbnode.components.backends.guards import blamed, guarded
 from bbnode.components.backends.graphs import check_count, from_onnx, to_onnx, type_of_text
+from bbnode.components.backends.guards import blamed, guarded
 from bbnode.components.backends.isolation.supervisor import Supervisor
 from bbnode.components.backends.lowering import all_nodes, lowered, mended
 from bbnode.components.contracts import PreparedGraph

@@ -73,14 +73,19 @@ class Child:
         self.prepared: set[int] = set()
         self.dropped: list[int] = []
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "bbnode.components.backends.isolation.worker"],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 cwd="/",
                 env=_environment(),
             )
+        except BaseException:
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
         try:
             self._control.settimeout(_START_S)
             self._control.send(msgpack.packb(dict(settings)))
@@ -101,7 +106,7 @@ class Child:
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        return int(self._process.pid)
 
     def call(
         self,
@@ -154,9 +159,7 @@ class Child:
         self._give_line(line)
         return made
 
-    def _read(
-        self, answer: int, said: Any, region: shared.Bytes, places: Places
-    ) -> list[Value]:
+    def _read(self, answer: int, said: Any, region: shared.Bytes, places: Places) -> list[Value]:
         if answer == shared.MADE:
             return [
                 shared.read_value(region, each, copy=True, place=places.get(at))

@@ -14,6 +14,7 @@ import platform
 import resource
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 4, 22, 38
@@ -138,7 +139,7 @@ def _step(code: int, operand: int, if_so: int = 0, if_not: int = 0) -> bytes:
 
 def _data_bytes() -> int:
     """Return what counts against RLIMIT_DATA now."""
-    with open("/proc/self/status", encoding="ascii") as status:
+    with Path("/proc/self/status").open(encoding="ascii") as status:
         for line in status:
             if line.startswith("VmData:"):
                 return int(line.split()[1]) << 10

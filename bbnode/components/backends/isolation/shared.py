@@ -15,8 +15,10 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 
@@ -88,10 +90,8 @@ class Region:
             os.close(self.fd)
             self.fd = -1
         self.bytes = np.empty(0, np.uint8)
-        try:
+        with suppress(BufferError):  # a value still reads it; the map goes with the last one
             self._map.close()
-        except BufferError:
-            pass  # a value still reads it; the map goes with the last one
 
 
 class Writer:
@@ -104,10 +104,10 @@ class Writer:
     def add(self, value: Value) -> list[Any]:
         """Return the description of a value, for the head."""
         if isinstance(value, TensorSequence):
-            return ["sequence", value.type.element.id, [self.add(each) for each in value]]
+            return ["sequence", _element_of(value.type), [self.add(each) for each in value]]
         if isinstance(value, OptionalValue):
             inner = None if value.value is None else self.add(value.value)
-            return ["optional", value.type.element.id, inner]
+            return ["optional", _element_of(value.type), inner]
         array = np.asarray(value)
         kind = type_of(array).id
         if is_text(array):
@@ -209,6 +209,10 @@ def _cut(region: Bytes, begin: int, length: int) -> Bytes:
     return region[begin : begin + length]
 
 
+def _element_of(node: TypeNode) -> str:
+    return "" if node.element is None else node.element.id
+
+
 def _element(kind: str) -> TypeNode:
     node = type_by_id(kind)
     if node is None:
@@ -227,8 +231,6 @@ class Line:
 
     def send(self, kind: int, graph: int, head: Mapping[str, Any], writer: Writer) -> None:
         """Send a message. Raises OSError, and MemoryError for more than the bound."""
-        import msgpack
-
         before = self._mine
         raw = bytes(msgpack.packb(head))
         region, at = writer.write(self._take, raw)

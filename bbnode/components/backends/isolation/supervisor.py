@@ -95,7 +95,7 @@ class Supervisor:
                 if died.to_blame is None:
                     return self._tried_alone(graph, inputs, places)
         raise BackendUnavailable(
-            f"{graph.label}: the process that runs it ended {_MAX_TRIES} times because of other runs"
+            f"{graph.label}: the process that runs it ended {_MAX_TRIES} times for other runs"
         )
 
     def close(self) -> None:

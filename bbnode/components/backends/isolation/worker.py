@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import select
 import socket
-import sys
 import threading
+from contextlib import suppress
 from typing import Any, Final
 
 import msgpack
@@ -56,8 +56,8 @@ def _serve(line: shared.Line, graphs: _Graphs) -> None:
         except (EOFError, OSError):
             return
         line.trim()  # the parent has read the last answer, or it would not ask again
-        writer, made = shared.Writer(), []
-        answer, said = shared.MADE, {}
+        writer, made = shared.Writer(), list[Any]()
+        answer, said = shared.MADE, dict[str, Any]()
         try:
             values = [shared.read_value(region, each, copy=False) for each in head["values"]]
             if kind == shared.PREPARE:
@@ -89,11 +89,10 @@ def _serve(line: shared.Line, graphs: _Graphs) -> None:
 
 def _thread(line: shared.Line, graphs: _Graphs) -> None:
     try:
-        _serve(line, graphs)
+        with suppress(OSError):  # the parent has closed the line
+            _serve(line, graphs)
     except MemoryError:
         os._exit(NO_MEMORY_CODE)
-    except OSError:
-        pass  # the parent has closed the line
 
 
 def main() -> None:
@@ -132,4 +131,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
