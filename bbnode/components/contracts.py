@@ -40,6 +40,7 @@ from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal
+from bbnode.ir.shapes import Dim
 from bbnode.ir.types import COMPOSITE, METADATA, TENSOR, TENSOR_FLOAT, TENSOR_INT64, TypeNode
 from bbnode.ir.values import (
     Composite,
@@ -220,6 +221,8 @@ class OpContext(Protocol):
     include_self: bool
     execution: int
     op: str  # the name of the op in the program; "" where none is called
+    # Of the op's only output, as far as the program declares it: sizes, and names of open axes.
+    declared_shape: Sequence[Dim] | None
     slot: str  # of the component, by which it addresses those of its kind on other peers
     peers: PeersView
     addresses: Sequence[Multiaddr]  # of this node

@@ -13,7 +13,6 @@ from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.onnx_file import function_of, onnx_schema
 from bbnode.ir.versions import means_the_same, onnx_version
 
-
 _MAX_IMPORTS = 8  # of one domain by one function; more are not looked at
 
 

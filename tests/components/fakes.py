@@ -37,6 +37,7 @@ class Context:
     include_self: bool = False
     execution: int = 1
     op: str = "Encode_0"
+    declared_shape: Sequence[int | str | None] | None = None
     peers: Peers = field(default_factory=Peers)
     refused: dict[PeerId, str] = field(default_factory=dict)
 
