@@ -214,6 +214,8 @@ class OpContext(Protocol):
     source_peer: PeerId | None  # authenticated sender, inside an inbound execution
     # That it plays, by its accepted hello; in a private network its membership grants them.
     source_classes: Sequence[str]
+    # Where its connection comes from, which costs more than to say so; None where that is unknown.
+    source_seen_at: Multiaddr | None
     peer_class: str | None  # of the slot (PeerSelector): the class it selects from
     plays_peer_class: bool  # this node is of the slot's class itself, as in gossip
     # The slot has include_self and this node plays `peer_class`: `peers` holds it then, and a

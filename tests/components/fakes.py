@@ -32,6 +32,7 @@ class Context:
     self_peer: PeerId = PEERS[0]
     source_peer: PeerId | None = None
     source_classes: Sequence[str] = ()
+    source_seen_at: Any = None
     peer_class: str | None = None
     plays_peer_class: bool = False
     include_self: bool = False

@@ -74,6 +74,7 @@ class CallContext:
         "slot",
         "source_classes",
         "source_peer",
+        "source_seen_at",
     )
 
     def __init__(
@@ -99,6 +100,7 @@ class CallContext:
         self.source_classes = (
             () if source_peer is None else neighbours.peers.classes_of(source_peer)
         )
+        self.source_seen_at = None if source_peer is None else neighbours.book.seen_at(source_peer)
         self.peer_class = peer_class
         self.declared_shape = declared_shape
         self.execution = execution

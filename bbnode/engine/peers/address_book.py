@@ -179,6 +179,11 @@ class AddressBook:
             entry.claimed = claimed
         return refused
 
+    def seen_at(self, peer: PeerId) -> Multiaddr | None:
+        """Return where the peer's last envelope came from; None where that is not known."""
+        entry = self._entries.get(peer)
+        return None if entry is None else entry.observed
+
     def observe(self, peer: PeerId, address: Multiaddr) -> bool:
         """Add the address that an envelope came from; return False if there is no room."""
         entry = self._entries.get(peer)
