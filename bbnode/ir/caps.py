@@ -206,6 +206,9 @@ MAX_REFUSED: Final = _cap(
     1024, "peers", "that were refused, likewise; what they showed is up to 5 KiB each"
 )
 MAX_OFFENDERS: Final = _cap(4096, "peers", "of which misbehaviour is kept, 300 bytes each")
+FORGOTTEN_AFTER_S: Final = _cap(
+    3600.0, "s", "without a word and without a connection: what a peer left behind is given back"
+)
 MAX_OF_USE: Final = _cap(8192, "peers", "that are remembered for having been of use")
 THROTTLED_AT: Final = _cap(
     50.0, "points", "of misbehaviour: from here on a peer has a rate of its own"

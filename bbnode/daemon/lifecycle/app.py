@@ -35,6 +35,7 @@ from bbnode.daemon.network import dial_back, ping
 from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
 from bbnode.daemon.network.introductions import Introductions
+from bbnode.daemon.network.passing import PassingPeers
 from bbnode.daemon.network.versions import VersionWatch
 from bbnode.daemon.observing.events import step_to_event
 from bbnode.daemon.observing.watch import Stalled, Watch, WatchTargets
@@ -187,6 +188,7 @@ class Daemon:
             peer_id=str(self._identity.peer_id),
         )
         self._rounds += [self._make_rounds(entry, saved) for entry in config.invoke]
+        self._passing = PassingPeers(self._node, access.policy)
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
@@ -280,6 +282,7 @@ class Daemon:
                 self._say_started()
                 work.start_soon(self._preparing.run)
                 work.start_soon(self._watch.run)
+                work.start_soon(self._passing.run)
                 nursery.start_soon(self._process.report, self._status_line, self._polls)
                 task_status.started()
                 await self._stop.wait()

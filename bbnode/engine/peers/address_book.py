@@ -104,6 +104,10 @@ class AddressBook:
         """Yield all peers with their addresses, in the order in which they give way."""
         return ((peer, entry.addresses) for peer, entry in self._entries.items())
 
+    def unreferenced(self) -> Iterator[PeerId]:
+        """Yield the peers whose addresses were only claimed or observed."""
+        return (peer for peer, entry in self._entries.items() if entry.references == 0)
+
     def drop_peer(self, peer: PeerId) -> None:
         """Remove a reference; the entry goes with the last one."""
         entry = self._entries.get(peer)
