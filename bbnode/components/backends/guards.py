@@ -71,11 +71,11 @@ def guarded(model: ModelProto) -> ModelProto:
     made.CopyFrom(model)
     taken = {name for node in all_nodes(made) for name in (*node.input, *node.output)}
     changed = False
-    todo: list[tuple[GraphProto | FunctionProto, _Scope | None]] = [(made.graph, None)]
+    todo: list[tuple[GraphProto | FunctionProto, _Values | None]] = [(made.graph, None)]
     todo += [(function, None) for function in made.functions]
     while todo:
         body, outer = todo.pop()
-        scope = _Scope.of(body, version, outer)
+        scope = _Values.of(body, version, outer)
         nodes: list[NodeProto] = []
         for node in body.node:
             held = NodeProto.FromString(node.SerializeToString())
@@ -100,18 +100,18 @@ def blamed(node: str, text: str) -> tuple[str, str]:
 
 
 @dataclass(slots=True)
-class _Scope:
+class _Values:
     """Types, makers and constants of one graph's values; `outer` has those around it."""
 
     version: int
-    outer: _Scope | None
+    outer: _Values | None
     kinds: dict[str, int] = field(default_factory=dict)
     makers: dict[str, NodeProto] = field(default_factory=dict)
     constants: dict[str, TensorProto] = field(default_factory=dict)
     shapes: dict[str, list[int | None]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, body: GraphProto | FunctionProto, version: int, outer: _Scope | None) -> _Scope:
+    def of(cls, body: GraphProto | FunctionProto, version: int, outer: _Values | None) -> _Values:
         scope = cls(version, outer)
         if isinstance(body, GraphProto):
             ports = {port.name for port in body.input}
@@ -133,9 +133,9 @@ class _Scope:
         scope.makers = {name: node for node in body.node for name in node.output if name}
         return scope
 
-    def home(self, name: str) -> _Scope | None:
+    def home(self, name: str) -> _Values | None:
         """Return the scope that has a value, this one or one around it."""
-        scope: _Scope | None = self
+        scope: _Values | None = self
         while scope and name not in scope.makers and name not in scope.kinds:
             scope = scope.outer
         return scope
@@ -167,7 +167,7 @@ class _Scope:
             body = inner[0]
             if at >= len(body.output):
                 return 0
-            return _Scope.of(body, self.version, self).kind(body.output[at].name, steps)
+            return _Values.of(body, self.version, self).kind(body.output[at].name, steps)
         schema = onnx_schema(node.op_type, self.version, "")
         if schema is None or not schema.outputs:
             return 0
@@ -224,7 +224,7 @@ class _Scope:
         return False
 
 
-def _div(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProto]:
+def _div(node: NodeProto, scope: _Values, taken: set[str]) -> list[NodeProto]:
     """Return nodes that make a divisor of 0 out of each -1 under the least number."""
     if len(node.input) != 2:
         return []
@@ -260,7 +260,7 @@ def _div(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProto]:
     return emit.nodes
 
 
-def _recurrent(node: NodeProto, _scope: _Scope, taken: set[str]) -> list[NodeProto]:
+def _recurrent(node: NodeProto, _scope: _Values, taken: set[str]) -> list[NodeProto]:
     """Return nodes that fail where the X of a GRU or LSTM has an axis of size 0 that aborts it."""
     emit, x = Emitter(node, "guard", taken), node.input[0]
     batch_first = any(each.name == "layout" and each.i for each in node.attribute)
@@ -270,7 +270,7 @@ def _recurrent(node: NodeProto, _scope: _Scope, taken: set[str]) -> list[NodePro
     return emit.nodes
 
 
-def _unique(node: NodeProto, _scope: _Scope, taken: set[str]) -> list[NodeProto]:
+def _unique(node: NodeProto, _scope: _Values, taken: set[str]) -> list[NodeProto]:
     """Return nodes that fail where a Unique has entries along its axis, and these no elements."""
     axis = next((int(each.i) for each in node.attribute if each.name == "axis"), None)
     if axis is None:
@@ -285,7 +285,7 @@ def _unique(node: NodeProto, _scope: _Scope, taken: set[str]) -> list[NodeProto]
     return emit.nodes
 
 
-def _stft(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProto]:
+def _stft(node: NodeProto, scope: _Values, taken: set[str]) -> list[NodeProto]:
     """Return nodes that fail where an STFT has a window or frames of length 0."""
     emit = Emitter(node, "guard", taken)
     names = [*node.input, "", ""]
@@ -299,7 +299,7 @@ def _stft(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProto]:
     return emit.nodes
 
 
-def _conv(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProto]:
+def _conv(node: NodeProto, scope: _Values, taken: set[str]) -> list[NodeProto]:
     """Return nodes that fail where the kernel of a Conv has an axis of size 0: it never ends."""
     weights = node.input[1]
     said = next((each.ints for each in node.attribute if each.name == "kernel_shape"), None)
@@ -315,7 +315,7 @@ def _conv(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProto]:
     return emit.nodes
 
 
-def _conv_transpose(node: NodeProto, scope: _Scope, taken: set[str]) -> list[NodeProto]:
+def _conv_transpose(node: NodeProto, scope: _Values, taken: set[str]) -> list[NodeProto]:
     """Return nodes that fail where the X of a ConvTranspose of three axes has one of size 0."""
     said = next((each.ints for each in node.attribute if each.name == "kernel_shape"), None)
     rank = len(scope.sizes(node.input[1])[2:] if said is None else said)
@@ -358,7 +358,7 @@ _ELEM_OF_TEXT: Final[Mapping[str, int]] = {
     "tensor(bool)": TensorProto.BOOL, "tensor(float)": TensorProto.FLOAT,
     "tensor(double)": TensorProto.DOUBLE, "tensor(uint8)": TensorProto.UINT8,
 }  # fmt: skip
-_GUARDS: Final[Mapping[str, Callable[[NodeProto, _Scope, set[str]], list[NodeProto]]]] = {
+_GUARDS: Final[Mapping[str, Callable[[NodeProto, _Values, set[str]], list[NodeProto]]]] = {
     "Div": _div,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,

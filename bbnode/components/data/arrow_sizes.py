@@ -62,7 +62,7 @@ def text_columns(schema: Any) -> list[str]:
     ]
 
 
-class _Table:
+class _FlatTable:
     """A table of a flatbuffer: fields by number, each checked to lie within it."""
 
     def __init__(self, data: bytes, at: int) -> None:
@@ -71,7 +71,7 @@ class _Table:
         self._vtable, self._size = vtable, self._int("<H", vtable)
 
     @classmethod
-    def root(cls, data: bytes) -> _Table:
+    def root(cls, data: bytes) -> _FlatTable:
         made = cls.__new__(cls)
         made._data = data
         return cls(data, made._int("<I", 0))
@@ -80,9 +80,9 @@ class _Table:
         at = self._place(field)
         return self._int(form, at) if at else 0
 
-    def table(self, field: int) -> _Table | None:
+    def table(self, field: int) -> _FlatTable | None:
         at = self._place(field)
-        return _Table(self._data, at + self._int("<I", at)) if at else None
+        return _FlatTable(self._data, at + self._int("<I", at)) if at else None
 
     def structs(self, field: int, form: struct.Struct) -> list[tuple[int, ...]]:
         at = self._place(field)
@@ -116,7 +116,7 @@ def _footer_blocks(file: DataFile) -> Iterator[tuple[int, int]]:
     length = int.from_bytes(file.read(file.size - _TRAILER, 4), "little")
     if length > min(file.size - _TRAILER, _MAX_HEADER_BYTES):
         raise ValueError("its footer is longer than it is")
-    footer = _Table.root(file.read(file.size - _TRAILER - length, length))
+    footer = _FlatTable.root(file.read(file.size - _TRAILER - length, length))
     for field in (_DICTIONARIES, _RECORD_BATCHES):
         for offset, metadata, _ in footer.structs(field, _BLOCK):
             yield offset, offset + metadata
@@ -133,7 +133,7 @@ def _stream_blocks(file: DataFile) -> Iterator[tuple[int, int]]:
             return
         body = begin + length
         yield at, body
-        message = _Table.root(file.read(begin, length))
+        message = _FlatTable.root(file.read(begin, length))
         size = message.number(_BODY_LENGTH, "<q")
         if size < 0:
             raise ValueError("a message has a body of negative length")
@@ -160,7 +160,7 @@ def _unpacked(file: DataFile, at: int, body: int) -> int:
     length, begin = _metadata(file, at)
     if not length:
         return 0
-    message = _Table.root(file.read(begin, length))
+    message = _FlatTable.root(file.read(begin, length))
     kind = message.number(_HEADER_TYPE, "<B")
     header = message.table(_HEADER) if kind in (_DICTIONARY_BATCH, _RECORD_BATCH) else None
     batch = header.table(_DICTIONARY_DATA) if header and kind == _DICTIONARY_BATCH else header

@@ -33,7 +33,7 @@ BOOTSTRAP_METHOD = "bootstrap"
 
 
 class _Said(NamedTuple):
-    """What the program says of an op: the peers a selector chooses from, and its only output."""
+    """Declarations of the program: the peers a selector chooses from, and the only output."""
 
     peer_class: str | None = None
     include_self: bool = False

@@ -22,7 +22,9 @@ import numpy.typing as npt
 
 import bbnode
 from bbnode.components.backends.isolation import shared
+from bbnode.components.backends.isolation.shared import read_settings
 from bbnode.components.backends.isolation.worker import NO_MEMORY_CODE
+from bbnode.ir.decoding import shown
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.values import Value
 
@@ -90,10 +92,13 @@ class Child:
             self._control.settimeout(_START_S)
             self._control.send(msgpack.packb(dict(settings)))
             answer = self._control.recv(1 << 16)
-            said = msgpack.unpackb(answer) if answer else {"failed": "it ended"}
-            if not isinstance(said, dict) or "confined" not in said:
-                raise OSError(f"the child process did not start: {said.get('failed', said)}")
+            said = read_settings(answer) if answer else {"failed": "it ended"}
+            if "confined" not in said:
+                raise OSError(f"the child process did not start: {shown(said.get('failed'))}")
             self.confined = str(said["confined"])[:200]
+        except DecodeError as error:
+            self.close()
+            raise OSError(f"the child process did not start: {error}") from error
         except BaseException:
             self.close()
             raise

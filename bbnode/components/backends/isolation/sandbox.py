@@ -1,4 +1,4 @@
-"""What a process that runs strangers' numbers denies itself, on Linux.
+"""Limits that a process that runs strangers' numbers sets itself, on Linux.
 
 Rule: nothing here is a promise alone: memory is bounded by the kernel, and system calls that make
 sockets, start programs, open files for writing or touch other processes fail with EPERM. The filter

@@ -22,7 +22,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from bbnode.ir.decoding import unpack
+from bbnode.ir.decoding import shown, unpack
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.types import TypeNode, type_by_id
 from bbnode.ir.values import OptionalValue, TensorSequence, Value, dtype_of, is_text, type_of
@@ -37,6 +37,7 @@ _MAX_HEAD_BYTES: Final = 64 << 20
 _MAX_HEAD_VALUES: Final = 4 << 20
 _MAX_HEAD_DEPTH: Final = 8
 _MAX_AXES: Final = 1024
+_MAX_NESTED: Final = 2  # an optional sequence of tensors
 
 # Kinds of messages: to the child, and from it.
 PREPARE, RUN, MADE, REFUSED, NO_MEMORY = 1, 2, 3, 4, 5
@@ -85,7 +86,7 @@ class Region:
             raise
 
     def close(self) -> None:
-        """Give the memory back, as soon as nothing here reads it any more."""
+        """Unmap and close the memory, as soon as nothing here reads it any more."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -101,12 +102,17 @@ class Writer:
         self._parts: list[tuple[int, Bytes]] = []
         self._end = 0
 
-    def add(self, value: Value) -> list[Any]:
-        """Return the description of a value, for the head."""
+    def add(self, value: Value, depth: int = 0) -> list[Any]:
+        """Return the description of a value, for the head; DecodeError if it nests too deep."""
+        _check_depth(depth)
         if isinstance(value, TensorSequence):
-            return ["sequence", _element_of(value.type), [self.add(each) for each in value]]
+            return [
+                "sequence",
+                _element_of(value.type),
+                [self.add(each, depth + 1) for each in value],
+            ]
         if isinstance(value, OptionalValue):
-            inner = None if value.value is None else self.add(value.value)
+            inner = None if value.value is None else self.add(value.value, depth + 1)
             return ["optional", _element_of(value.type), inner]
         array = np.asarray(value)
         kind = type_of(array).id
@@ -134,7 +140,12 @@ class Writer:
 
 
 def read_value(
-    region: Bytes, described: Any, *, copy: bool, place: npt.NDArray[Any] | None = None
+    region: Bytes,
+    described: Any,
+    *,
+    copy: bool,
+    place: npt.NDArray[Any] | None = None,
+    depth: int = 0,
 ) -> Value:
     """Return the value of a description; DecodeError for one that can't be.
 
@@ -143,16 +154,18 @@ def read_value(
         described: what `Writer.add` returned, by somebody else.
         copy: False for a view of the memory.
         place: where a tensor is to be written instead; of its dtype and shape.
+        depth: of sequences and optionals around it.
     """
+    _check_depth(depth)
     match described:
         case ["tensor", str(kind), list(shape), [int(begin), int(length)]]:
             node = type_by_id(kind)
             if node is None or not node.elem_type:
-                raise DecodeError(f"a tensor of type {kind!r:.80}")
+                raise DecodeError(f"a tensor of type {shown(kind)}")
             try:
                 dtype = dtype_of(node)
             except KeyError as error:
-                raise DecodeError(f"a tensor of type {kind!r:.80}") from error
+                raise DecodeError(f"a tensor of type {shown(kind)}") from error
             if dtype.hasobject:
                 raise DecodeError("a tensor of texts among those of numbers")
             dims = _dims(shape)
@@ -174,13 +187,18 @@ def read_value(
             joined = _cut(region, begin, length).tobytes()
             return _texts(np.frombuffer(lengths, np.int64), joined).reshape(dims)
         case ["sequence", str(kind), list(each)]:
-            tensors = [read_value(region, part, copy=copy) for part in each]
+            tensors = [read_value(region, part, copy=copy, depth=depth + 1) for part in each]
             return TensorSequence(tensors, _element(kind))
         case ["optional", str(kind), inner]:
-            held = None if inner is None else read_value(region, inner, copy=copy)
+            held = None if inner is None else read_value(region, inner, copy=copy, depth=depth + 1)
             return OptionalValue(held, _element(kind))
         case _:
-            raise DecodeError(f"a value described as {described!r:.80}")
+            raise DecodeError(f"a value described as {shown(described)}")
+
+
+def _check_depth(depth: int) -> None:
+    if depth > _MAX_NESTED:
+        raise DecodeError(f"values nest deeper than {_MAX_NESTED}")
 
 
 def _texts(lengths: npt.NDArray[np.int64], joined: bytes) -> npt.NDArray[Any]:
@@ -216,8 +234,16 @@ def _element_of(node: TypeNode) -> str:
 def _element(kind: str) -> TypeNode:
     node = type_by_id(kind)
     if node is None:
-        raise DecodeError(f"an element of type {kind!r:.80}")
+        raise DecodeError(f"an element of type {shown(kind)}")
     return node
+
+
+def read_settings(raw: bytes) -> dict[str, Any]:
+    """Return a table of settings, as either end begins with; raises DecodeError."""
+    found = unpack(raw, max_bytes=1 << 16, max_values=64, max_depth=1)
+    if not isinstance(found, dict):
+        raise DecodeError(f"{shown(found)} is no table of settings")
+    return found
 
 
 class Line:
@@ -264,19 +290,19 @@ class Line:
         return kind, graph, found, self._theirs.bytes
 
     def trim(self) -> None:
-        """Give back what this end wrote, if it is large; call it when the other end has read it."""
+        """Release this end's region if it is large, once the other end has read it."""
         if self._mine is not None and self._mine.size > KEPT_BYTES:
             self._mine.close()
             self._mine = None
 
     def forget(self) -> None:
-        """Give back what the other end wrote, if it is large; call it when it has been read."""
+        """Release the other end's region if it is large, once it has been read."""
         if self._theirs is not None and self._theirs.size > KEPT_BYTES:
             self._theirs.close()
             self._theirs = None
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close the socket and both regions."""
         self._sock.close()
         for region in (self._mine, self._theirs):
             if region is not None:

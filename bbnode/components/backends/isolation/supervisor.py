@@ -65,7 +65,7 @@ class Supervisor:
 
     @property
     def confined(self) -> str:
-        """What the child denies itself: "seccomp", or why not; "" before it runs."""
+        """The filter that confines the child: "seccomp", or why none; "" before it runs."""
         child = self._child
         return child.confined if child is not None else ""
 

@@ -99,7 +99,7 @@ def main() -> None:
     """Serve the parent until it is gone."""
     parent = os.getppid()
     control = socket.socket(fileno=os.dup(0))
-    settings = msgpack.unpackb(control.recv(1 << 16))
+    settings = shared.read_settings(control.recv(1 << 16))
     from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig, load_runtime
 
     load_runtime()
