@@ -153,6 +153,7 @@ if TYPE_CHECKING:
     from bbnode.components.errors import DataDoesNotFit as DataDoesNotFit
     from bbnode.components.errors import DataUnavailable as DataUnavailable
     from bbnode.components.errors import ExchangeRefused as ExchangeRefused
+    from bbnode.components.errors import GraphKilled as GraphKilled
     from bbnode.components.errors import InvalidComponentConfig as InvalidComponentConfig
     from bbnode.components.errors import MismatchedShapes as MismatchedShapes
     from bbnode.components.errors import NobodyTrusted as NobodyTrusted
