@@ -198,8 +198,16 @@ KILLS = {
     "ConvTranspose, no input": (
         "ConvTranspose", [np.ones((1, 1, 0, 2, 2), F32), np.ones((1, 1, 2, 2, 2), F32)], 1, {},
     ),
+    "RoiAlign, no map": (
+        "RoiAlign", [np.ones((1, 1, 0, 4), F32), np.ones((1, 4), F32), np.array([0])], 1, {},
+    ),
+    "GridSample, no map": (
+        "GridSample", [np.ones((1, 1, 4, 0), F32), np.zeros((1, 2, 2, 2), F32)], 1,
+        {"padding_mode": "border"},
+    ),
 }  # fmt: skip
 FINE = {
+    "GridSample": ("GridSample", [IMAGE, np.zeros((1, 2, 2, 2), F32)], 1, {}),
     "GRU": recurrent("GRU", (4, 2, 3)),
     "LSTM, no steps": recurrent("LSTM", (0, 2, 3)),
     "STFT": ("STFT", [SIGNAL, np.array(4), np.ones(8, F32), np.array(8)], 1, {}),

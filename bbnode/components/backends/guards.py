@@ -10,7 +10,8 @@ processes of their own (`tests/components/test_backend_guards.py` does it again)
   is reshaped to its own sizes, which are multiplied by their product over itself.
 - STFT with a window or frames of length 0: SIGFPE. Unique along an axis whose entries have no
   elements: aborts. Conv with a kernel of size 0 along an axis: never ends. ConvTranspose of three
-  axes, one of size 0: SIGSEGV. As above.
+  axes, one of size 0: SIGSEGV. RoiAlign, and GridSample, of a map without positions: reads beside
+  it. As above.
 
 Sizes and counts of loops that a value says take memory and time. No graph can bound these:
 `isolation = "process"` does.
@@ -319,8 +320,13 @@ def _conv_transpose(node: NodeProto, scope: _Values, taken: set[str]) -> list[No
     """Return nodes that fail where the X of a ConvTranspose of three axes has one of size 0."""
     said = next((each.ints for each in node.attribute if each.name == "kernel_shape"), None)
     rank = len(scope.sizes(node.input[1])[2:] if said is None else said)
+    return [] if rank in (1, 2) else _reads_space(node, scope, taken)
+
+
+def _reads_space(node: NodeProto, scope: _Values, taken: set[str]) -> list[NodeProto]:
+    """Return nodes that fail where the X of an op has an axis behind its channels of size 0."""
     sizes = scope.sizes(node.input[0])[2:]
-    if rank in (1, 2) or (sizes and all(size is not None and size > 0 for size in sizes)):
+    if sizes and all(size is not None and size > 0 for size in sizes):
         return []
     emit, x = Emitter(node, "guard", taken), node.input[0]
     shape = emit("Shape", x)
@@ -362,6 +368,8 @@ _GUARDS: Final[Mapping[str, Callable[[NodeProto, _Values, set[str]], list[NodePr
     "Div": _div,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
+    "GridSample": _reads_space,
+    "RoiAlign": _reads_space,
     "STFT": _stft,
     "Unique": _unique,
     **dict.fromkeys(_ABORTS_AT, _recurrent),
