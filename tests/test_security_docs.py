@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bbnode.components.backends.ort import OrtBackendConfig
 from bbnode.daemon.config import AccessSection, LimitsSection
 from tests.deploy import cli
 
@@ -22,7 +23,8 @@ def test_every_command_is_one_of_the_cli(words: list[str]) -> None:
 
 
 def test_the_configuration_is_one() -> None:
-    (example,) = re.findall(r"```toml\n(.*?)```", HARDENING, re.DOTALL)
+    example, isolated = re.findall(r"```toml\n(.*?)```", HARDENING, re.DOTALL)
+    OrtBackendConfig(**tomllib.loads(isolated)["slots"]["compute"])
     tables = tomllib.loads(example)
     AccessSection.model_validate(tables.pop("access"))
     LimitsSection.model_validate(tables.pop("limits"))

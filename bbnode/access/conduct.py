@@ -157,6 +157,15 @@ class Conduct:
         """Delete the record of a peer."""
         self.records.pop(peer, None)
 
+    def forget_forgiven(self, now_ns: int) -> int:
+        """Delete the records that count no more; return how many they were."""
+        before = len(self.records)
+        kept = (
+            (p, each) for p, each in self.records.items() if not self._is_forgiven(each, now_ns)
+        )
+        self.records = OrderedDict(kept)
+        return before - len(self.records)
+
     def in_good_standing(self, peer: PeerId, now_ns: int) -> bool:
         """Return True if a peer is neither refused nor throttled."""
         record = self.records.get(peer)

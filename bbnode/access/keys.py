@@ -24,6 +24,12 @@ from bbnode.ir.peer import PeerId
 SEED_BYTES = 32
 SIGNATURE_BYTES = 64
 
+# The y of Ed25519's points of order 1, 4, 2 and 8 (twice): a signature that one of these keys
+# "made" is good for any message.
+_PRIME = 2**255 - 19
+_Y_OF_ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+_SMALL_ORDER_Y = frozenset({1, 0, _PRIME - 1, _Y_OF_ORDER_8, _PRIME - _Y_OF_ORDER_8})
+
 # A PeerId that holds its Ed25519 key: identity multihash of 36 bytes, then the protobuf
 # PublicKey{Type=Ed25519(1), Data=32 bytes} (libp2p's peer-ids spec).
 _INLINED_KEY = b"\x00\x24\x08\x01\x12\x20"
@@ -64,10 +70,10 @@ def verifies(signer: PeerId, context: bytes, body: bytes, signature: bytes) -> b
     if not can_sign(signer):
         return False
     try:
-        public = Ed25519PublicKey.from_public_bytes(raw[len(_INLINED_KEY) :])
+        public = ed25519_public_key(raw[len(_INLINED_KEY) :])
         public.verify(signature, _message(context, body))
     except (InvalidSignature, ValueError):
-        # ValueError: bytes that are no point of the curve.
+        # ValueError: bytes that are no key of anybody.
         return False
     return True
 
@@ -75,7 +81,30 @@ def verifies(signer: PeerId, context: bytes, body: bytes, signature: bytes) -> b
 def can_sign(peer: PeerId) -> bool:
     """Return True if a PeerId holds an Ed25519 key, so that its signatures can be checked."""
     raw = peer.to_bytes()
-    return raw.startswith(_INLINED_KEY) and len(raw) == len(_INLINED_KEY) + SEED_BYTES
+    if not raw.startswith(_INLINED_KEY) or len(raw) != len(_INLINED_KEY) + SEED_BYTES:
+        return False
+    return not _why_no_key(raw[len(_INLINED_KEY) :])
+
+
+def ed25519_public_key(raw: bytes) -> Ed25519PublicKey:
+    """Return the public key of 32 bytes.
+
+    Raises ValueError for other bytes, for a second encoding of a point, and for a point of small
+    order, in whose name anybody could sign.
+    """
+    why = _why_no_key(raw)
+    if why:
+        raise ValueError(why)
+    return Ed25519PublicKey.from_public_bytes(raw)
+
+
+def _why_no_key(raw: bytes) -> str:
+    if len(raw) != SEED_BYTES:
+        return f"an Ed25519 key has {SEED_BYTES} bytes, not {len(raw)}"
+    y = int.from_bytes(raw, "little") & (2**255 - 1)  # the last bit is the sign of x
+    if y % _PRIME in _SMALL_ORDER_Y:
+        return "an Ed25519 key of small order, in whose name anybody can sign"
+    return "an Ed25519 key in another encoding than its own" if y >= _PRIME else ""
 
 
 def _message(context: bytes, body: bytes) -> bytes:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -272,6 +272,23 @@ class Policy:
         entry.generation = self._generation
         entry.from_s, entry.until_s = _span(self._membership_of(peer, entry), unix_s)
         return verdict
+
+    def heard_ns(self, peer: PeerId) -> int:
+        """Return when an envelope of a peer was last judged, in monotonic time; 0 for never."""
+        return self._admitted.get(peer, _NOBODY).last_ns
+
+    def forget_quiet(self, now_ns: int, after_ns: int, connected: Container[PeerId]) -> int:
+        """Forget what was decided of peers that are gone; return how many peers that were."""
+
+        def stays(peer: PeerId, entry: _Admission) -> bool:
+            return now_ns - entry.last_ns < after_ns or peer in connected
+
+        before = len(self._admitted) + len(self._refused)
+        # Made anew: a dictionary that loses entries keeps its size.
+        self._admitted = {p: each for p, each in self._admitted.items() if stays(p, each)}
+        self._refused = OrderedDict(row for row in self._refused.items() if stays(*row))
+        gone = before - len(self._admitted) - len(self._refused)
+        return gone + self.conduct.forget_forgiven(now_ns)
 
     def _membership_of(
         self, peer: PeerId, entry: _Admission

@@ -153,6 +153,7 @@ if TYPE_CHECKING:
     from bbnode.components.errors import DataDoesNotFit as DataDoesNotFit
     from bbnode.components.errors import DataUnavailable as DataUnavailable
     from bbnode.components.errors import ExchangeRefused as ExchangeRefused
+    from bbnode.components.errors import GraphKilled as GraphKilled
     from bbnode.components.errors import InvalidComponentConfig as InvalidComponentConfig
     from bbnode.components.errors import MismatchedShapes as MismatchedShapes
     from bbnode.components.errors import NobodyTrusted as NobodyTrusted
@@ -266,6 +267,7 @@ if TYPE_CHECKING:
     from bbnode.components.selectors.views import DrawingConfig as DrawingConfig
     from bbnode.components.selectors.views import DrawingSelector as DrawingSelector
     from bbnode.components.selectors.views import draw as draw
+    from bbnode.components.settings import host_setting as host_setting
     from bbnode.components.settings import local_setting as local_setting
     from bbnode.components.settings import path_setting as path_setting
     from bbnode.ir import types as types

@@ -40,6 +40,7 @@ from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal
+from bbnode.ir.shapes import Dim
 from bbnode.ir.types import COMPOSITE, METADATA, TENSOR, TENSOR_FLOAT, TENSOR_INT64, TypeNode
 from bbnode.ir.values import (
     Composite,
@@ -213,6 +214,8 @@ class OpContext(Protocol):
     source_peer: PeerId | None  # authenticated sender, inside an inbound execution
     # That it plays, by its accepted hello; in a private network its membership grants them.
     source_classes: Sequence[str]
+    # Where its connection comes from, which costs more than to say so; None where that is unknown.
+    source_seen_at: Multiaddr | None
     peer_class: str | None  # of the slot (PeerSelector): the class it selects from
     plays_peer_class: bool  # this node is of the slot's class itself, as in gossip
     # The slot has include_self and this node plays `peer_class`: `peers` holds it then, and a
@@ -220,6 +223,8 @@ class OpContext(Protocol):
     include_self: bool
     execution: int
     op: str  # the name of the op in the program; "" where none is called
+    # Of the op's only output, as far as the program declares it: sizes, and names of open axes.
+    declared_shape: Sequence[Dim] | None
     slot: str  # of the component, by which it addresses those of its kind on other peers
     peers: PeersView
     addresses: Sequence[Multiaddr]  # of this node
@@ -347,6 +352,10 @@ class Component(ABC):
     # "<op_type>.<port>" or "*" to the type; compile-time only. Of several, it is the one that the
     # program says, else the first.
     storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {}
+
+    # Settings of a node that serves strangers: of an open network, beyond loopback. They count
+    # where its configuration says nothing else.
+    exposed_settings: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -27,6 +27,17 @@ class BackendError(ComponentError, AuthorError):
         super().__init__(message)
 
 
+class GraphKilled(BackendError):
+    """A graph ended the process that ran it, or took more memory or time than it may have.
+
+    `reason`: "crash", "memory" or "time". Other graphs of the node are not affected.
+    """
+
+    def __init__(self, message: str, *, node: str = "", reason: str) -> None:
+        self.reason = reason
+        super().__init__(message, node=node)
+
+
 class BackendUnavailable(ComponentError, DeploymentError):
     """A backend cannot be set up on this machine as configured."""
 

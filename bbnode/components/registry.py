@@ -136,7 +136,9 @@ def encode_config(config: Any) -> bytes:
     In the place of a path of a `content_setting` is what is read there.
     """
     fields = {
-        f.name: settings.as_stored(f, getattr(config, f.name)) for f in dataclasses.fields(config)
+        f.name: settings.as_stored(f, getattr(config, f.name))
+        for f in dataclasses.fields(config)
+        if settings.is_stored(f, getattr(config, f.name))
     }
     return bytes(msgpack.packb(fields, default=_nested))
 

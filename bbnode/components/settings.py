@@ -24,6 +24,7 @@ _PATH: Final = "path"
 _OTHER: Final = "other"
 _CONTENT: Final = "content"
 _READ: Final = "bbnode.read"
+_UNSTORED: Final = "bbnode.unstored"
 
 # Values of a setting that are searched for paths; a larger setting counts as one.
 _MAX_LOOKED_AT: Final = 10_000
@@ -55,6 +56,19 @@ def path_setting(default: Any = dataclasses.MISSING) -> Any:
 def local_setting(default: Any = dataclasses.MISSING) -> Any:
     """Return a field of a Config that names a URL, a command or a module of this machine."""
     return dataclasses.field(default=default, metadata={_NAMES: _OTHER})
+
+
+def host_setting(default: Any) -> Any:
+    """Return a field of a Config about the machine alone, as a `local_setting`.
+
+    Artifacts don't hold it where it has its default: a program's bytes say nothing of machines.
+    """
+    return dataclasses.field(default=default, metadata={_NAMES: _OTHER, _UNSTORED: True})
+
+
+def is_stored(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Return False for a `host_setting` that has its default."""
+    return not (field.metadata.get(_UNSTORED) and value == field.default)
 
 
 def content_setting(

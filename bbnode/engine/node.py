@@ -404,6 +404,18 @@ class Node:
         self._note("forget_peer", peer.to_bytes())
         return self._rt.neighbours.book.forget(peer)
 
+    def passing_peers(self) -> list[PeerId]:
+        """Return the peers in the book that are not connected, and that nobody has put there.
+
+        They or others have told of them. `forget_peer` gives their memory back.
+        """
+        neighbours = self._rt.neighbours
+        return [
+            peer
+            for peer in neighbours.book.unreferenced()
+            if peer not in neighbours.peers and peer != self.peer_id
+        ]
+
     def address_book(self) -> dict[PeerId, tuple[Multiaddr, ...]]:
         """Return the addresses of all peers that this node knows, its own among them."""
         return dict(self._rt.neighbours.book.peers())
@@ -694,6 +706,10 @@ class Node:
     def connected_peers(self, peer_class: str | None = None) -> Sequence[PeerId]:
         """Return peers that can be used now, in PeerId order; of one class if given."""
         return self._rt.neighbours.view(self._rt.clock.now_ns).connected(peer_class)
+
+    def everyone_connected(self) -> tuple[PeerId, ...]:
+        """Return all connected peers, those that can't be used now among them."""
+        return self._rt.neighbours.peers.everyone()
 
     def peer_standing(self, peer: PeerId) -> PeerStanding:
         """Return the standing of a peer, known or not (on the polling thread)."""

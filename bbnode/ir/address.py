@@ -110,6 +110,11 @@ def address_from_bytes(raw: bytes) -> Multiaddr:
     return _parsed(bytes(raw))
 
 
+def forget_parsed() -> None:
+    """Clear the cache of parsed addresses."""
+    _parsed.cache_clear()
+
+
 @lru_cache(maxsize=_KEPT)
 def _parsed(raw: bytes) -> Multiaddr:
     try:

@@ -210,6 +210,9 @@ MAX_PENDING_ASKED: Final = _cap(
     1024, "requests", "for which a peer that was restarted is asked at once"
 )
 PENDING_ANSWER_S: Final = _cap(5.0, "s", "for it to say which of them it has")
+FORGOTTEN_AFTER_S: Final = _cap(
+    3600.0, "s", "without a word and without a connection: what a peer left behind is given back"
+)
 MAX_OF_USE: Final = _cap(8192, "peers", "that are remembered for having been of use")
 THROTTLED_AT: Final = _cap(
     50.0, "points", "of misbehaviour: from here on a peer has a rate of its own"
@@ -258,7 +261,15 @@ MAX_ARTIFACT_BYTES: Final = _cap(
 MAX_SETTINGS_VALUES: Final = _cap(
     65_536, "values", "settings of one component, with all that nests in them"
 )
-MAX_FLAT_OPS: Final = _cap(1_000_000, "ops", "of one program, its functions inlined")
+MAX_FLAT_OPS: Final = _cap(262_144, "ops", "of one program, its functions inlined")
+MAX_FLAT_CHARS: Final = _cap(
+    1 << 28, "characters", "the names of these, which grow by a step per call"
+)
+MAX_INLINED_OPS: Final = _cap(
+    32_768, "ops", "of an ONNX model, its functions inlined; a second's work"
+)
+MAX_INLINED_BYTES: Final = _cap(1 << 26, "bytes", "of these")
+MAX_INLINED_GROWTH: Final = _cap(4, "times", "what the model itself has, where that is more")
 MAX_CALL_DEPTH: Final = _cap(64, "levels", "functions in functions")
 
 _part("The engine")

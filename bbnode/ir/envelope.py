@@ -570,6 +570,12 @@ def _fill_rest(raw: bytes) -> tuple[dict[str, bytes], bool, int]:
     return again, message.trigger_only, message.type_hash
 
 
+def forget_senders() -> None:
+    """Clear what is cached of the heads and tails of envelopes, which differ from peer to peer."""
+    _destination.cache_clear()
+    _source.cache_clear()
+
+
 @lru_cache(_REMEMBERED_PEERS)
 def _destination(head: bytes) -> tuple[bytes, ...]:
     return _addresses(_parse_envelope(head).dest_peer_addresses, "destination")

@@ -8,9 +8,12 @@ from typing import Any
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, inliner
 
+from bbnode.ir.calls import check_calls
 from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.onnx_file import function_of, onnx_schema
 from bbnode.ir.versions import means_the_same, onnx_version
+
+_MAX_IMPORTS = 8  # of one domain by one function; more are not looked at
 
 
 def is_function_op(op_type: str, version: int) -> bool:
@@ -59,22 +62,26 @@ def without_functions(model: ModelProto) -> ModelProto:
 
     A function of another opset than the model is brought to the model's.
 
-    Raises RuntimeError or ValueError, as ONNX's C++ parts do.
+    Raises InliningRefused where that would make too much of it, and RuntimeError or ValueError, as
+    ONNX's C++ parts do.
     """
     if not model.functions:
         return model
+    check_calls(model)
     made = ModelProto()
     made.CopyFrom(model)
     version = onnx_version(made)
     for function in made.functions:
         # Where that changes nothing, by its number alone: the inliner's converter fails on
         # functions that call others.
-        for entry in function.opset_import:
-            if is_onnx_domain(entry.domain) and all(
-                means_the_same(node, entry.version, version)
-                for node in function_of(function).all_nodes()
-                if is_onnx_domain(node.domain)
-            ):
+        imported = [each for each in function.opset_import if is_onnx_domain(each.domain)]
+        nodes = [n for n in function_of(function).all_nodes() if is_onnx_domain(n.domain)]
+        same = {
+            number: all(means_the_same(node, number, version) for node in nodes)
+            for number in {each.version for each in imported[:_MAX_IMPORTS]}
+        }
+        for entry in imported:
+            if same.get(entry.version):
                 entry.version = version
     return inliner.inline_local_functions(made, convert_version=True)
 

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bbnode.ir import keys
-from bbnode.ir.caps import MAX_CALL_DEPTH, MAX_FLAT_OPS, MAX_GATHERED, MAX_JOIN_NS
+from bbnode.ir.calls import Counted, InliningRefused, inlined_size
+from bbnode.ir.caps import MAX_FLAT_CHARS, MAX_FLAT_OPS, MAX_GATHERED, MAX_JOIN_NS
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
 from bbnode.ir.shapes import Dim
@@ -118,6 +119,7 @@ def flatten(main: Function, library: Mapping[FunctionKey, Function]) -> FlatFunc
 
     Raises MalformedFlow for a call in a ring, or one that does not fit its function.
     """
+    _check_size(main, library)
     made = FlatFunction(
         name=main.name,
         inputs=tuple(main.inputs),
@@ -129,6 +131,29 @@ def flatten(main: Function, library: Mapping[FunctionKey, Function]) -> FlatFunc
     return made
 
 
+def _check_size(main: Function, library: Mapping[FunctionKey, Function]) -> None:
+    """Raise MalformedFlow where inlining all calls would make too much."""
+    bodies: dict[FunctionKey, Counted] = {}
+    for key, function in ((main.key, main), *library.items()):
+        bodies[key] = made = Counted()
+        for node in function.nodes:
+            called = call_key(node)
+            chars = len(node.name) + 1
+            if called in library:
+                made.calls.append((called, chars))
+            made.ops += 1  # of a call, its Enter
+            made.weight += chars + sum(map(len, node.outputs))
+    try:
+        ops, chars = inlined_size(main.key, bodies)
+    except InliningRefused as error:
+        raise MalformedFlow(main.name, str(error)) from error
+    if ops > MAX_FLAT_OPS:
+        raise MalformedFlow(main.name, f"the target has over {MAX_FLAT_OPS} ops")
+    if chars > MAX_FLAT_CHARS:
+        what = f"the names of its ops have over {MAX_FLAT_CHARS} characters; shorten them"
+        raise MalformedFlow(main.name, what)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scope:
     """One call: prefix of its names, flat names of its values, and its first op's output."""
@@ -136,7 +161,6 @@ class _Scope:
     names: dict[str, str]
     prefix: str = ""
     start_after: tuple[str, ...] = ()
-    depth: int = 0
 
 
 class _Flattener:
@@ -146,10 +170,6 @@ class _Flattener:
 
     def body(self, function: Function, scope: _Scope) -> list[int]:
         """Add a body; returns the positions that it added."""
-        if scope.depth > MAX_CALL_DEPTH:
-            raise self._wrong(
-                scope.prefix, f"calls nest deeper than {MAX_CALL_DEPTH}, or in a ring"
-            )
         ops, names = self._flat.ops, scope.names
         first = len(ops)
         by_node: dict[str, list[int]] = {}
@@ -255,7 +275,7 @@ class _Flattener:
         for formal, outer in zip(callee.outputs, outputs, strict=False):
             if outer and names.setdefault(formal, outer) != outer:
                 copies.append((formal, outer))
-        body = _Scope(names=names, prefix=inner, start_after=(entered,), depth=scope.depth + 1)
+        body = _Scope(names=names, prefix=inner, start_after=(entered,))
         made = self.body(callee, body)
         for formal, outer in copies:
             made.append(self._add(inner + outer, OP_ENTER, node, (names[formal],), (outer,), ()))

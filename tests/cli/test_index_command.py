@@ -308,3 +308,44 @@ def test_a_node_that_encodes_takes_texts(
         assert [hit["metadata"]["text"] for hit in found["queries"][0]] == ["the market fell"]
         refused(capsys, "is a text, not a vector", "search", "--vector", "[1, 2]", *node)
         refused(capsys, "v.npy: --text 'text': there is 'vectors'", "add", "v.npy", *node)
+
+
+def on_disk(folder: str, what: bytes) -> bool:
+    return any(what in file.read_bytes() for file in Path(folder).rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf-pq"])
+def test_what_is_removed_is_wiped_from_the_files(
+    capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    if kind != "flat":
+        pytest.importorskip("faiss")
+    run(capsys, "add", "i", "a.jsonl", "--kind", kind)
+    far, north = VECTORS[2].tobytes(), "nörth".encode()
+    assert on_disk("i", far)
+    out, _ = run(capsys, "remove", "i", "12")
+    still = "1 removed or replaced are still in its files (bbnode index compact)"
+    assert out == f"i: 1 removed, 3 left; {still}\n"
+    assert on_disk("i", far)  # as the line says
+    out, _ = run(capsys, "compact", "i")
+    assert out == "i: 1 removed or replaced wiped, 3 left\n"
+    assert not on_disk("i", far)
+    assert on_disk("i", north)
+    assert run(capsys, "remove", "i", "11", "--wipe")[0] == "i: 1 removed, 2 left\n"
+    assert not on_disk("i", north)
+    # Replaced, and all of them gone.
+    rows = {"id": 10, "title": "new", "vector": [5, 6]}
+    Path("b.jsonl").write_text(json.dumps(rows) + "\n", encoding="utf-8")
+    run(capsys, "add", "i", "b.jsonl")
+    assert told(capsys, "compact", "i")["wiped"] == 1
+    assert not on_disk("i", b"east")
+    assert told(capsys, "remove", "i", "10", "13", "--wipe")["items"] == 0
+    assert not on_disk("i", b"west")
+    assert run(capsys, "add", "i", "a.jsonl")[0].startswith("i: 4 added")
+
+
+def test_wiping_an_index_that_is_not_there_or_on_a_node_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refused(capsys, "nowhere is not there", "compact", "nowhere")
+    refused(capsys, "wipe_removed", "remove", "1", "--wipe", "-c", "node.toml")

@@ -32,11 +32,13 @@ class Context:
     self_peer: PeerId = PEERS[0]
     source_peer: PeerId | None = None
     source_classes: Sequence[str] = ()
+    source_seen_at: Any = None
     peer_class: str | None = None
     plays_peer_class: bool = False
     include_self: bool = False
     execution: int = 1
     op: str = "Encode_0"
+    declared_shape: Sequence[int | str | None] | None = None
     peers: Peers = field(default_factory=Peers)
     refused: dict[PeerId, str] = field(default_factory=dict)
 

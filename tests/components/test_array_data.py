@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bbnode.components import errors
-from bbnode.components.data import numpy_files
+from bbnode.components.data import data_file
 from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
 from bbnode.components.data.numbers import FileArray
 from tests.components.fakes import CTX
@@ -224,8 +224,13 @@ def test_arrays_that_lie_about_their_size_are_refused(tmp_path, how, content, wh
 def test_a_zip_bomb_is_refused_before_it_is_read(tmp_path, monkeypatch) -> None:
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(3_000_000), y=np.zeros(2))
     assert (tmp_path / "bomb.npz").stat().st_size < 100_000
-    monkeypatch.setattr(numpy_files, "memory_limit", lambda: 20_000_000)
-    refused(tmp_path / "bomb.npz", "'x.npy' is 22 MiB, too much for the memory.*numpy.savez")
+    match = "takes 22 MiB in memory, and max_memory_mib leaves 19 of 19.*numpy.savez"
+    refused(tmp_path / "bomb.npz", match, max_memory_mib=19)
+    monkeypatch.setattr(data_file, "memory_limit", lambda: 20_000_000)
+    refused(tmp_path / "bomb.npz", match)
+    # All of its arrays together.
+    np.savez_compressed(tmp_path / "two.npz", x=np.zeros((2_000_000, 1)), y=np.zeros(2_000_000))
+    refused(tmp_path / "two.npz", "takes 15 MiB in memory, and max_memory_mib leaves 3 of 19")
 
 
 def archive_bytes() -> bytes:

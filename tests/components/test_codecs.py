@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import struct
 import tracemalloc
@@ -392,6 +393,7 @@ F = struct.Struct("<f").pack
         (ScalarQuantizer, lie(ScalarQuantizer, [1], [0, 2, 1], F(3e38) * 2 + b"\xff")),
         (ZstdCodec, lie(ZstdCodec, [8], [1, 0], b"no frame")),
         (ZstdCodec, lie(ZstdCodec, [8], [999, 0], b"")),
+        (Int8Codec, lie(Int8Codec, [4], [5], F(1) + b"abcde")),  # a block beyond its tensor
     ],
 )  # fmt: skip
 def test_codes_that_lie_are_refused(kind: type[Codec], code: np.ndarray) -> None:
@@ -469,3 +471,97 @@ def test_codecs_of_independent_tensors_keep_nothing_of_the_last_one() -> None:
         codes = [codec.encode(Context(), normal(8, 16)) for _ in range(2)]
         assert np.array_equal(*codes)
         assert codec.serialize() == b""
+
+
+def huge(kind: type[Codec]) -> np.ndarray:
+    """Return a short code of this codec for as many values as it can say."""
+    n = 1 << 26
+    match kind.TYPE_NAME.removeprefix("bbnode."):
+        case "RandomKCodec":
+            return lie(kind, [n], [1, 0, 0], F(1))
+        case "TopKCodec":
+            return lie(kind, [n], [1], b"\x01\x00\x00\x00" + F(1))
+        case "PowerSGDCodec":
+            return lie(kind, [n], [1, 1 << 13, 1 << 13], F(1e-9) * (1 << 14))
+        case "ProductQuantizer":
+            return lie(kind, [n], [0, 1, 1, 1 << 16], F(0) * (1 << 16) + bytes(n >> 16))
+        case "ZstdCodec":
+            zstandard = pytest.importorskip("zstandard")
+            return lie(kind, [n], [1, 0], zstandard.ZstdCompressor().compress(bytes(4 * n)))
+        case _:  # a block that is longer than its tensor
+            return lie(kind, [1], [1 << 24], F(1) + b"a")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [TopKCodec, RandomKCodec, PowerSGDCodec, ProductQuantizer, ZstdCodec, Int8Codec, Int4Codec,
+     NF4Codec, SignCodec],
+)  # fmt: skip
+def test_memory_costs_the_sender_of_a_code_something(kind: type[Codec]) -> None:
+    code = huge(kind)
+    large = code.size > 1 << 18  # a factor or codebook comes along: 256 values for each byte
+    component = made(kind)
+    component.decode(Context(), once_code(kind))  # what it prepares does not count
+    tracemalloc.start()
+    try:
+        with (
+            pytest.raises(CodeRefused, match=r"max_values|not 1 to 1")
+            if not large
+            else (contextlib.suppress(CodeRefused))
+        ):
+            component.decode(Context(), code)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < (1 << 20) + 4096 * code.size
+
+
+def once_code(kind: type[Codec]) -> np.ndarray:
+    code: np.ndarray = made(kind).encode(Context(), normal(12, 16))
+    return code
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (TopKCodec, {"fraction": 1e-6}),
+        (RandomKCodec, {"fraction": 1e-6}),
+        (ZstdCodec, {}),
+    ],
+)
+def test_a_code_that_says_much_in_few_bytes_is_filled_up(
+    kind: type[Codec], config: dict[str, Any]
+) -> None:
+    tensor = np.zeros((1 << 10, 1 << 10), np.float32)
+    tensor[5, 7] = 0 if kind is ZstdCodec else 2
+    encoder = made(kind, **config)
+    code = encoder.encode(Context(), tensor)
+    assert tensor.size <= 256 * code.size
+    got = made(kind).decode(Context(), code)
+    assert got.shape == tensor.shape
+    if kind is TopKCodec:
+        np.testing.assert_array_equal(got, tensor)
+    again = made(kind, max_values=tensor.size, **config).encode(Context(), tensor)
+    assert again.size < code.size
+    with pytest.raises(CodeRefused, match="set max_values"):
+        made(kind).decode(Context(), again)
+    np.testing.assert_array_equal(made(kind, max_values=tensor.size).decode(Context(), again), got)
+
+
+def test_the_programs_word_on_the_size_counts() -> None:
+    code = lie(RandomKCodec, [1 << 20], [1, 0, 0], F(1))
+    declared = Context(declared_shape=(1 << 10, 1 << 10))
+    assert made(RandomKCodec).decode(declared, code).size == 1 << 20
+    for shape, most in (((16, 16), 256), ((), 1)):
+        with pytest.raises(CodeRefused, match=f"over the {most} that the program declares"):
+            made(RandomKCodec).decode(Context(declared_shape=shape), code)
+    with pytest.raises(CodeRefused, match="set max_values"):  # an open axis says nothing
+        made(RandomKCodec).decode(Context(declared_shape=("n", 16)), code)
+
+
+def test_error_memories_know_nothing_of_what_fills_a_code() -> None:
+    encoder = made(TopKCodec, fraction=1e-6)
+    tensor = normal(1 << 18, 1).reshape(-1)
+    got = made(TopKCodec).decode(Context(), encoder.encode(Context(), tensor))
+    (stream,) = encoder._streams.values()
+    np.testing.assert_array_equal(stream.error, tensor - got)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
 from bbnode.components.contracts import ComponentError
-from bbnode.components.errors import InvalidComponentConfig, NotEnoughPeers
+from bbnode.components.errors import ExchangeRefused, InvalidComponentConfig, NotEnoughPeers
 from bbnode.components.peer_registry import messages
 from bbnode.components.peer_registry import server as server_module
 from bbnode.components.peer_registry.client import (
@@ -58,6 +58,8 @@ class Context:
     self_peer: PeerId = SERVER
     source_peer: PeerId | None = None
     peer_class: str | None = None
+    source_classes: tuple[str, ...] = ("client", "edge")
+    source_seen_at: Multiaddr | None = None
     plays_peer_class: bool = False
     include_self: bool = False
     execution: int = 1
@@ -83,17 +85,20 @@ def server(**config) -> GlobalRegistryServer:
     return GlobalRegistryServer(GlobalRegistryServerConfig(**config))
 
 
-def asking(i: int, now_s: float = 0, wire_req_id: int = 1) -> Context:
+def asking(i: int, now_s: float = 0, wire_req_id: int = 1, ip: str | None = None) -> Context:
     return Context(
+        source_seen_at=None if ip is None else Multiaddr(f"/ip4/{ip}/tcp/50000"),
         now_ns=int(now_s * S),
         source_peer=peer(i),
         correlation=WireCorrelation(kind=CorrelationKind.REQUEST, wire_req_id=wire_req_id),
     )
 
 
-def announce(registry: GlobalRegistryServer, i: int, now_s: float = 0, as_class: str = "", port=1):
+def announce(
+    registry: GlobalRegistryServer, i: int, now_s: float = 0, as_class: str = "", port=1, ip=None
+):
     said = Announcement(as_class=as_class, addresses=(address(i, port),))
-    answer = registry.announce(asking(i, now_s), said.encode())
+    answer = registry.announce(asking(i, now_s, ip=ip), said.encode())
     assert answer is not None
     return messages.Handshake.decode(answer)
 
@@ -122,6 +127,40 @@ def test_a_peer_is_there_for_a_ttl_from_its_last_announcement() -> None:
     assert in_view(registry, 150) == PeerIdVec()
     with pytest.raises(NotEnoughPeers):
         registry.sample(Context(now_ns=150 * S), n=1)
+
+
+def test_nobody_is_entered_as_a_class_that_it_does_not_play() -> None:
+    registry = server()
+    refused: dict[PeerId, str] = {}
+    ctx = asking(1)
+    ctx.refuse = lambda who, reason: refused.update({who: reason})  # type: ignore[attr-defined]
+    said = Announcement(as_class="server", addresses=())
+    with pytest.raises(ExchangeRefused, match="'server', which it does not play"):
+        registry.announce(ctx, said.encode())
+    assert list(refused) == [peer(1)]
+    assert not len(registry)
+
+
+def test_one_subnet_does_not_fill_the_registry_whatever_it_claims() -> None:
+    registry = server(max_peers=40)
+    for i in range(30):  # each of them claims an address of its own
+        announce(registry, i, ip="8.8.8.8")
+    assert len(registry) == 10
+    assert announce(registry, 3, ip="8.8.8.8").ttl_ns  # who is in it renews
+    for i in range(30, 45):
+        announce(registry, i, ip=f"9.{i}.0.1")
+    assert len(registry) == 25
+    for i in range(45, 70):
+        announce(registry, i, ip="192.168.0.7")  # of no public subnet
+    assert len(registry) == 40
+    in_view(registry, 90)  # all have expired
+    assert not registry._of_subnet
+    announce(registry, 1, now_s=91, ip="8.8.8.8")
+    restored = server(max_peers=40)
+    restored.restore(registry.serialize())
+    assert len(restored) == 1
+    announce(restored, 1, now_s=92, ip="8.8.8.8")
+    assert restored._of_subnet == {"8.8.8.0/24": 1}
 
 
 def test_classes_are_kept_apart_and_none_is_of_all() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -269,3 +270,43 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "one.npy", r"save it as \[1, D\]")
     np.save(tmp_path / "t.npy", np.array([["a"]]))
     refused(tmp_path / "t.npy", "not of numbers")
+
+
+def test_few_bytes_that_stand_for_many_are_read_a_part_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10,000 rows with one text of 1 MiB: 10 GB at once, if a batch were of as many rows."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = 10_000
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * (1 << 20)])
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * (2 * rows), pa.float32()), 2)
+    table = pa.table({"vector": vectors, "note": text})
+    path = tmp_path / "t.parquet"
+    parquet.write_table(table, path, store_schema=False, compression="zstd")
+    assert path.stat().st_size < 300_000
+    tracemalloc.start()
+    try:
+        with ItemFile(path) as file:
+            first = next(file.batches(4))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert first.metadata[0] == {"note": "x" * (1 << 20)}
+    assert peak < 256 << 20
+    monkeypatch.setattr("bbnode.components.data.item_files.sources.memory_limit", lambda: 1 << 10)
+    refused(path, "row group 0 takes")
+
+
+def test_a_batch_of_items_that_unpacks_to_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * (1 << 21), pa.float32()), 2)
+    table = pa.table({"vector": vectors})
+    path = tmp_path / "t.arrow"
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(path, table.schema, options=options) as writer:
+        writer.write_table(table)
+    monkeypatch.setattr("bbnode.components.data.item_files.sources.memory_limit", lambda: 1 << 20)
+    refused(path, "its batches unpack to 8 MiB")

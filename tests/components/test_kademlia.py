@@ -28,8 +28,8 @@ from bbnode.components import (
     concrete,
 )
 from bbnode.components.errors import ExchangeRefused, InvalidComponentConfig
-from bbnode.components.selectors.kademlia import FindNode, Nearest, key_id, node_id, subnet_of
-from bbnode.components.selectors.records import PeerRecord
+from bbnode.components.selectors.kademlia import FindNode, Nearest, key_id, node_id
+from bbnode.components.selectors.records import PeerRecord, subnet_of
 from bbnode.components.wire_records import UnusableMessage
 from bbnode.dsl import Graph, Module, PeerSelectorSlot, types
 from bbnode.engine import All
@@ -65,6 +65,7 @@ class Context:
     now_ns: int = 0
     self_peer: PeerId = ME
     source_peer: PeerId | None = None
+    source_seen_at: Multiaddr | None = None
     peer_class: str | None = "peer"
     plays_peer_class: bool = False
     include_self: bool = False
@@ -95,9 +96,23 @@ def dht(**config: Any) -> Kademlia:
     return Kademlia(KademliaConfig(**{"k": 4, **config}))
 
 
-def asks(component: Kademlia, peer: PeerId, *, record: PeerRecord | None = None, now_s=0.0):
+def seen(ip: str) -> Multiaddr:
+    return Multiaddr(f"/ip4/{ip}/tcp/50000")
+
+
+def asks(
+    component: Kademlia,
+    peer: PeerId,
+    *,
+    record: PeerRecord | None = None,
+    now_s=0.0,
+    ip: str | None = None,
+):
     request = WireCorrelation(kind=CorrelationKind.REQUEST, wire_req_id=1)
-    ctx = Context(now_ns=int(now_s * S), source_peer=peer, correlation=request)
+    where = None if ip is None else seen(ip)
+    ctx = Context(
+        now_ns=int(now_s * S), source_peer=peer, correlation=request, source_seen_at=where
+    )
     said = FindNode(target=node_id(peer), addresses=(record or at(peer)).addresses)
     answer = component.find_node(ctx, said.encode())
     assert answer is not None
@@ -156,6 +171,57 @@ def test_peers_of_one_public_subnet_do_not_fill_a_bucket() -> None:
     assert len(component.table(Context())) == 4
     assert subnet_of(at(ME, "127.0.0.1")) == ""
     assert subnet_of(PeerRecord(peer=ME, addresses=(Multiaddr("/ip6/2a00:1450:4001::1"),))) != ""
+
+
+def test_peers_count_where_they_are_seen_and_not_where_they_say_they_are() -> None:
+    component = dht()
+    for number, peer in enumerate(FAR[:10]):  # one machine that claims ten networks
+        asks(component, peer, record=at(peer, f"9.{number}.0.1"), ip="8.8.8.8")
+    assert set(component.table(Context())) == set(FAR[:2])
+    for peer in FAR[10:12]:  # and two that say they are where others are
+        asks(component, peer, record=at(peer, "8.8.8.9"), ip=f"9.9.{FAR.index(peer)}.9")
+    assert set(component.table(Context())) == {*FAR[:2], *FAR[10:12]}
+
+
+def test_who_was_passed_over_takes_the_place_of_one_that_fails() -> None:
+    component = dht()
+    for peer in FAR[:6]:
+        asks(component, peer, ip="8.8.8.8")
+    asks(component, FAR[10], ip="9.9.9.9")
+    assert set(component.table(Context())) == {*FAR[:2], FAR[10]}
+    component.on_no_answer(Context(), "find:99", FAR[0])  # the newest of its subnet is there
+    assert set(component.table(Context())) == {FAR[1], FAR[5], FAR[10]}
+    # Nobody of another subnet makes way for one that has enough.
+    component.on_no_answer(Context(), "find:99", FAR[10])
+    assert FAR[10] in component.table(Context())
+
+
+def test_a_flood_of_one_subnet_does_not_crowd_out_who_stands_by() -> None:
+    component = dht()
+    for number, peer in enumerate(FAR[:4]):
+        asks(component, peer, ip=f"9.{number}.0.1")
+    asks(component, FAR[4], ip="9.77.0.1")  # stands by: the bucket is full
+    for peer in FAR[5:40]:
+        asks(component, peer, ip="8.8.8.8")
+    (spare,) = component._spare.values()
+    assert FAR[4] in spare
+    assert len(spare) == 3
+    assert component._subnets.keys() == {*FAR[:4], *spare}
+
+
+def test_where_peers_were_seen_outlives_a_restart() -> None:
+    component = dht()
+    for peer in FAR[:3]:
+        asks(component, peer, record=at(peer, "9.9.9.9"), ip="8.8.8.8")
+    restored = dht()
+    restored.restore(component.serialize())
+    restored.table(Context())
+    asks(restored, FAR[5], ip="8.8.8.7")
+    assert FAR[5] not in restored.table(Context())
+    older = component.state()
+    del older["seen"]  # as a version before saved it
+    restored.load_state(older)
+    assert set(restored.table(Context())) == set(FAR[:2])
 
 
 def test_one_caller_has_a_rate() -> None:
@@ -243,6 +309,56 @@ def test_a_liar_does_not_have_a_lookup_ask_more_than_its_share() -> None:
     one_net = [at(p, f"8.8.8.{i}") for i, p in enumerate(made_up)]
     answer(lookup_in_one_net, net_ctx, net_ctx.requests[0][0], one_net, tag)
     assert len(lookup_in_one_net._lookups[1].found) == 4 + 2
+
+
+def near(n: int) -> list[PeerId]:
+    """Return peers that are near the key, the nearest first."""
+    return sorted(MANY[100:], key=lambda peer: node_id(peer) ^ key_id(b"key"))[:n]
+
+
+def answered(
+    component: Kademlia, ctx: Context, peer: PeerId, peers: Sequence[PeerRecord], tag: str, ip: str
+) -> None:
+    then = Context(
+        source_peer=peer, waiting=ctx.waiting, requests=ctx.requests, source_seen_at=seen(ip)
+    )
+    component.on_answer(then, tag, Nearest(addresses=(), peers=tuple(peers)).encode())
+
+
+def test_a_lookup_hears_again_whom_it_passed_over() -> None:
+    component, ctx = begun(k=8, alpha=8)
+    tag = ctx.requests[0][2]
+    crowd = near(5)
+    answer(component, ctx, FAR[0], [at(peer, "8.8.8.8") for peer in crowd], tag)
+    asked = {peer for peer, *_ in ctx.requests}
+    assert asked & set(crowd) == set(crowd[:2])  # two of a subnet at a time
+    for peer in crowd[:2]:
+        component.on_no_answer(ctx, tag, peer)
+    asked = {peer for peer, *_ in ctx.requests}
+    assert asked & set(crowd) == set(crowd[:4])
+    answered(component, ctx, crowd[2], [], tag, "8.8.8.8")
+    assert crowd[4] not in {peer for peer, *_ in ctx.requests}
+    component.on_no_answer(ctx, tag, crowd[3])
+    assert crowd[4] in {peer for peer, *_ in ctx.requests}
+
+
+def test_claims_of_many_networks_get_one_machine_no_more_of_a_lookup() -> None:
+    component, ctx = begun(k=4, alpha=4, max_per_subnet=1)
+    tag = ctx.requests[0][2]
+    liars, honest = near(3), near(5)[3:]
+    named = [at(peer, f"9.{number}.0.1") for number, peer in enumerate(liars)]
+    named += [at(honest[0], "11.0.0.1"), at(honest[1], "12.0.0.1")]
+    answer(component, ctx, FAR[0], named[:4], tag)
+    answer(component, ctx, FAR[1], named[4:], tag)
+    for peer in liars:  # all of them are one machine
+        answered(component, ctx, peer, [], tag, "8.8.8.8")
+    for peer in (*FAR[2:4], *honest):
+        if peer in {each for each, *_ in ctx.requests}:
+            where = f"1{honest.index(peer) + 1}.0.0.1" if peer in honest else "10.0.0.1"
+            answered(component, ctx, peer, [], tag, where)
+    (done,) = component.finished
+    assert sum(peer in liars for peer in done.nearest) == 1
+    assert set(honest) <= set(done.nearest)
 
 
 def test_what_can_not_be_looked_up_is_refused() -> None:

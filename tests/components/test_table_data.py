@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bbnode.components import errors
-from bbnode.components.data import arrow_files, columns, tables
+from bbnode.components.data import arrow_files, columns, data_file, tables
 from bbnode.components.data.tables import TableDataSource, TableDataSourceConfig
 from tests.components.fakes import CTX
 
@@ -398,11 +398,97 @@ def test_tables_that_memory_cannot_hold_are_refused_before_they_are_read(
     pyarrow.csv.write_csv(table, paths[2])
     plain = written(tmp_path / "t.arrow", table.slice(0, 1000))
     assert max(path.stat().st_size for path in paths[:2]) < 200_000
-    monkeypatch.setattr(arrow_files, "memory_limit", lambda: 3_000_000)
     for path in paths:
-        refused(path, "too much for the memory.*write it as an uncompressed .arrow file")
-    monkeypatch.setattr(arrow_files, "memory_limit", lambda: 0)
-    assert source(plain).num_samples == 1000
+        match = r"in memory, and max_memory_mib leaves 3 of 3; raise it, or write an uncompressed"
+        refused(path, match, max_memory_mib=3)
+    monkeypatch.setattr(data_file, "memory_limit", lambda: 3_000_000)  # the default
+    for path in paths:
+        refused(path, r"max_memory_mib leaves 2 of 2")
+    assert source(plain, max_memory_mib=1).num_samples == 1000
+
+
+LONG = "x" * (1 << 20)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_few_bytes_that_stand_for_many_take_few(tmp_path, ending) -> None:
+    """20,000 rows of one text of 1 MiB: 20 GB, if each row had its own."""
+    rows = 20_000
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [LONG])
+    table = pa.table({"a": np.arange(rows), "t": text, "label": np.zeros(rows, np.int64)})
+    path = tmp_path / f"t.{ending}"
+    if ending == "parquet":
+        pyarrow.parquet.write_table(table, path, store_schema=False, compression="zstd")
+        assert path.stat().st_size < 300_000
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    before = pa.total_allocated_bytes()
+    peak = pa.default_memory_pool().max_memory()
+    made = source(path, max_memory_mib=64)
+    x, _ = made.next_batch(CTX)
+    assert x[5].tolist() == [5, 0]
+    assert pa.default_memory_pool().max_memory() < max(peak, before) + (128 << 20)
+
+
+def test_lists_of_one_number_are_counted(tmp_path) -> None:
+    values = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(4_000_000)), 4_000)
+    table = pa.table({"x": values, "label": np.zeros(1000, np.int64)})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet", compression="zstd")
+    assert (tmp_path / "t.parquet").stat().st_size < 100_000
+    refused(tmp_path / "t.parquet", "takes 30 MiB in memory.*max_memory_mib", max_memory_mib=20)
+    assert source(tmp_path / "t.parquet").num_samples == 1000
+
+
+def test_files_of_one_folder_share_the_memory(tmp_path) -> None:
+    table = pa.table({"a": np.zeros(200_000), "label": np.zeros(200_000)})
+    for name in "abc":
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet")
+    refused(tmp_path, r"c\.parquet takes 3 MiB in memory, and max_memory_mib leaves 1 of 8",
+            max_memory_mib=8)  # fmt: skip
+    assert source(tmp_path, max_memory_mib=16).num_samples == 600_000
+
+
+@pytest.mark.parametrize("kind", ["file", "stream", "dictionary"])
+def test_a_batch_that_unpacks_to_much_is_refused_before(tmp_path, kind) -> None:
+    table = pa.table({"a": np.zeros(8 << 20), "label": np.zeros(8 << 20, np.int64)})
+    if kind == "dictionary":
+        words = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int32()), ["y" * (64 << 20)])
+        table = pa.table({"a": words, "label": [0, 1]})
+    path = tmp_path / "t.arrow"
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    opened = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as sink, opened(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    assert path.stat().st_size < 100_000
+    before = pa.default_memory_pool().max_memory()
+    refused(path, "max_memory_mib leaves 32 of 32", max_memory_mib=32)
+    assert pa.default_memory_pool().max_memory() == before
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_damaged_headers_are_refused_or_read(tmp_path, seed) -> None:
+    path = tmp_path / "t.arrow"
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_file(sink, TABLE.schema, options=options) as writer,
+    ):
+        writer.write_table(TABLE)
+    raw = bytearray(path.read_bytes())
+    draws = np.random.default_rng(seed)
+    for at in draws.integers(8, len(raw), 4):
+        raw[at] = draws.integers(0, 256)
+    path.write_bytes(raw)
+    with contextlib.suppress(errors.DataUnavailable):
+        source(path, label="y").next_batch(CTX)
+
+
+def test_one_hot_of_many_categories_is_counted(tmp_path) -> None:
+    rows = 4_000
+    table = pa.table({"a": [f"v{i}" for i in range(rows)], "label": np.zeros(rows, np.int64)})
+    path = written(tmp_path / "t.csv", table)
+    refused(path, "takes 61 MiB.*one_hot of fewer", one_hot=("a",), max_memory_mib=32)
 
 
 def test_an_epoch_over_a_mapped_table_holds_one_batch(tmp_path) -> None:

@@ -132,7 +132,7 @@ def make(folder: Path, *, private: bool, name: str = "server", **flags: Any) -> 
         access_files.save_membership(resolved.state_dir, member)
     access = assembly.make_access(resolved, identity)
     artifact = assembly.find_artifact(resolved)
-    node = assembly.install_node(resolved, artifact, identity, incarnation=1)
+    node = assembly.install_node(resolved, artifact, identity, incarnation=1, network=None)
     backend = assembly.make_transport(resolved, artifact, identity, node, access)
     protocol = AccessProtocol(access, backend, resolved.state_dir, identity)
     ping.register(backend)

@@ -363,6 +363,9 @@ def remove(
     state_dir: StateDirOption = None,
     target: TargetOption = None,
     timeout_s: TimeoutOption = 60.0,
+    wipe: Annotated[
+        bool, typer.Option("--wipe", help="Write the files anew without them, as `compact` does.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove items by their ids, or those that meet conditions."""
@@ -383,6 +386,10 @@ def remove(
     if place is None:
         if where:
             raise typer.BadParameter("goes with DIR; a node takes ids", param_hint="--where")
+        if wipe:
+            raise typer.BadParameter(
+                "goes with DIR; a node does it by its setting wipe_removed", param_hint="--wipe"
+            )
         _node_index(config, state_dir, target, timeout_s).remove(ids, timeout_s=timeout_s)
         told: dict[str, Any] = {"index": "the node's index", "asked": len(ids)}
         text = f"the node's index: {len(ids)} id(s) are not in it any more"
@@ -391,12 +398,33 @@ def remove(
             if where:
                 ids = index.ids_matching(conditions.parse(where)).tolist()
             removed = index.remove(ids)
-            told = {"index": str(place), "removed": removed, "items": len(index)}
+            if wipe:
+                index.compact()
+            dead = index.stats()["dead_rows"]
+            told = {"index": str(place), "removed": removed, "items": len(index), "dead_rows": dead}
         text = f"{place}: {removed} removed, {told['items']} left"
+        if dead:
+            text += f"; {dead} removed or replaced are still in its files (bbnode index compact)"
     if as_json:
         output.json_object(told, name="index-remove")
     else:
         output.data(text)
+
+
+@app.command()
+def compact(
+    place: Annotated[Path, typer.Argument(help="The index's directory.", metavar="DIR")],
+    as_json: JsonOption = False,
+) -> None:
+    """Write an index's files anew without removed and replaced items, and delete the old ones."""
+    with _opened(place) as index:
+        wiped = index.stats()["dead_rows"]
+        index.compact()
+        told = {"index": str(place), "wiped": wiped, "items": len(index)}
+    if as_json:
+        output.json_object(told, name="index-compact")
+    else:
+        output.data(f"{place}: {wiped} removed or replaced wiped, {told['items']} left")
 
 
 @app.command()

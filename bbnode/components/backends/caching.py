@@ -17,6 +17,7 @@ from onnx import ModelProto
 from bbnode.components.contracts import Backend, PreparedGraph
 from bbnode.components.errors import BackendError
 from bbnode.ir.bounds import OutOfBounds, check_bounds
+from bbnode.ir.calls import InliningRefused, check_calls
 
 
 class CachingBackend(Backend):
@@ -50,7 +51,8 @@ class CachingBackend(Backend):
         try:
             # Of any origin: a runtime would read the files that a model names.
             check_bounds(model)
-        except OutOfBounds as error:
+            check_calls(model)
+        except (OutOfBounds, InliningRefused) as error:
             raise BackendError(f"{self.TYPE_NAME}: graph {model.graph.name!r}: {error}") from error
         built = self.build_graph(model)
         with self._lock:

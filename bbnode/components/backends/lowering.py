@@ -78,11 +78,11 @@ def mended(model: ModelProto) -> ModelProto:
             nodes += _INSTEAD[held.op_type](held, taken) if is_wrong else [held]
         del body.node[:]
         body.node.extend(nodes)
-        bodies += [graph for node in body.node for graph in _graphs(node)]
+        bodies += [graph for node in body.node for graph in graphs_of(node)]
     return made
 
 
-class _Emitter:
+class Emitter:
     """Nodes beside one node, with names of their own."""
 
     def __init__(self, node: NodeProto, what: str, taken: set[str]) -> None:
@@ -100,7 +100,7 @@ class _Emitter:
 
 def _norm_apart(node: NodeProto, taken: set[str]) -> list[NodeProto]:
     """Return nodes for a BatchNormalization in training mode; new = old m + batch (1 - m)."""
-    emit = _Emitter(node, "statistics", taken)
+    emit = Emitter(node, "statistics", taken)
     given: dict[str, Any] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     momentum = float(given.pop("momentum", _NORM_MOMENTUM))
 
@@ -133,7 +133,7 @@ def _norm_apart(node: NodeProto, taken: set[str]) -> list[NodeProto]:
 
 def _pad_of_all(node: NodeProto, taken: set[str]) -> list[NodeProto]:
     """Return nodes for a Pad that names axes: the same with a pad for each axis, mostly 0."""
-    emit = _Emitter(node, "pads", taken)
+    emit = Emitter(node, "pads", taken)
     rank = emit("Size", emit("Shape", node.input[0]))
     as_int64 = emit("Cast", node.input[3], to=TensorProto.INT64)
     begins = emit("Mod", as_int64, rank)  # from 0, also of those that count from the end
@@ -149,7 +149,7 @@ def _pad_of_all(node: NodeProto, taken: set[str]) -> list[NodeProto]:
 
 def _joined_alike(node: NodeProto, taken: set[str]) -> list[NodeProto]:
     """Return nodes for a Concat, each input with the first one's sizes but that of the axis."""
-    emit, first, axis = _Emitter(node, "sizes", taken), node.input[0], _axis(node)
+    emit, first, axis = Emitter(node, "sizes", taken), node.input[0], _axis(node)
     inner: dict[str, Any] = {} if axis == -1 else {"end": axis + 1}
     for i, name in enumerate(node.input[1:], 1):
         sizes = [emit("Shape", first, end=axis)] if axis else []
@@ -225,10 +225,10 @@ def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
     while bodies:
         for node in bodies.pop().node:
             yield node
-            bodies += _graphs(node)
+            bodies += graphs_of(node)
 
 
-def _graphs(node: NodeProto) -> list[GraphProto]:
+def graphs_of(node: NodeProto) -> list[GraphProto]:
     found: list[GraphProto] = []
     for each in node.attribute:  # whatever their types say
         if each.graphs:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -28,10 +29,13 @@ from onnx import ModelProto, TensorProto
 
 from bbnode.components.backends.caching import CachingBackend
 from bbnode.components.backends.graphs import check_count, from_onnx, to_onnx, type_of_text
+from bbnode.components.backends.guards import blamed, guarded
+from bbnode.components.backends.isolation.supervisor import Supervisor
 from bbnode.components.backends.lowering import all_nodes, lowered, mended
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError, BackendUnavailable
 from bbnode.components.registry import register_component
+from bbnode.components.settings import host_setting
 from bbnode.ir import keys, types
 from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.packing import packed, unpacked
@@ -53,6 +57,7 @@ _AS_BYTES = frozenset(
 )  # fmt: skip
 # Of inputs, from which on memory counts for more than the time of allocations.
 _LARGE_BYTES = 1 << 25
+_MIN_MEMORY_BYTES = 64 << 20
 _MAX_RANKS = 16  # combinations of ranks that one graph is kept prepared for
 _MAX_FORMS = 8  # of one graph that are tried, each without a kernel that was missing before
 # Of ONNX Runtime's optimizers, those that look for some op, or for one that a function op stands
@@ -91,6 +96,11 @@ def _runtime() -> Any:
     return onnxruntime
 
 
+def load_runtime() -> None:
+    """Import ONNX Runtime, which otherwise happens with the first graph."""
+    _runtime()
+
+
 @cache
 def _failures() -> tuple[type[Exception], ...]:
     """Return what ONNX Runtime raises: its exceptions share no base, and differ between releases.
@@ -113,12 +123,20 @@ class OrtBackendConfig:
         providers: execution providers in order of preference, all of which have to be there;
             "auto" takes CUDA where it is, and the CPU.
         max_prepared: sessions kept.
+        isolation: "process" runs graphs in a child process, on the CPU: native code that dies, or
+            takes too much memory or time, fails one execution and not the node. A node of an open
+            network that listens beyond loopback has it by default.
+        max_memory_bytes: that all graphs of the child may take at once, and one handing over.
+        max_run_s: that one run of a graph in the child may take.
     """
 
     intra_op_threads: int = 1
     inter_op_threads: int = 1
     providers: tuple[str, ...] | Literal["auto"] = "auto"
     max_prepared: int = 64
+    isolation: Literal["none", "process"] = host_setting("none")
+    max_memory_bytes: int = host_setting(4 << 30)
+    max_run_s: float = host_setting(60.0)
 
 
 class _OrtGraph:
@@ -172,7 +190,8 @@ class _OrtGraph:
     def _failed(self, feeds: dict[str, Value], error: Exception) -> BackendError:
         shapes = ", ".join(f"{name}: {_shown(value)}" for name, value in feeds.items())
         text = _first_line(error)
-        return BackendError(f"{self._label}: {text}; inputs were {shapes}", node=_node_in(text))
+        node, text = blamed(_node_in(text), text)
+        return BackendError(f"{self._label}: {text}; inputs were {shapes}", node=node)
 
 
 class _GraphByRanks:
@@ -240,9 +259,8 @@ class _SmallElements:
         except _failures() as error:
             shapes = ", ".join(map(_shown, inputs))
             text = _first_line(error)
-            raise BackendError(
-                f"{self._label}: {text}; inputs were {shapes}", node=_node_in(text)
-            ) from error
+            node, text = blamed(_node_in(text), text)
+            raise BackendError(f"{self._label}: {text}; inputs were {shapes}", node=node) from error
 
 
 def _ort_value(value: Value, kept: list[Any]) -> Any:
@@ -313,17 +331,54 @@ class OrtBackend(CachingBackend):
 
     TYPE_NAME: ClassVar[str] = "bbnode.OrtBackend"
     Config: ClassVar[type] = OrtBackendConfig
+    exposed_settings: ClassVar[Mapping[str, Any]] = {"isolation": "process"}
     config: OrtBackendConfig
 
     def __init__(self, config: OrtBackendConfig) -> None:
         super().__init__(config, config.max_prepared)
+        self._isolated: Supervisor | None = None
         self.require(
             config.intra_op_threads >= 1 and config.inter_op_threads >= 1,
             f"thread counts have to be 1 or more, are {config.intra_op_threads} (intra) and "
             f"{config.inter_op_threads} (inter)",
         )
-        if config.providers != "auto":
+        self.require(
+            config.max_memory_bytes >= _MIN_MEMORY_BYTES and config.max_run_s > 0,
+            f"max_memory_bytes has to be {_MIN_MEMORY_BYTES} or more and max_run_s above 0, they "
+            f"are {config.max_memory_bytes} and {config.max_run_s:g}",
+        )
+        if config.isolation == "process":
+            self._isolated = self._isolate()
+        elif config.providers != "auto":
             _ = self._providers
+
+    def _isolate(self) -> Supervisor:
+        if self.config.providers not in ("auto", ("CPUExecutionProvider",)):
+            raise BackendUnavailable(
+                f'{self.TYPE_NAME}: isolation = "process" runs graphs on the CPU alone, and '
+                f"providers is {self.config.providers}; set one of the two otherwise"
+            )
+        settings = {
+            name: getattr(self.config, name)
+            for name in ("intra_op_threads", "inter_op_threads", "max_prepared",
+                         "max_memory_bytes")
+        }  # fmt: skip
+        made = Supervisor(self.TYPE_NAME, settings, self.config.max_run_s)
+        weakref.finalize(self, made.close)
+        return made
+
+    def facts(self) -> Mapping[str, int | float | str | bool]:
+        """Return how often the child process died, and what holds it; nothing without one."""
+        if self._isolated is None:
+            return {}
+        confined = self._isolated.confined
+        return {"isolation": f"process, {confined}" if confined else "process",
+                "child_deaths": self._isolated.deaths}  # fmt: skip
+
+    def on_stop(self) -> None:
+        """End the child process."""
+        if self._isolated is not None:
+            self._isolated.close()
 
     @cached_property
     def _providers(self) -> list[str]:
@@ -355,6 +410,8 @@ class OrtBackend(CachingBackend):
         return tensor
 
     def build_graph(self, model: ModelProto) -> PreparedGraph:
+        if self._isolated is not None:
+            return self._isolated.add(model)
         prepared = self._build(model)
         open_ranks = any(
             port.type.HasField("tensor_type") and not port.type.tensor_type.HasField("shape")
@@ -383,7 +440,7 @@ class OrtBackend(CachingBackend):
         # Products by int4 weights otherwise round their other factor to int8.
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         label = f"{self.TYPE_NAME}: graph {model.graph.name!r}"
-        model = mended(model)
+        model = guarded(mended(model))
         try:
             session = self._session(model, options)
         except _failures() as error:
@@ -514,7 +571,7 @@ def _shown(value: Any) -> str:
 def _node_in(text: str) -> str:
     """Return the name of the node that an error of ONNX Runtime is about, or ""."""
     found = _NODE_NAME.search(text)
-    return found[1] or found[2] or found[3] if found else ""
+    return found[1] or found[2] or found[3] or "" if found else ""
 
 
 def _first_line(error: Exception) -> str:

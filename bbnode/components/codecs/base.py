@@ -48,6 +48,11 @@ _MAX_RANK = 32
 _MAX_SETTING = (1 << 63) - 1
 # Larger numbers are refused: a scale times a level of one must not overflow.
 LARGEST = 1e38
+# Of a tensor whose size nobody says: 256 MiB of float32, and so many for each byte of its code, so
+# that memory costs a sender something. A code that says more in fewer bytes is filled up.
+_MAX_VALUES = 1 << 26
+_VALUES_PER_BYTE = 256
+_SMALL_VALUES = 1 << 16
 # Below, a call takes less than handing it to a thread does.
 _QUICK_VALUES = 16_384
 
@@ -58,13 +63,15 @@ class CodecConfig:
 
     Attributes:
         max_values: of one tensor, in either direction; a code that stands for more is refused.
+            Without: as many as the program declares for what is decoded, else 256 for each byte of
+            the code (65,536 for a small one), and 2^26 at most.
         error_feedback: add what a code lost to the next tensor of its stream. Only for tensors of
             one shape that are summed up at the other end: gradients, deltas of weights.
         max_streams: error memories that are kept, each as large as a tensor; the one that was used
             longest ago goes, and its stream starts again at zero.
     """
 
-    max_values: int = 1 << 26  # 256 MiB of float32
+    max_values: int | None = None
     error_feedback: bool = False
     max_streams: int = 8
 
@@ -119,7 +126,8 @@ class BytesCodec(Codec):
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__(config)
-        self.require(config.max_values >= 1, f"max_values is {config.max_values}, below 1")
+        most = config.max_values
+        self.require(most is None or most >= 1, f"max_values is {most}, below 1")
 
     def train(self, ctx: OpContext, training: Value) -> None:
         """Fit nothing: this codec has no codebook."""
@@ -128,18 +136,36 @@ class BytesCodec(Codec):
         """Return the error for a code that is none of this codec's."""
         return CodeRefused(component=self.TYPE_NAME, reason=reason)
 
+    def check_size(self, tensor: npt.NDArray[Any]) -> None:
+        """Raise NotEncodable for a tensor that no decoder of the same settings takes."""
+        most = self.config.max_values or _MAX_VALUES
+        if tensor.size > most:
+            raise NotEncodable(
+                f"{self.TYPE_NAME}: a tensor of {tensor.size} values, over max_values {most}"
+            )
+
     def join(self, header: Header, parts: Sequence[npt.NDArray[Any]]) -> Body:
         """Return a code."""
-        head = msgpack.packb([self.TYPE_NAME, list(header.shape), list(header.settings)])
-        if len(head) > _MAX_HEADER_BYTES:
-            raise NotEncodable(f"{self.TYPE_NAME}: the settings take {len(head)} bytes of a code")
+        arrays = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in parts]
+        head = self._head(header, 0)
+        size = _PREFIX.size + len(head) + sum(map(len, arrays))
+        if self.config.max_values is None and header.size > _values_of(size):
+            fill = -(-header.size // _VALUES_PER_BYTE) - size
+            head = self._head(header, fill)
+            arrays.append(np.zeros(fill, np.uint8))
         begin = np.frombuffer(_PREFIX.pack(_MAGIC, len(head)) + head, np.uint8)
-        made = np.concatenate([begin, *(np.ascontiguousarray(p).reshape(-1).view(np.uint8)
-                                        for p in parts)])  # fmt: skip
+        made = np.concatenate([begin, *arrays])
         made.flags.writeable = False
         return made
 
-    def open(self, code: Value) -> tuple[Header, Body]:
+    def _head(self, header: Header, fill: int) -> bytes:
+        fields = [self.TYPE_NAME, list(header.shape), list(header.settings)]
+        head: bytes = msgpack.packb([*fields, fill] if fill else fields)
+        if len(head) > _MAX_HEADER_BYTES:
+            raise NotEncodable(f"{self.TYPE_NAME}: the settings take {len(head)} bytes of a code")
+        return head
+
+    def open(self, ctx: OpContext, code: Value) -> tuple[Header, Body]:
         """Return the header and the body of a code; CodeRefused for anything else."""
         if not isinstance(code, np.ndarray) or code.dtype != np.uint8 or code.ndim != 1:
             kind = f"{code.dtype} {list(code.shape)}" if isinstance(code, np.ndarray) else (
@@ -160,8 +186,10 @@ class BytesCodec(Codec):
                 raw, max_bytes=_MAX_HEADER_BYTES, max_values=_MAX_HEADER_VALUES, max_depth=2
             )
         match head:
-            case [str(name), list(shape), list(settings)] if all(map(_is_count, shape + settings)):
-                pass
+            case [str(name), list(shape), list(settings), *fills] if len(fills) <= 1 and all(
+                map(_is_count, (*shape, *settings, *fills))
+            ):
+                fill = sum(fills)
             case _:
                 raise self.refused(f"its header is {shown(head)}")
         if name != self.TYPE_NAME:
@@ -171,12 +199,25 @@ class BytesCodec(Codec):
         if len(shape) > _MAX_RANK:
             raise self.refused(f"its tensor has {len(shape)} axes, at most {_MAX_RANK} are taken")
         header = Header(tuple(shape), tuple(settings))
-        most = self.config.max_values
+        most, why = self._most(ctx, len(flat))
         if header.size > most or max(shape, default=0) > most:
+            raise self.refused(f"its tensor has {shown(header.size)} values, over {why}")
+        if fill > len(body):
             raise self.refused(
-                f"its tensor has {shown(header.size)} values, over max_values {most}"
+                f"its body has {len(body)} bytes, and its header says {fill} fill it"
             )
-        return header, body
+        return header, body[: len(body) - fill]
+
+    def _most(self, ctx: OpContext, code_bytes: int) -> tuple[int, str]:
+        """Return how many values a code may stand for, and which bound that is."""
+        most, declared = self.config.max_values, ctx.declared_shape
+        if most is not None:
+            return most, f"max_values {most}"
+        if declared is not None and all(isinstance(dim, int) for dim in declared):
+            most = math.prod(dim for dim in declared if isinstance(dim, int))
+            return most, f"the {most} that the program declares"
+        most = _values_of(code_bytes)
+        return most, f"the {most} of a code of {code_bytes} bytes; set max_values if it may be"
 
     def check_body(self, body: Body, wanted: int) -> None:
         """Raise CodeRefused for a body of another length."""
@@ -188,6 +229,11 @@ def part(body: Body, begin: int, count: int, dtype: str) -> npt.NDArray[Any]:
     """Return `count` numbers of a body from a byte on, as an aligned array of their own."""
     kind = np.dtype(dtype)
     return np.frombuffer(body[begin : begin + count * kind.itemsize].tobytes(), kind)
+
+
+def _values_of(code_bytes: int) -> int:
+    """Return how many values a code of so many bytes may stand for, if nobody says."""
+    return min(_MAX_VALUES, max(_SMALL_VALUES, _VALUES_PER_BYTE * code_bytes))
 
 
 def _is_count(value: object) -> bool:
@@ -240,11 +286,7 @@ class FloatCodec(BytesCodec):
         if not isinstance(tensor, np.ndarray) or tensor.dtype != np.float32:
             kind = tensor.dtype if isinstance(tensor, np.ndarray) else type(tensor).__name__
             raise NotEncodable(f"{self.TYPE_NAME} takes float32 and got {kind}; cast it before")
-        if tensor.size > self.config.max_values:
-            raise NotEncodable(
-                f"{self.TYPE_NAME}: a tensor of {tensor.size} values, over max_values "
-                f"{self.config.max_values}"
-            )
+        self.check_size(tensor)
         flat = np.ascontiguousarray(tensor).reshape(-1)
         if not flat.size:
             return self.join(Header(tensor.shape, ()), [])
@@ -265,7 +307,9 @@ class FloatCodec(BytesCodec):
         if self.config.error_feedback or kept or self.counts:
             error = None
             if self.config.error_feedback:
-                error = flat - self._opened(header, code[len(code) - self.body_bytes(header) :])
+                body = np.concatenate([np.ascontiguousarray(p).reshape(-1).view(np.uint8)
+                                       for p in parts])  # fmt: skip
+                error = flat - self._opened(header, body)
             self._streams.pop(key, None)
             self._streams[key] = Stream(before.count + 1, tensor.shape, error, kept)
             while len(self._streams) > self.config.max_streams:
@@ -279,7 +323,7 @@ class FloatCodec(BytesCodec):
         Raises:
             CodeRefused: it is no code of this codec, or stands for NaN, infinity or too much.
         """
-        header, body = self.open(code)
+        header, body = self.open(ctx, code)
         if not header.size:
             self.check_body(body, 0)
             return np.zeros(header.shape, np.float32)

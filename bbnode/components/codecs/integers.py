@@ -111,7 +111,7 @@ class BlockCodec(FloatCodec):
 
     def body_bytes(self, header: Header) -> int:
         """Return the bytes of scales and levels."""
-        block = self.setting(header, 0, 1, _MAX_BLOCK)
+        block = self.setting(header, 0, 1, min(_MAX_BLOCK, header.size))
         return _SCALE_BYTES * -(-header.size // block) + self.packed_bytes(header.size)
 
     def expand(self, header: Header, body: Body) -> Floats:

@@ -46,12 +46,14 @@ class ZstdCodecConfig:
 
     Attributes:
         max_values: of one tensor, in either direction; a code that stands for more is refused.
+            Without: as many as the program declares for what is decoded, else 256 for each byte of
+            the code (65,536 for a small one), and 2^26 at most.
         level: of zstd, 1 (fast) to 22 (small).
         shuffle: put the first bytes of all values first, then the second ones: exponents of floats
             compress, and their last bits do not.
     """
 
-    max_values: int = CodecConfig.max_values
+    max_values: int | None = CodecConfig.max_values
     level: int = 3
     shuffle: bool = True
 
@@ -84,11 +86,7 @@ class ZstdCodec(BytesCodec):
         if number is None or not isinstance(tensor, np.ndarray):
             kind = getattr(tensor, "dtype", type(tensor).__name__)
             raise NotEncodable(f"{self.TYPE_NAME} takes tensors of numbers and got {kind}")
-        if tensor.size > self.config.max_values:
-            raise NotEncodable(
-                f"{self.TYPE_NAME}: a tensor of {tensor.size} values, over max_values "
-                f"{self.config.max_values}"
-            )
+        self.check_size(tensor)
         config: Any = self.config
         raw = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
         if config.shuffle:
@@ -100,7 +98,7 @@ class ZstdCodec(BytesCodec):
     @offload(reads_only=True, unless=is_small)
     def decode(self, ctx: OpContext, code: Value) -> Value:
         """Return the tensor; CodeRefused where the frame has not exactly its bytes."""
-        header, body = self.open(code)
+        header, body = self.open(ctx, code)
         if len(header.settings) != 2 or header.settings[0] not in _DTYPES:
             raise self.refused("it names no type of numbers")
         dtype = _DTYPES[header.settings[0]]

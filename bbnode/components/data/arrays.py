@@ -14,13 +14,13 @@ from numpy.lib import format as npy
 
 from bbnode.components.data import numbers, numpy_files
 from bbnode.components.data.base import FEATURE_TYPES, Array, ByRow
-from bbnode.components.data.data_file import UNREADABLE, DataFile, told
+from bbnode.components.data.data_file import UNREADABLE, DataFile, Room, told
 from bbnode.components.data.numbers import ApartArrays, FileArray, Joined
 from bbnode.components.data.numpy_files import SUFFIX
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
-from bbnode.components.settings import path_setting
+from bbnode.components.settings import host_setting, path_setting
 from bbnode.ir import types
 from bbnode.ir.types import TypeNode
 
@@ -45,6 +45,8 @@ class ArrayDataSourceConfig(StandardizedConfig):
             else float32; "keep": as stored; or a name, "float32", "uint8", ….
         missing: what is done where a feature is NaN: "refuse" names the row; "keep" gives it out,
             for programs that count missing values or train trees.
+        max_memory_mib: that compressed arrays may take in memory, as they declare it; 0 is half of
+            what this process may have. Arrays that are not compressed take none.
     """
 
     path: str = path_setting()
@@ -53,6 +55,7 @@ class ArrayDataSourceConfig(StandardizedConfig):
     labels: str = "y"
     dtype: str = numbers.AUTO
     missing: Literal["refuse", "keep"] = "refuse"
+    max_memory_mib: int = host_setting(0)
 
 
 @register_component
@@ -141,6 +144,7 @@ class ArrayDataSource(StandardizedDataSource):
 
     def _from_archive(self, path: Path) -> list[_Stored]:
         file = DataFile(path, self.TYPE_NAME)
+        room = Room(self.TYPE_NAME, self.config.max_memory_mib)
         with file.stream() as opened:
             if opened.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
                 raise DataUnavailable(
@@ -155,7 +159,7 @@ class ArrayDataSource(StandardizedDataSource):
                 return [
                     (
                         name,
-                        numpy_files.member(file, opened, archive, infos[name], self.TYPE_NAME),
+                        numpy_files.member(file, opened, archive, infos[name], room),
                         file,
                     )
                     for name in self._names()

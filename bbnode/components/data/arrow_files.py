@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bbnode.components.data.data_file import UNREADABLE, DataFile, memory_limit, read_whole, told
+from bbnode.components.data.arrow_sizes import group_bytes, ipc_unpacked, text_columns
+from bbnode.components.data.data_file import UNREADABLE, DataFile, Room, read_whole, told
 from bbnode.components.errors import DataUnavailable
 
 WANTED = (
@@ -26,7 +27,8 @@ CSV = (".csv", ".tsv")
 ENDINGS = (*CSV, ".parquet", ".pq", ".arrow", ".feather", ".ipc")
 MAX_FILES = 256  # of one table; each stays open
 MAX_JSON_BYTES = 1 << 24  # of state.json and the like
-_VALUE_BYTES = 8  # of a number in memory
+_BATCH_ROWS = 1 << 14  # of Parquet that are read at once
+_MAPPED = "raise it, or write an uncompressed .arrow file, which is mapped"
 
 _PARQUET, _ARROW, _FEATHER_1, _STREAM = b"PAR1", b"ARROW1", b"FEA1", b"\xff\xff\xff\xff"
 _NULLS = (
@@ -73,10 +75,13 @@ def pyarrow(component: str) -> Any:
         ) from error
 
 
-def open_table(component: str, path: Path, csv: CsvFormat) -> OpenedTable:
-    """Return the table in a file or folder. Raises DataUnavailable."""
+def open_table(component: str, path: Path, csv: CsvFormat, room: Room) -> OpenedTable:
+    """Return the table in a file or folder. Raises DataUnavailable.
+
+    Texts of Parquet are dictionaries in it: one that is repeated stands in memory once.
+    """
     pa = pyarrow(component)
-    opener = _Opener(component, pa, csv)
+    opener = _Opener(component, pa, csv, room)
     try:
         files = opener.files_of(path)
         tables = [opener.read(file) for file in files]
@@ -96,9 +101,16 @@ def open_table(component: str, path: Path, csv: CsvFormat) -> OpenedTable:
         ) from error
 
 
+def open_parquet(pa: Any, opened: Any) -> Any:
+    """Return a ParquetFile that reads texts and bytes as dictionaries. Raises pyarrow's errors."""
+    meta = pa.parquet.read_metadata(opened)
+    opened.seek(0)
+    return pa.parquet.ParquetFile(opened, metadata=meta, read_dictionary=text_columns(meta.schema))
+
+
 class _Opener:
-    def __init__(self, component: str, pa: Any, csv: CsvFormat) -> None:
-        self._component, self._pa, self._csv = component, pa, csv
+    def __init__(self, component: str, pa: Any, csv: CsvFormat, room: Room) -> None:
+        self._component, self._pa, self._csv, self._room = component, pa, csv, room
         self.mapped: list[DataFile] = []
 
     def files_of(self, path: Path) -> list[Path]:
@@ -162,41 +174,38 @@ class _Opener:
         raise ValueError("neither its first bytes nor its ending are of a table")
 
     def _ipc(self, file: DataFile, *, is_file: bool) -> Any:
+        # Of plain files, nothing is unpacked.
+        self._room.take(file.path, ipc_unpacked(file, is_file=is_file), _MAPPED)
         source = self._pa.memory_map(str(file.path))
-        before = self._pa.total_allocated_bytes()
-        batches = []
         if is_file:
             opened = self._pa.ipc.open_file(source)
-            found = (opened.get_batch(at) for at in range(opened.num_record_batches))
+            batches = [opened.get_batch(at) for at in range(opened.num_record_batches)]
         else:
             opened = self._pa.ipc.open_stream(source)
-            found = iter(opened)
-        for batch in found:
-            batches.append(batch)
-            # Of plain files, nothing is; those that are compressed are unpacked.
-            self._refuse_size(file, self._pa.total_allocated_bytes() - before)
+            batches = list(opened)
         return self._pa.Table.from_batches(batches, opened.schema)
 
     def _parquet(self, file: DataFile) -> Any:
         with file.stream() as opened:
-            parquet = self._pa.parquet.ParquetFile(opened)
+            parquet = open_parquet(self._pa, opened)
             meta = parquet.metadata
-            groups = (meta.row_group(at) for at in range(parquet.num_row_groups))
-            packed = sum(group.total_byte_size for group in groups)
-            # Runs of one value take next to nothing in the file, and their place in memory.
-            self._refuse_size(file, max(packed, meta.num_rows * meta.num_columns * _VALUE_BYTES))
-            return parquet.read()
-
-    def _refuse_size(self, file: DataFile, size: int) -> None:
-        if size > memory_limit():
-            raise DataUnavailable(
-                f"{self._component}: {file.path} takes {size >> 20} MiB, too much for the memory "
-                "of this machine; write it as an uncompressed .arrow file, which is mapped"
+            declared = sum(
+                group_bytes(meta.row_group(at), meta.schema) for at in range(meta.num_row_groups)
             )
+            # Runs of one value take next to nothing in the file, and their place in memory.
+            self._room.take(file.path, declared, _MAPPED)
+            read, batches = 0, []
+            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
+                batches.append(batch)
+                read += batch.nbytes
+                if read > declared:  # which is then a lie, or a guess
+                    self._room.take(file.path, read - declared, _MAPPED)
+                    declared = read
+            return self._pa.Table.from_batches(batches, parquet.schema_arrow)
 
     def _csv_table(self, file: DataFile) -> Any:
         csv, how = self._pa.csv, self._csv
-        self._refuse_size(file, file.size)
+        self._room.take(file.path, file.size, _MAPPED)
         by_ending = "\t" if file.path.suffix.lower() == ".tsv" else ","
         with file.stream() as opened:
             return csv.read_csv(

@@ -129,10 +129,14 @@ def read_column(
     while isinstance(kind, pa.BaseExtensionType):
         chunks = [chunk.storage for chunk in chunks]
         kind = kind.storage_type
-    if types.is_dictionary(kind):
-        chunks, kind = [chunk.dictionary_decode() for chunk in chunks], kind.value_type
+    encoded = types.is_dictionary(kind)
+    kind = kind.value_type if encoded else kind
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return _strings(pa, name, chunks, categories, missing_words)
+    if encoded and _is_number(types, kind):
+        chunks = [chunk.dictionary_decode() for chunk in chunks]
+    elif encoded:  # a few may stand for any number
+        raise UnsuitableColumn(f"it holds {str(kind)[:80]} as a dictionary; write them out")
     if categories:
         raise UnsuitableColumn(f"`categories` are given for it, and it holds {kind}, not strings")
     if types.is_null(kind):
@@ -241,49 +245,95 @@ def _lengths_differ(shapes: set[tuple[int, ...]]) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """A chunk of strings: the different ones, and by row which one it is, or null."""
+
+    words: Any
+    places: Any
+
+    @classmethod
+    def of(cls, pa: Any, chunk: Any, missing_words: Sequence[str]) -> _Words:
+        if not pa.types.is_dictionary(chunk.type):
+            chunk = chunk.cast(pa.large_string()).dictionary_encode()
+        words = chunk.dictionary.cast(pa.large_string())
+        if missing_words:
+            given = pa.array(list(missing_words), words.type)
+            is_missing = pa.compute.is_in(words, value_set=given)
+            words = pa.compute.if_else(is_missing, pa.scalar(None, words.type), words)
+        return cls(words, chunk.indices)
+
+    def by_row(self, of_words: Any) -> Any:
+        """Return by row what stands beside its word; null where it has none."""
+        return of_words.take(self.places)
+
+
 def _strings(
     pa: Any, name: str, chunks: Sequence[Any], given: Sequence[str], missing_words: Sequence[str]
 ) -> Column:
-    column = pa.chunked_array([chunk.cast(pa.large_string()) for chunk in chunks])
-    if missing_words:
-        words = pa.array(list(missing_words), pa.large_string())
-        column = pa.compute.if_else(
-            pa.compute.is_in(column, value_set=words), pa.scalar(None, column.type), column
-        )
-    categories = tuple(given) or _found(pa, column)
-    codes = pa.compute.index_in(column, value_set=pa.array(categories, column.type))
-    missing = _nulls(column.chunks)
-    unknown = codes.null_count - column.null_count
+    parts = [_Words.of(pa, chunk, missing_words) for chunk in chunks]
+    categories = tuple(given) or _found(pa, parts)
+    numbers, gaps, at = [], [], 0
+    unknown: list[tuple[int, str]] = []  # the first one of each chunk
+    count = 0
+    for part in parts:
+        codes = pa.compute.index_in(part.words, value_set=pa.array(categories, part.words.type))
+        there = part.by_row(part.words.is_valid()).fill_null(False)
+        mine = part.by_row(codes)
+        strange = pa.compute.and_(mine.is_null(), there)
+        mask = strange.to_numpy(zero_copy_only=False)
+        if mask.any():
+            row = int(np.argmax(mask))
+            count += int(mask.sum())
+            unknown.append((at + row, part.words[part.places[row].as_py()].as_py()))
+        numbers.append(_numbers(pa, mine).astype(np.int64))
+        gaps.append(~there.to_numpy(zero_copy_only=False))
+        at += len(mask)
     if unknown:
-        at = _first(pa.compute.and_(codes.is_null(), column.is_valid()))
+        row, value = unknown[0]
         raise UnsuitableColumn(
-            f"row {at} has {shown(column[at].as_py())}, which is none of its `categories` "
-            f"{_shown(categories)} ({unknown} such row(s))"
+            f"row {row} has {shown(value)}, which is none of its `categories` "
+            f"{_shown(categories)} ({count} such row(s))"
         )
-    parts = [_numbers(pa, chunk).astype(np.int64) for chunk in codes.chunks if len(chunk)]
-    return Column(name, Chunks(parts), missing, categories)
+    missing = np.concatenate(gaps)
+    return Column(name, Chunks(numbers), missing if missing.any() else None, categories)
 
 
-def _found(pa: Any, column: Any) -> tuple[str, ...]:
+def _found(pa: Any, parts: Sequence[_Words]) -> tuple[str, ...]:
     """Return the different strings of a column, sorted."""
-    different = column.unique()
-    count = len(different) - int(different.null_count > 0)
-    if count > MAX_CATEGORIES:
-        raise UnsuitableColumn(
-            f"it has {count} different strings, too many for categories; leave it out with "
-            "`ignore`, or name those that count in `categories`"
-        )
-    values = sorted(value for value in different.to_pylist() if value is not None)
+    different: set[str] = set()
+    for part in parts:
+        used = part.words.take(part.places.unique().drop_null()).drop_null().unique()
+        if len(used) <= MAX_CATEGORIES:
+            different.update(used.to_pylist())
+        if max(len(used), len(different)) > MAX_CATEGORIES:
+            raise UnsuitableColumn(
+                f"it has {max(len(used), len(different))} different strings, too many for "
+                "categories; leave it out with `ignore`, or name those that count in `categories`"
+            )
+    values = sorted(different)
     if not values:
         raise UnsuitableColumn("all of its values are missing; leave it out with `ignore`")
     words = [value for value in values if not _is_numeral(value)]
     if words and len(words) < len(values):
-        at = _first(pa.compute.equal(column, words[0]))
+        row = _row_of(pa, parts, words[0])
         raise UnsuitableColumn(
-            f"it has words among numbers ({shown(words[0])} in row {at}); if they stand for "
+            f"it has words among numbers ({shown(words[0])} in row {row}); if they stand for "
             "missing values, set missing_words, else name all values in `categories`"
         )
     return tuple(values)
+
+
+def _row_of(pa: Any, parts: Sequence[_Words], word: str) -> int:
+    """Return the first row that holds a word which is there."""
+    at = 0
+    for part in parts:
+        is_it = part.by_row(pa.compute.equal(part.words, word)).fill_null(False)
+        mask = is_it.to_numpy(zero_copy_only=False)
+        if mask.any():
+            return at + int(np.argmax(mask))
+        at += len(mask)
+    return at
 
 
 def _is_numeral(text: str) -> bool:
@@ -298,12 +348,6 @@ def _shown(categories: Sequence[str]) -> str:
     more = len(categories) - _MOST_LISTED
     listed = ", ".join(shown(each) for each in categories[:_MOST_LISTED])
     return f"{listed} and {more} more" if more > 0 else listed
-
-
-def _first(column: Any) -> int:
-    """Return the first row in which a column of bools is true."""
-    mask = column.fill_null(False).combine_chunks()
-    return int(np.argmax(mask.to_numpy(zero_copy_only=False)))
 
 
 def _nulls(chunks: Sequence[Any]) -> Mask | None:

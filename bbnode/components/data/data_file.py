@@ -7,6 +7,7 @@ process; those that are mapped all the same, for their size, are checked before 
 
 from __future__ import annotations
 
+import contextlib
 import lzma
 import os
 import stat
@@ -132,9 +133,38 @@ def read_whole(path: Path, component: str, max_bytes: int) -> bytes:
         return file.read(0, file.size)
 
 
+class Room:
+    """The memory that the values of all files of one source may take together."""
+
+    def __init__(self, component: str, max_mib: int = 0) -> None:
+        self._component = component
+        self._bytes = max_mib << 20 if max_mib else memory_limit()
+        self._left = self._bytes
+
+    def take(self, path: Path, size: int, remedy: str = "") -> None:
+        """Raise DataUnavailable for a size that a file declares, where it is too much."""
+        self._left -= size
+        if self._left < 0:
+            raise DataUnavailable(
+                f"{self._component}: {path} takes {size >> 20} MiB in memory, and "
+                f"max_memory_mib leaves {(self._left + size) >> 20} of {self._bytes >> 20}; "
+                f"{remedy or 'raise it'}, if the file is what you think it is"
+            )
+
+
 def memory_limit() -> int:
-    """Return the bytes that the values of one file may take in memory: half of this machine's."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    """Return the bytes that the values of one file may take: half of what this process may have."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError, ValueError):
+        groups = Path("/proc/self/cgroup").read_text("ascii").splitlines()
+        place = next((each[3:] for each in groups if each.startswith("0::")), "/")
+        root = Path("/sys/fs/cgroup")
+        for folder in (root / place.lstrip("/"), *(root / place.lstrip("/")).parents):
+            if not folder.is_relative_to(root):
+                break
+            with contextlib.suppress(OSError, ValueError):  # "max"
+                limits.append(int((folder / "memory.max").read_text("ascii")))
+    return min(limits) // 2
 
 
 def told(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from bbnode.components.data.base import Array
-from bbnode.components.data.data_file import UNREADABLE, DataFile, memory_limit, told
+from bbnode.components.data.data_file import UNREADABLE, DataFile, Room, memory_limit, told
 from bbnode.components.errors import DataUnavailable
 
 SUFFIX: Final = ".npy"
@@ -48,7 +48,7 @@ def member(
     opened: BinaryIO,
     archive: zipfile.ZipFile,
     info: zipfile.ZipInfo,
-    component: str,
+    room: Room,
 ) -> Array:
     """Return an array of an .npz file, mapped where it is not compressed.
 
@@ -63,12 +63,11 @@ def member(
                 f"{info.file_size - start}"
             )
         if info.compress_type != zipfile.ZIP_STORED:
-            if header.size > memory_limit():
-                raise DataUnavailable(
-                    f"{component}: {file.path}: the compressed array {info.filename!r} is "
-                    f"{header.size >> 20} MiB, too much for the memory of this machine; write "
-                    "it with numpy.savez (uncompressed), which is mapped"
-                )
+            room.take(
+                file.path,
+                header.size,
+                "raise it, or write the arrays with numpy.savez (uncompressed), which is mapped",
+            )
             values = np.frombuffer(stream.read(), header.dtype)
             return values.reshape(header.shape, order=header.order)
     lengths = file.read(info.header_offset + _LENGTHS_AT, 4)

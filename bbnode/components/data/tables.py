@@ -16,13 +16,13 @@ from bbnode.components.data import arrow_files, columns, numbers
 from bbnode.components.data.arrow_files import CsvFormat, OpenedTable
 from bbnode.components.data.base import ByRow
 from bbnode.components.data.columns import Column, Filled, OneHot, UnsuitableColumn
-from bbnode.components.data.data_file import UNREADABLE, told
+from bbnode.components.data.data_file import UNREADABLE, Room, told
 from bbnode.components.data.numbers import FileArray, Joined
 from bbnode.components.data.partition import Rows
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
-from bbnode.components.settings import path_setting
+from bbnode.components.settings import host_setting, path_setting
 from bbnode.ir.decoding import shown
 
 Missing = Literal["refuse", "mean", "drop", "keep"]
@@ -62,6 +62,8 @@ class TableDataSourceConfig(StandardizedConfig):
         delimiter: of CSV; empty is a comma, and a tab in .tsv files.
         encoding: of CSV: "utf8", "latin-1", …
         header: the first row of CSV names the columns; without, they are f0, f1, ….
+        max_memory_mib: that all files may take in memory, as they declare it; 0 is half of what
+            this process may have. Arrow files that are not compressed take none.
     """
 
     path: str = path_setting()
@@ -76,6 +78,7 @@ class TableDataSourceConfig(StandardizedConfig):
     delimiter: str = ""
     encoding: str = "utf8"
     header: bool = True
+    max_memory_mib: int = host_setting(0)
 
 
 @register_component
@@ -114,6 +117,9 @@ class TableDataSource(StandardizedDataSource):
             len(config.delimiter) <= 1 and config.delimiter not in ("\n", "\r", '"'),
             f"delimiter {shown(config.delimiter)} is not one character",
         )
+        self.require(
+            config.max_memory_mib >= 0, f"max_memory_mib is {config.max_memory_mib}, below 0"
+        )
         self.require(_is_encoding(config.encoding), f"unknown encoding {shown(config.encoding)}")
         self._names: tuple[str, ...] = ()
         self._classes: tuple[str, ...] = ()
@@ -128,10 +134,12 @@ class TableDataSource(StandardizedDataSource):
 
     def load(self) -> tuple[ByRow, ByRow]:
         config = self.config
+        room = Room(self.TYPE_NAME, config.max_memory_mib)
         opened = arrow_files.open_table(
             self.TYPE_NAME,
             Path(config.path),
             CsvFormat(config.delimiter, config.encoding, config.header, config.missing_words),
+            room,
         )
         wanted = self._wanted(opened.names)
         found = {name: self._column(opened, name) for name in dict.fromkeys(wanted)}
@@ -155,6 +163,8 @@ class TableDataSource(StandardizedDataSource):
         size = dtype.itemsize * int(np.prod(made.shape))
         if opened.mapped and (as_it_is or size > _MOST_ARRANGED_BYTES):
             return made, labels
+        arranged = Room(self.TYPE_NAME, config.max_memory_mib)  # beside what it is made of
+        arranged.take(Path(config.path), size, "use fewer columns, or one_hot of fewer categories")
         # As one array, a row lies together; a table that is in memory takes less of it so.
         return numbers.in_memory(made), numbers.in_memory(labels)
 

@@ -19,7 +19,7 @@ from bbnode.components.indexes.errors import IndexMismatch, SearchRefused
 from bbnode.components.indexes.exact import FlatSearcher
 from bbnode.components.indexes.searchers import Mask, Metric, Searcher
 from bbnode.components.indexes.summary import centroids_of
-from bbnode.components.settings import local_setting, path_setting
+from bbnode.components.settings import host_setting, local_setting, path_setting
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TENSOR_FLOAT
 from bbnode.ir.values import Metadata, MetadataVec, SearchResults, Value
@@ -47,12 +47,16 @@ class VectorIndexConfig(AccessConfig):
         tell_centroids: other nodes may ask for the centres of what they may find of it, by which
             they choose whom to search; not where distances are rounded or noised. A centre of few
             items is close to their vectors.
+        wipe_removed: write all files anew without removed and replaced items, each time before the
+            op is done; otherwise that happens when there are as many as others are left. It takes
+            as long as adding all items.
     """
 
     metric: Metric = "l2"
     dimensions: int = 0
     path: str = path_setting("")
     tell_centroids: bool = local_setting(True)
+    wipe_removed: bool = host_setting(False)
 
 
 def _is_quick(index: VectorIndex, query: Value, where: Metadata | None = None) -> bool:
@@ -148,6 +152,7 @@ class VectorIndex(Index):
         self._centroids = {}
         # An input of a program can't be left out: metadata of nothing are none.
         ids = self.collection.add(vector, metadata or None, id)
+        self._wipe()
         return ids.reshape(()) if vector.ndim == 1 else ids
 
     @offload(reads_only=True, unless=_is_quick)
@@ -174,6 +179,12 @@ class VectorIndex(Index):
         """Remove the items with these ids, int64 [] or [N]; others are passed over."""
         self._centroids = {}
         self.collection.remove(item)
+        self._wipe()
+
+    def _wipe(self) -> None:
+        """Leave nothing of removed and replaced items, if the settings say so."""
+        if self.config.wipe_removed:
+            self.collection.compact()
 
     @offload
     def train(self, ctx: OpContext, training: Value) -> None:

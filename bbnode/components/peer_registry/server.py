@@ -8,7 +8,7 @@ since a restored snapshot may repeat versions.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -16,12 +16,15 @@ from typing import ClassVar, Final
 import msgpack
 
 from bbnode.components.contracts import OpContext, inbound
+from bbnode.components.errors import ExchangeRefused
 from bbnode.components.peer_registry import messages as messages
 from bbnode.components.peer_registry.messages import Cookie, Page, Row
 from bbnode.components.registry import register_component
+from bbnode.components.selectors.records import subnet_at
 from bbnode.components.selectors.views import DrawingSelector, draw
 from bbnode.components.wire_records import WireRecord
 from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_PAGE_BYTES, MAX_PAGE_ROWS
+from bbnode.ir.decoding import shown
 from bbnode.ir.ids import fnv1a_64
 from bbnode.ir.peer import PeerId
 
@@ -31,6 +34,7 @@ MIN_TTL_S: Final = 30.0
 MAX_TTL_S: Final = 300.0
 # A heartbeat may be lost twice before its peer is.
 HEARTBEATS_PER_TTL: Final = 3
+_SHARE: Final = 4  # of the registry, the part of one subnet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,8 @@ class GlobalRegistryServerConfig:
 
     Attributes:
         ttl_s: seconds that an announcement is valid, 30 to 300.
-        max_peers: peers in the registry; beyond it a new one has to wait until one has expired.
+        max_peers: peers in the registry, a quarter at most of one public subnet (IPv4 /24,
+            IPv6 /48); beyond it a new one has to wait until one has expired.
         min_peers: peers that there have to be for a draw; with fewer it fails.
         seed: of the draws.
     """
@@ -54,6 +59,7 @@ class GlobalRegistryServerConfig:
 class _Registration:
     row: Row
     expires_ns: int
+    subnet: str = ""  # public, that its peer was seen in
 
 
 @register_component
@@ -79,6 +85,7 @@ class GlobalRegistryServer(DrawingSelector):
         self._entries: OrderedDict[PeerId, _Registration] = OrderedDict()
         # The version of each peer's last change, oldest first; removed peers included.
         self._changes: OrderedDict[PeerId, int] = OrderedDict()
+        self._of_subnet: Counter[str] = Counter()  # entries, by where their peers were seen
         self._version = 0
         self._forgotten = 0  # up to this version those that went are no longer known
         self._life: int | None = None
@@ -90,15 +97,26 @@ class GlobalRegistryServer(DrawingSelector):
 
     @inbound("Announce")
     def announce(self, ctx: OpContext, payload: bytes) -> bytes | None:
-        """Enter the caller, or renew its entry; answer a Handshake. Raises UnusableMessage."""
+        """Enter the caller, or renew its entry; answer a Handshake.
+
+        Raises UnusableMessage, and ExchangeRefused for a class that the caller does not play.
+        """
         said = messages.Announcement.decode(payload)
         self._drop_expired(ctx.now_ns)
         peer = ctx.source_peer or ctx.self_peer
-        entered = peer in self._entries or len(self._entries) < self.config.max_peers
+        if said.as_class and ctx.source_peer and said.as_class not in ctx.source_classes:
+            reason = f"it announces itself as {shown(said.as_class)}, which it does not play"
+            ctx.refuse(peer, reason)
+            raise ExchangeRefused(component=self.TYPE_NAME, reason=reason)
+        subnet = subnet_at(ctx.source_seen_at) if ctx.source_seen_at else ""
+        entered = peer in self._entries or self._has_room(subnet)
         if entered:
             row = Row(peer=peer, as_class=said.as_class, addresses=said.addresses)
             known = self._entries.pop(peer, None)
-            self._entries[peer] = _Registration(row, ctx.now_ns + self._ttl_ns)
+            if known is not None:
+                self._uncount(known)
+            self._entries[peer] = _Registration(row, ctx.now_ns + self._ttl_ns, subnet)
+            self._of_subnet[subnet] += 1
             if known is None or known.row != row:
                 self._changed(peer)
             if said.addresses and peer != ctx.self_peer:
@@ -153,9 +171,20 @@ class GlobalRegistryServer(DrawingSelector):
             peer, entry = next(iter(self._entries.items()))
             if entry.expires_ns > now_ns:
                 return
-            del self._entries[peer]
+            self._uncount(self._entries.pop(peer))
             self._changed(peer)
             self._forget_some()
+
+    def _has_room(self, subnet: str) -> bool:
+        """Return True if one more peer may be entered: one subnet can't fill the registry."""
+        share = max(1, self.config.max_peers // _SHARE)
+        crowded = subnet and self._of_subnet[subnet] >= share
+        return not crowded and len(self._entries) < self.config.max_peers
+
+    def _uncount(self, gone: _Registration) -> None:
+        self._of_subnet[gone.subnet] -= 1
+        if not self._of_subnet[gone.subnet]:
+            del self._of_subnet[gone.subnet]
 
     def _changed(self, peer: PeerId) -> None:
         self._version += 1
@@ -232,6 +261,7 @@ class GlobalRegistryServer(DrawingSelector):
         self._entries = OrderedDict(
             (row.peer, _Registration(row, until)) for row, until, _ in found
         )
+        self._of_subnet = Counter({"": len(self._entries)})  # until they announce themselves again
         by_version = sorted(found, key=lambda item: item[2])
         self._changes = OrderedDict((row.peer, changed) for row, _, changed in by_version)
         self._forgotten = 0  # no cookie of another life is looked at

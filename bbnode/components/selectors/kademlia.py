@@ -3,14 +3,14 @@
 Rule: ids of nodes are the SHA-256 of their PeerIds, as keys are of their bytes, and nearness is the
 XOR of two ids as a number (Maymounkov and Mazières, 2002, doi:10.1007/3-540-45748-8_5). Only peers
 that spoke for themselves, over a connection that proves who they are, get into the table or into a
-result; whom others name is asked first. Members are nodes with this component in the slot of the
-same name.
+result; whom others name is asked first. Peers are counted by the subnet that they are seen in, as
+soon as they are; until then by what is said of them. Members are nodes with this component in the
+slot of the same name.
 """
 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,15 @@ from multiaddr import Multiaddr
 from bbnode.components.contracts import PENDING, Completion, OpContext, inbound, waits
 from bbnode.components.errors import ExchangeRefused, NotEnoughPeers, UnsupportedSelection
 from bbnode.components.registry import register_component
-from bbnode.components.selectors.records import HINTS, PeerRecord, hints, learn, own_record
+from bbnode.components.selectors.records import (
+    HINTS,
+    PeerRecord,
+    hints,
+    learn,
+    own_record,
+    subnet_at,
+    subnet_of,
+)
 from bbnode.components.selectors.views import DrawingSelector
 from bbnode.components.wire_records import UnusableMessage, WireRecord, records, wire
 from bbnode.ir.envelope import CorrelationKind
@@ -41,6 +49,7 @@ _CALLS_WINDOW_NS: Final = 10 * S
 _MAX_CALLERS: Final = 4096
 _MAX_LOOKUPS: Final = 64
 _MAX_FINISHED: Final = 64
+_MAX_PASSED_OVER: Final = 512  # of one lookup
 # Failures in a row of a peer for which there is no replacement.
 _MAX_FAILURES: Final = 3
 _ALONE_NS: Final = 1 * S  # between two attempts to get to know somebody, at first
@@ -120,7 +129,10 @@ class _Found:
     record: PeerRecord
     distance: int
     hops: int
-    state: str = "new"  # "asked", "answered" or "failed"
+    subnet: str  # that it counts for; as it was named, and once it has answered, as it was seen
+    # "asked", "answered", "failed", or "crowded": it answered from a subnet of which there are
+    # enough.
+    state: str = "new"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,10 +146,12 @@ class _Lookup:
     peer_class: str = ""
     found: dict[PeerId, _Found] = field(default_factory=dict)
     subnets: Counter[str] = field(default_factory=Counter)
+    # Of a subnet of which there are enough: with the hops to them.
+    passed_over: dict[str, list[tuple[PeerRecord, int]]] = field(default_factory=dict)
 
     def nearest(self, k: int) -> list[_Found]:
-        """Return the nearest k that have not failed."""
-        live = (each for each in self.found.values() if each.state != "failed")
+        """Return the nearest k that may count."""
+        live = (each for each in self.found.values() if each.state not in ("failed", "crowded"))
         return sorted(live, key=lambda each: each.distance)[:k]
 
     def count(self, *states: str) -> int:
@@ -157,7 +171,7 @@ class KademliaConfig:
         refresh_s: seconds between two refreshes of all buckets.
         lookups: "near_key" looks the network over; without, it takes the nearest in the table.
         max_per_subnet: peers of one public subnet (IPv4 /24, IPv6 /48) in a bucket, and in a
-            lookup; 0: any number.
+            lookup, by where they are seen; peers behind one relay are of its subnet. 0: any number.
         min_peers: peers that there have to be for a draw; with fewer it fails.
         seed: of draws and refreshes.
     """
@@ -194,6 +208,7 @@ class Kademlia(DrawingSelector):
         # Of each length of the prefix that ids share with this node's: least recently seen first.
         self._buckets: dict[int, dict[PeerId, PeerRecord]] = {}
         self._spare: dict[int, dict[PeerId, PeerRecord]] = {}  # who would take their places
+        self._subnets: dict[PeerId, str] = {}  # that peers of either were seen in
         self._failures: Counter[PeerId] = Counter()
         self._heard_ns: dict[PeerId, int] = {}  # when a peer of a bucket last spoke
         self._pings: dict[int, int] = {}  # of a bucket: when it may ping again
@@ -293,23 +308,27 @@ class Kademlia(DrawingSelector):
         spare = self._spare.setdefault(place, {})
         known = bucket.pop(peer, None)
         if known is not None:
+            self._subnets[peer] = _seen_in(ctx, record)
             bucket[peer] = record if record.addresses else known
             self._heard_ns[peer] = ctx.now_ns
             if bucket[peer] != known:
                 self._flat = None
             return
-        if not self._has_room(bucket.values(), record):
-            return
-        if len(bucket) < self.config.k:
-            bucket[peer], self._flat = record, None
-            self._heard_ns[peer] = ctx.now_ns
-            spare.pop(peer, None)
-            learn(ctx, record)
-            return
         spare.pop(peer, None)
+        self._subnets[peer] = _seen_in(ctx, record)
+        if len(bucket) < self.config.k and self._has_room(bucket, peer):
+            self._enter(ctx, bucket, record)
+            self._heard_ns[peer] = ctx.now_ns
+            return
         spare[peer] = record
-        if len(spare) > self.config.k:
-            del spare[next(iter(spare))]
+        if not self._has_room(spare, peer, but=peer):
+            # The newest of a subnet stand by, and leave the others room.
+            first = next(each for each in spare if self._subnets[each] == self._subnets[peer])
+            self._forget(spare, first)
+        elif len(spare) > self.config.k:
+            self._forget(spare, next(iter(spare)))
+        if len(bucket) < self.config.k:
+            return
         # Who is there stays while it lives: old members are more likely to stay, and a flood of
         # new ones does not push them out.
         oldest = next(iter(bucket))
@@ -318,27 +337,41 @@ class Kademlia(DrawingSelector):
             self._pings[place] = ctx.now_ns + self._deadline_ns
             ctx.request(oldest, ctx.slot, "Ping", b"", tag="ping", deadline_ns=self._deadline_ns)
 
-    def _has_room(self, among: Iterable[PeerRecord], record: PeerRecord) -> bool:
-        most, subnet = self.config.max_per_subnet, subnet_of(record)
-        return not most or not subnet or sum(subnet_of(each) == subnet for each in among) < most
+    def _has_room(
+        self, among: Iterable[PeerId], peer: PeerId, *, but: PeerId | None = None
+    ) -> bool:
+        most, subnet = self.config.max_per_subnet, self._subnets.get(peer, "")
+        if not most or not subnet:
+            return True
+        return sum(self._subnets.get(each) == subnet for each in among if each != but) < most
+
+    def _enter(self, ctx: OpContext, bucket: dict[PeerId, PeerRecord], record: PeerRecord) -> None:
+        bucket[record.peer], self._flat = record, None
+        learn(ctx, record)
+
+    def _forget(self, table: dict[PeerId, PeerRecord], peer: PeerId) -> None:
+        del table[peer]
+        self._subnets.pop(peer, None)
 
     def _failed(self, ctx: OpContext, peer: PeerId) -> None:
         """Let a spare peer take the place of one that does not answer."""
         place = self._place(ctx, peer)
         bucket, spare = self._buckets.get(place, {}), self._spare.get(place, {})
-        spare.pop(peer, None)
+        if peer in spare:
+            self._forget(spare, peer)
         if peer not in bucket:
             return
         self._failures[peer] += 1
-        if not spare and self._failures[peer] < _MAX_FAILURES:
+        rest = bucket.keys() - {peer}
+        able = [each for each in reversed(spare) if self._has_room(rest, each)]
+        if not able and self._failures[peer] < _MAX_FAILURES:
             return
-        del bucket[peer], self._failures[peer]
+        self._forget(bucket, peer)
+        del self._failures[peer]
         self._heard_ns.pop(peer, None)
         self._flat = None
-        if spare:
-            newest = next(reversed(spare))
-            bucket[newest] = spare.pop(newest)
-            learn(ctx, bucket[newest])
+        if able:  # the newest
+            self._enter(ctx, bucket, spare.pop(able[0]))
 
     # -- lookups -----------------------------------------------------------------------------
 
@@ -360,19 +393,51 @@ class Kademlia(DrawingSelector):
         if len(known) < self.config.k:
             known += [PeerRecord(peer=peer) for peer in ctx.peers.connected()]
         for record in known:
-            self._hear(ctx, lookup, record, 1)
+            self._hear(ctx, lookup, record, 1, self._subnets.get(record.peer))
         ctx.set_timer(f"end:{lookup.number}", int(self.config.lookup_s * S))
         return lookup
 
-    def _hear(self, ctx: OpContext, lookup: _Lookup, record: PeerRecord, hops: int) -> None:
+    def _hear(
+        self, ctx: OpContext, lookup: _Lookup, record: PeerRecord, hops: int,
+        seen_in: str | None = None,
+    ) -> None:  # fmt: skip
         if record.peer == ctx.self_peer or record.peer in lookup.found:
             return
-        subnet, most = subnet_of(record), self.config.max_per_subnet
-        if subnet and most and lookup.subnets[subnet] >= most:
+        subnet = subnet_of(record) if seen_in is None else seen_in
+        if not self._counted(lookup, subnet):
+            waiting = lookup.passed_over.setdefault(subnet, [])
+            if sum(map(len, lookup.passed_over.values())) < _MAX_PASSED_OVER:
+                waiting.append((record, hops))
             return
-        lookup.subnets[subnet] += 1
         distance = node_id(record.peer) ^ lookup.target
-        lookup.found[record.peer] = _Found(record, distance, hops)
+        lookup.found[record.peer] = _Found(record, distance, hops, subnet)
+
+    def _counted(self, lookup: _Lookup, subnet: str) -> bool:
+        """Count one more peer of a subnet; False, and nothing changes, if there are enough."""
+        most = self.config.max_per_subnet
+        if subnet and most and lookup.subnets[subnet] >= most:
+            return False
+        lookup.subnets[subnet] += 1
+        return True
+
+    def _uncounted(self, ctx: OpContext, lookup: _Lookup, subnet: str) -> None:
+        """Count one less, and hear those of the subnet again that were passed over."""
+        lookup.subnets[subnet] -= 1
+        for each in lookup.found.values():
+            if each.state == "crowded" and each.subnet == subnet and self._counted(lookup, subnet):
+                each.state = "answered"
+        for record, hops in lookup.passed_over.pop(subnet, ()):
+            self._hear(ctx, lookup, record, hops, subnet)
+
+    def _saw(self, ctx: OpContext, lookup: _Lookup, found: _Found, subnet: str) -> None:
+        """Count a peer that answered where it is, and no more where it was said to be."""
+        found.state = "answered"
+        if subnet == found.subnet:
+            return
+        if not self._counted(lookup, subnet):
+            found.state = "crowded"
+        before, found.subnet = found.subnet, subnet
+        self._uncounted(ctx, lookup, before)
 
     def _go_on(self, ctx: OpContext, lookup: _Lookup) -> None:
         """Ask the nearest that were not asked, or end."""
@@ -400,7 +465,7 @@ class Kademlia(DrawingSelector):
                 target=lookup.target,
                 nearest=peers,
                 hops=near[0].hops if near else 0,
-                asked=lookup.count("asked", "answered", "failed"),
+                asked=lookup.count("asked", "answered", "failed", "crowded"),
                 failed=lookup.count("failed"),
                 took_ns=ctx.now_ns - lookup.began_ns,
             )
@@ -450,7 +515,7 @@ class Kademlia(DrawingSelector):
         self._spoke(ctx, PeerRecord(peer=peer, addresses=hints(said.addresses)))
         if lookup is None or asked is None:
             return  # it has ended
-        asked.state = "answered"
+        self._saw(ctx, lookup, asked, _seen_in(ctx, asked.record))
         nearest = sorted(said.peers, key=lambda record: node_id(record.peer) ^ lookup.target)
         for record in nearest[: self.config.k]:
             self._hear(ctx, lookup, record, asked.hops + 1)
@@ -462,7 +527,7 @@ class Kademlia(DrawingSelector):
         lookup = None if tag == "ping" else self._lookups.get(int(tag.removeprefix("find:")))
         if lookup is not None and peer in lookup.found:
             lookup.found[peer].state = "failed"
-            lookup.subnets[subnet_of(lookup.found[peer].record)] -= 1
+            self._uncounted(ctx, lookup, lookup.found[peer].subnet)
             self._go_on(ctx, lookup)
 
     # -- what others ask -----------------------------------------------------------------------
@@ -555,27 +620,19 @@ class Kademlia(DrawingSelector):
         """Return the table; lookups that are under way are not kept."""
         kept = [record for row in self._buckets.values() for record in row.values()]
         rows = [record.pack() for record in (*kept, *self._saved)]
-        return {"number": self._number, "table": rows}
+        seen = [[peer.to_bytes(), subnet] for peer, subnet in self._subnets.items() if subnet]
+        return {"number": self._number, "table": rows, "seen": seen}
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         self._saved = [PeerRecord.read(row) for row in saved["table"][: ID_BITS * _MAX_K]]
         self._buckets, self._spare, self._flat = {}, {}, None
         self._number = int(saved["number"])
+        there = {record.peer for record in self._saved}
+        seen = ((PeerId(peer), str(subnet)) for peer, subnet in saved.get("seen", ()))
+        self._subnets = {peer: subnet for peer, subnet in seen if peer in there}
 
 
-@lru_cache(maxsize=4096)
-def _subnet(address: Multiaddr) -> str:
-    for name, bits in (("ip4", 24), ("ip6", 48)):
-        try:
-            found = ipaddress.ip_address(str(address.value_for_protocol(name)))
-        except (LookupError, ValueError):
-            continue
-        if not found.is_global:
-            return ""
-        return str(ipaddress.ip_network((found, bits), strict=False))
-    return ""
-
-
-def subnet_of(record: PeerRecord) -> str:
-    """Return the public subnet of the first address that is in one; "" of none."""
-    return next(filter(None, map(_subnet, record.addresses)), "")
+def _seen_in(ctx: OpContext, record: PeerRecord) -> str:
+    """Return the public subnet that the source peer is in; as `record` says where none is seen."""
+    seen = ctx.source_seen_at
+    return subnet_of(record) if seen is None else subnet_at(seen)

@@ -7,8 +7,10 @@ taken from others, and of a peer not more addresses than would be dialled.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from multiaddr import Multiaddr
@@ -59,3 +61,22 @@ def faults(records: Sequence[PeerRecord], at_most: int, source: PeerId) -> str:
     if len(peers) < len(records):
         return "a peer stands twice in one exchange"
     return "the sender names itself among its neighbours" if source in peers else ""
+
+
+@lru_cache(maxsize=4096)
+def subnet_at(address: Multiaddr) -> str:
+    """Return the public subnet of an address, IPv4 /24 or IPv6 /48; "" where it is in none."""
+    for name, bits in (("ip4", 24), ("ip6", 48)):
+        try:
+            found = ipaddress.ip_address(str(address.value_for_protocol(name)))
+        except (LookupError, ValueError):
+            continue
+        if not found.is_global:
+            return ""
+        return str(ipaddress.ip_network((found, bits), strict=False))
+    return ""
+
+
+def subnet_of(record: PeerRecord) -> str:
+    """Return the public subnet of the first address that is in one; "" of none."""
+    return next(filter(None, map(subnet_at, record.addresses)), "")

@@ -37,6 +37,7 @@ from bbnode.daemon.network import dial_back, ping
 from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
 from bbnode.daemon.network.introductions import Introductions
+from bbnode.daemon.network.passing import PassingPeers
 from bbnode.daemon.network.restarts import Restarts
 from bbnode.daemon.network.versions import VersionWatch
 from bbnode.daemon.observing.events import step_to_event
@@ -123,6 +124,7 @@ class Daemon:
         checkpoint.remove_orphans(self._state_dir)
         self._identity = load_or_create_identity(paths.identity_file(self._state_dir))
         access = assembly.make_access(resolved, self._identity)
+        self._network = access.network  # that it installs for
         self._artifact = assembly.find_artifact(resolved) if artifact is None else artifact
         self._node, saved = checkpoint.restore_or_install(
             self._state_dir, self._artifact.sha256, self._install
@@ -202,6 +204,7 @@ class Daemon:
             peer_id=str(self._identity.peer_id),
         )
         self._rounds += [self._make_rounds(entry, saved) for entry in config.invoke]
+        self._passing = PassingPeers(self._node, access.policy)
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
@@ -254,6 +257,7 @@ class Daemon:
             self._artifact,
             self._identity,
             incarnation=assembly.next_incarnation(self._state_dir),
+            network=self._network,
             record=self._record,
         )
 
@@ -300,6 +304,7 @@ class Daemon:
                 self._say_started()
                 work.start_soon(self._preparing.run)
                 work.start_soon(self._watch.run)
+                work.start_soon(self._passing.run)
                 nursery.start_soon(self._process.report, self._status_line, self._polls)
                 task_status.started()
                 await self._stop.wait()

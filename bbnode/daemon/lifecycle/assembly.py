@@ -10,6 +10,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -31,6 +32,7 @@ from bbnode.ir import keys
 from bbnode.ir.class_names import ClassNotLoaded, load_module_named, search
 from bbnode.ir.crossing import encode_crossings
 from bbnode.ir.errors import DeploymentError
+from bbnode.ir.peer import PeerId
 from bbnode.transport import (
     Capability,
     Hello,
@@ -76,28 +78,49 @@ def _search(resolved: ResolvedConfig) -> None:
     search(resolved.folder)
 
 
-def slot_settings(resolved: ResolvedConfig, artifact: Artifact) -> dict[str, dict[str, Any]]:
-    """Return the settings of slots, with absolute paths."""
+def slot_settings(
+    resolved: ResolvedConfig, artifact: Artifact, *, exposed: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Return the settings of slots, with absolute paths.
+
+    `exposed`: strangers can reach the node, so that settings for this apply where none is given.
+    """
     made = {slot: dict(settings) for slot, settings in resolved.config.slots.items()}
-    for slot, name in _path_settings(artifact):
-        value = made.get(slot, {}).get(name)
-        if isinstance(value, str) and value:
-            made[slot][name] = str(resolved.absolute(Path(value), f"slots.{slot}.{name}"))
+    for slot, cls in _bound_classes(artifact):
+        for name in path_settings(cls.Config):
+            value = made.get(slot, {}).get(name)
+            if isinstance(value, str) and value:
+                made[slot][name] = str(resolved.absolute(Path(value), f"slots.{slot}.{name}"))
+        if exposed and cls.exposed_settings:
+            made[slot] = {**cls.exposed_settings, **made.get(slot, {})}
     return made
 
 
-def _path_settings(artifact: Artifact) -> Iterator[tuple[str, str]]:
-    """Yield slot and name of each setting that is a path, of the components that are installed."""
-    bindings = {
-        entry.key.rpartition(".")[2]: entry.value.split("|")
-        for entry in artifact.model.metadata_props
-        if entry.key.startswith(keys.BINDING_PREFIX)
-    }
-    for slot, fields in bindings.items():
+def _bound_classes(artifact: Artifact) -> Iterator[tuple[str, type[Component]]]:
+    """Yield each slot with the class of its component, as far as that is installed."""
+    for entry in artifact.model.metadata_props:
+        if not entry.key.startswith(keys.BINDING_PREFIX):
+            continue
+        parts = entry.value.split("|")
         with contextlib.suppress(UnknownComponentType):  # `install` reports it
-            cls = component_class(fields[1] if len(fields) > 1 else "")
-            for name in path_settings(cls.Config):
-                yield slot, name
+            cls = component_class(parts[1] if len(parts) > 1 else "")
+            yield entry.key.rpartition(".")[2], cls
+
+
+def is_exposed(config: NodeConfig, network: PeerId | None) -> bool:
+    """Return True for a node of an open network that may be reached from other machines."""
+    if network is not None:
+        return False
+    places = (*config.network.listen, *config.network.announce)
+    return any(not _is_loopback(place) for place in places)
+
+
+def _is_loopback(address: str) -> bool:
+    parts = str(address).split("/")
+    if len(parts) > 2 and parts[1] in ("ip4", "ip6"):
+        with contextlib.suppress(ValueError):
+            return ip_address(parts[2]).is_loopback
+    return len(parts) > 2 and parts[1] in ("memory", "unix")
 
 
 def _of_file(resolved: ResolvedConfig, module: str) -> str:
@@ -131,9 +154,12 @@ def install_node(
     identity: Identity,
     *,
     incarnation: int,
+    network: PeerId | None,
     record: Callable[[bytes], None] | None = None,
 ) -> Node:
     """Return a node with the targets of a configuration; `record` gets all input.
+
+    `network`: of which it is a member, None for an open one.
 
     Raises the errors of install.
     """
@@ -143,7 +169,7 @@ def install_node(
         config.artifact.targets,
         peer_id=identity.peer_id,
         addresses=(),
-        config=slot_settings(resolved, artifact),
+        config=slot_settings(resolved, artifact, exposed=is_exposed(config, network)),
         limits=Limits.from_caps(config.limits.effective()),
         seed=int.from_bytes(identity.peer_id.to_bytes()[-8:], "big"),
         incarnation=incarnation,

@@ -24,6 +24,7 @@ from typing import Any
 from multiaddr import Multiaddr
 
 from bbnode.daemon import paths
+from bbnode.daemon.access import files as access_files
 from bbnode.daemon.artifacts.artifact import Artifact
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.lifecycle import assembly
@@ -370,7 +371,10 @@ def _installed(context: CheckContext, artifact: Artifact) -> Node:
     with tempfile.TemporaryDirectory() as scratch:
         # Any identity will do to see whether it installs, and none is made for the node.
         identity = context.identity or create_identity(Path(scratch) / "key")
-        return assembly.install_node(context.resolved, artifact, identity, incarnation=0)
+        network = access_files.load_node(context.state_dir, identity.peer_id).network
+        return assembly.install_node(
+            context.resolved, artifact, identity, incarnation=0, network=network
+        )
 
 
 def _data(context: CheckContext) -> Finding:

@@ -812,7 +812,10 @@ class Graph:
             )
         for coder in reversed(coders):
             code = coder.decode(self, code)
-        return self.expect(code, value.type) if value.type.is_leaf else code
+        if not value.type.is_leaf:
+            return code
+        known = self._function.types.get(value.name)  # by which the codec bounds what it makes
+        return self.expect(code, value.type, shape=None if known is None else known.shape)
 
     def with_entry(
         self, metadata: Output, name: str, values: Output, *, after: After = None

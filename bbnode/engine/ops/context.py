@@ -27,6 +27,7 @@ from bbnode.engine.services import Services
 from bbnode.ir.caps import MAX_ASKED, MAX_CALLS, MAX_KEY_CHARS, MAX_TIMERS
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.peer import PeerId
+from bbnode.ir.shapes import Dim
 from bbnode.ir.values import Value
 
 
@@ -59,6 +60,7 @@ class CallContext:
         "asked",
         "completion",
         "correlation",
+        "declared_shape",
         "execution",
         "include_self",
         "now_ns",
@@ -72,6 +74,7 @@ class CallContext:
         "slot",
         "source_classes",
         "source_peer",
+        "source_seen_at",
     )
 
     def __init__(
@@ -83,6 +86,7 @@ class CallContext:
         source_peer: PeerId | None,
         peer_class: str | None,
         include_self: bool,
+        declared_shape: Sequence[Dim] | None,
         execution: int,
         op: str,
         offloaded: bool,
@@ -96,7 +100,9 @@ class CallContext:
         self.source_classes = (
             () if source_peer is None else neighbours.peers.classes_of(source_peer)
         )
+        self.source_seen_at = None if source_peer is None else neighbours.book.seen_at(source_peer)
         self.peer_class = peer_class
+        self.declared_shape = declared_shape
         self.execution = execution
         self.op = op
         self.slot = rt.cells[cell_at].slot

@@ -26,17 +26,19 @@ from bbnode.ir import keys, types
 from bbnode.ir.envelope import CorrelationKind, WireCorrelation
 from bbnode.ir.interrupts import let_stop
 from bbnode.ir.opset import REQUIRED, OpSpec
+from bbnode.ir.shapes import Dim
 from bbnode.ir.values import TRIGGER, CommandId, Composite, ResponseBatch, Value, type_of
 
 # A component that prepares itself has it; it is called with an OpContext, by the rules of ops.
 BOOTSTRAP_METHOD = "bootstrap"
 
 
-class _Selects(NamedTuple):
-    """The peers that a selector chooses from, as the program says."""
+class _Said(NamedTuple):
+    """Declarations of the program: the peers a selector chooses from, and the only output."""
 
     peer_class: str | None = None
     include_self: bool = False
+    shape: Sequence[Dim] | None = None
 
 
 def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
@@ -75,9 +77,10 @@ def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
         build.inputs,
         absent,
         attributes,
-        _Selects(
+        _Said(
             build.node.metadata.get(keys.PEER_CLASS_KEY),
             build.node.metadata.get(keys.INCLUDE_SELF_KEY) == "true",
+            build.shapes.get(build.flat.outputs[0]) if len(build.flat.outputs) == 1 else None,
         ),
         _counted(build, spec, slot, _output_maker(build, spec)),
     )
@@ -89,7 +92,7 @@ def component_bootstrap(cell_at: int, cell: ComponentCell) -> EntryPlan | None:
         return None
     op = Op(0, f"{cell.slot}.{BOOTSTRAP_METHOD}", BOOTSTRAP_METHOD, 0)
     op.fire = _call(
-        op, cell_at, BOOTSTRAP_METHOD, (), (), {}, _Selects(), lambda _frame, _result: TRIGGER
+        op, cell_at, BOOTSTRAP_METHOD, (), (), {}, _Said(), lambda _frame, _result: TRIGGER
     )
     return EntryPlan.of_op(op, BOOTSTRAP_METHOD, cell.slot)
 
@@ -108,9 +111,7 @@ def bind_method(
 
     `reason_at` is the index of the value that the method gets as `ctx.reason`.
     """
-    return _call(
-        op, cell_at, method_name, inputs, (), {}, _Selects(), finish, correlation, reason_at
-    )
+    return _call(op, cell_at, method_name, inputs, (), {}, _Said(), finish, correlation, reason_at)
 
 
 def _call(
@@ -120,7 +121,7 @@ def _call(
     inputs: tuple[int, ...],
     absent: tuple[None, ...],
     attributes: dict[str, Any],
-    selects: _Selects,
+    said: _Said,
     make_outputs: Callable[[Frame, Any], Any],
     correlation: CorrelationKind | None = None,
     reason_at: int | None = None,
@@ -136,8 +137,9 @@ def _call(
             cell_at,
             now_ns=now_ns,
             source_peer=frame.source_peer,
-            peer_class=selects.peer_class,
-            include_self=selects.include_self,
+            peer_class=said.peer_class,
+            include_self=said.include_self,
+            declared_shape=said.shape,
             execution=frame.execution,
             op=op.name,
             offloaded=offloaded,

@@ -104,6 +104,10 @@ class AddressBook:
         """Yield all peers with their addresses, in the order in which they give way."""
         return ((peer, entry.addresses) for peer, entry in self._entries.items())
 
+    def unreferenced(self) -> Iterator[PeerId]:
+        """Yield the peers whose addresses were only claimed or observed."""
+        return (peer for peer, entry in self._entries.items() if entry.references == 0)
+
     def drop_peer(self, peer: PeerId) -> None:
         """Remove a reference; the entry goes with the last one."""
         entry = self._entries.get(peer)
@@ -178,6 +182,11 @@ class AddressBook:
         if entry is not None:
             entry.claimed = claimed
         return refused
+
+    def seen_at(self, peer: PeerId) -> Multiaddr | None:
+        """Return where the peer's last envelope came from; None where that is not known."""
+        entry = self._entries.get(peer)
+        return None if entry is None else entry.observed
 
     def observe(self, peer: PeerId, address: Multiaddr) -> bool:
         """Add the address that an envelope came from; return False if there is no room."""

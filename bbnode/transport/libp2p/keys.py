@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from bbnode.access.keys import ed25519_public_key
 from bbnode.ir.decoding import Boundary, shown
 from bbnode.ir.envelope import varint
 from bbnode.ir.errors import DecodeError
@@ -31,6 +32,9 @@ _INLINED_BYTES: Final = 42
 # As go-libp2p has it; and an exponent beyond 2**31 would make each check of a signature slow.
 _RSA_BITS: Final = range(2048, 8193)
 _MOST_EXPONENT: Final = 2**31 - 1
+
+# Those of libp2p's other implementations that withstand as much as an Ed25519 key does.
+_CURVES: Final = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 
 Key: TypeAlias = Ed25519PublicKey | ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 
@@ -138,7 +142,7 @@ def decode_public_key(encoded: bytes) -> PublicKey:
 
 def _key_of(kind: KeyType, data: bytes) -> Key:
     if kind is KeyType.ED25519:
-        return Ed25519PublicKey.from_public_bytes(data)
+        return ed25519_public_key(data)
     if kind is KeyType.SECP256K1:
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), data)
     # Here and in `_data_of`, not above: it takes 10 ms of a start, for keys that few peers have.
@@ -150,6 +154,10 @@ def _key_of(kind: KeyType, data: bytes) -> Key:
             raise DecodeError(f"an RSA key of {key.key_size} bits, or with too large an exponent")
         return key
     if kind is KeyType.ECDSA and isinstance(key, ec.EllipticCurvePublicKey):
+        if not isinstance(key.curve, _CURVES):
+            raise DecodeError(
+                f"an ECDSA key of the curve {shown(key.curve.name)}; P-256, P-384 and P-521 count"
+            )
         return key
     raise DecodeError(f"a key that is not of the type that it says, {kind.name}")
 

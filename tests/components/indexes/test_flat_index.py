@@ -149,3 +149,21 @@ def test_the_directory_is_free_when_the_node_has_stopped(tmp_path: Path) -> None
     made.on_stop()
     with Collection.open(tmp_path / "i") as held:
         assert len(held) == 2
+
+
+@pytest.mark.parametrize("wipe", [False, True])
+def test_an_index_may_wipe_what_is_removed_at_once(tmp_path, wipe) -> None:
+    held = index(path=str(tmp_path / "i"), wipe_removed=wipe)
+    vectors = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
+    held.add(CTX, vectors, None, np.array([1, 2, 3]))
+    held.remove(CTX, np.array([2]))
+    held.add(CTX, vectors[:1] + 10, None, np.array([1]))  # replaces
+    files = b"".join(f.read_bytes() for f in (tmp_path / "i").iterdir() if f.is_file())
+    for gone in (vectors[1], vectors[0]):
+        assert (gone.tobytes() in files) is not wipe
+    assert vectors[2].tobytes() in files
+    memory = index(wipe_removed=wipe)
+    memory.add(CTX, vectors)
+    memory.search(CTX, vectors[0], k=1)
+    memory.remove(CTX, np.array([1]))
+    assert not wipe or vectors[1].tobytes() not in memory.serialize()

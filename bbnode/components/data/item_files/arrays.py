@@ -11,6 +11,7 @@ import numpy as np
 
 from bbnode.components.data import numbers, numpy_files
 from bbnode.components.data.base import Array
+from bbnode.components.data.data_file import Room
 from bbnode.components.data.item_files.base import (
     BATCH_BYTES,
     READER,
@@ -45,10 +46,11 @@ class ItemArrays:
         data, opened = self._file.data, self._file.stream()
         if self._file.path.suffix.lower() == numpy_files.SUFFIX:
             return {"vectors": numpy_files.whole(data, opened)}
+        room = Room(READER)
         with zipfile.ZipFile(opened) as archive:
             return {
                 info.filename.removesuffix(numpy_files.SUFFIX): numpy_files.member(
-                    data, opened, archive, info, READER
+                    data, opened, archive, info, room
                 )
                 for info in archive.infolist()
                 if info.filename.endswith(numpy_files.SUFFIX)

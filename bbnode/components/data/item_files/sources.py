@@ -19,13 +19,15 @@ from typing import Any, Final
 import numpy as np
 
 from bbnode.components.data import arrow_files
-from bbnode.components.data.data_file import told
+from bbnode.components.data.arrow_sizes import group_bytes, ipc_unpacked
+from bbnode.components.data.data_file import memory_limit, told
 from bbnode.components.data.item_files.base import READER, ItemColumns, OpenItems
 from bbnode.ir.decoding import shown
 from bbnode.ir.values import MAX_INT64, Scalar
 
 _MAX_LINE_BYTES: Final = 16 << 20  # of JSON, CSV and texts
 _ARROW_ROWS: Final = 4096  # that are read at once
+_WORDS_BYTES: Final = 1 << 26  # of texts at once, if each row had the longest of a dictionary
 INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _BOOLS: Final = {"true": True, "false": False, "True": True, "False": False}
@@ -232,12 +234,26 @@ class ArrowRows(RowSource):
         pa = self._pa
         begin = file.stream().read(6)
         if begin.startswith(b"PAR1"):
-            opened = pa.parquet.ParquetFile(file.stream())
-            schema, file.count = opened.schema_arrow, opened.metadata.num_rows
+            opened = arrow_files.open_parquet(pa, file.stream())
+            schema, meta = opened.schema_arrow, opened.metadata
+            file.count = meta.num_rows
+            for at in range(meta.num_row_groups):  # of which one is in memory at a time
+                declared = group_bytes(meta.row_group(at), meta.schema)
+                if declared > memory_limit():
+                    raise file.refuse(
+                        f"its row group {at} takes {declared >> 20} MiB, over half of the memory "
+                        "that there is; write it in smaller row groups"
+                    )
             self._batches: Callable[[], Iterator[Any]] = partial(
                 opened.iter_batches, batch_size=_ARROW_ROWS
             )
         elif begin.startswith(b"ARROW1"):
+            unpacked = ipc_unpacked(file.data, is_file=True)
+            if unpacked > memory_limit():
+                raise file.refuse(
+                    f"its batches unpack to {unpacked >> 20} MiB, over half of the memory that "
+                    "there is; write it uncompressed"
+                )
             reader = pa.ipc.open_file(pa.memory_map(str(file.path)))
             schema = reader.schema
             self._batches = lambda: map(reader.get_batch, range(reader.num_record_batches))
@@ -251,12 +267,25 @@ class ArrowRows(RowSource):
     def records(self) -> Iterator[FileRow | tuple[int, str, str]]:
         row = 0
         for whole in self._batches():
-            for start in range(0, len(whole), _ARROW_ROWS):
-                batch = whole.slice(start, _ARROW_ROWS)
+            at_once = self._rows_at_once(whole)
+            for start in range(0, len(whole), at_once):
+                batch = whole.slice(start, at_once)
                 found = {name: self._column(name, batch.column(name)) for name in self._used}
                 for at in range(len(batch)):
                     yield FileRow(row, f"row {row}", {n: each[at] for n, each in found.items()})
                     row += 1
+
+    def _rows_at_once(self, batch: Any) -> int:
+        """Return how many rows become Python's values at once: a dictionary repeats its words."""
+        widest = 1
+        types = self._pa.types
+        for name in self._used:
+            column = batch.column(name)
+            kind = column.type.value_type if types.is_dictionary(column.type) else None
+            if kind is not None and (types.is_string(kind) or types.is_binary(kind)):
+                sizes = self._pa.compute.binary_length(column.dictionary)
+                widest = max(widest, self._pa.compute.max(sizes).as_py() or 0)
+        return max(1, min(_ARROW_ROWS, _WORDS_BYTES // widest))
 
     def _column(self, name: str, column: Any) -> Sequence[Any]:
         # The offsets of a broken file would be followed to anywhere.

@@ -1,0 +1,82 @@
+"""Memory of peers that came and went, given back.
+
+Rule: whatever a node keeps of a peer that nobody named and that is not connected goes once it was
+quiet for `FORGOTTEN_AFTER_S`. The tables are bounded without this; with it they are small again
+after a flood of identities. The node is told, so that a record of its life holds it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from bbnode.access.policy import Policy
+from bbnode.engine import Node
+from bbnode.ir.address import forget_parsed
+from bbnode.ir.caps import FORGOTTEN_AFTER_S
+from bbnode.ir.envelope import forget_senders
+from bbnode.ir.peer import PeerId
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 600.0
+_NS: Final = 1_000_000_000
+# From so many peers on, what they leave is worth being handed to the system.
+_MANY: Final = 1000
+
+
+class PassingPeers:
+    """Forgets peers that came and went."""
+
+    def __init__(
+        self,
+        node: Node,
+        policy: Policy,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._node = node
+        self._policy = policy
+        self._monotonic_ns = monotonic_ns
+        self._since_ns: dict[PeerId, int] = {}
+        self.forgotten = 0  # in all
+
+    async def run(self) -> None:
+        """Look every ten minutes."""
+        while True:
+            await trio.sleep(_LOOK_S)
+            self.look()
+
+    def look(self) -> int:
+        """Forget who has been quiet for long; return how many peers that were."""
+        now_ns, after_ns = self._monotonic_ns(), int(FORGOTTEN_AFTER_S * _NS)
+        self._since_ns = {
+            peer: max(self._since_ns.get(peer, now_ns), self._policy.heard_ns(peer))
+            for peer in self._node.passing_peers()
+        }
+        quiet = [peer for peer, since in self._since_ns.items() if now_ns - since >= after_ns]
+        for peer in quiet:
+            self._node.forget_peer(peer)
+        if quiet:  # made anew: a dictionary that loses entries keeps its size
+            gone_now = frozenset(quiet)
+            self._since_ns = {p: at for p, at in self._since_ns.items() if p not in gone_now}
+        connected = frozenset(self._node.everyone_connected())
+        gone = max(len(quiet), self._policy.forget_quiet(now_ns, after_ns, connected))
+        self.forgotten += gone
+        if gone >= _MANY:
+            _give_back()
+            logger.info("memory given back", extra={"peers": gone})
+        return gone
+
+
+def _give_back() -> None:
+    """Clear caches of what many peers said, and hand free memory to the system, where it can be."""
+    forget_senders()
+    forget_parsed()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
