@@ -297,7 +297,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "CyclicTraining": {}, "HierarchicalTraining": EDGES,
 }  # fmt: skip
 # Methods whose clients answer in turn, or by way of edges, as well as all at once.
-MEANS = {"FedProx", "FedNova", "q-FedAvg", "FedPer", "FedRep"}
+MEANS = ("FedProx", "FedNova", "q-FedAvg", "FedPer", "FedRep")
 OF_NUMPY = [name for name in SERVERS if name != "FedOpt"]
 
 
