@@ -38,7 +38,7 @@ def upgrade(cluster: Cluster, node: ChildNode, program: str, **more: object) -> 
     path = cluster.artifact.with_name(f"{sha256[:8]}.onnx")
     path.write_bytes(data)
     text = node.config.read_text()
-    text = text.replace(str(cluster.artifact), str(path))
+    text = re.sub(r"(?m)^path = .*artifact.*$", f'path = "{path}"', text)
     node.config.write_text(re.sub(r"(?m)^sha256 = .*$", f'sha256 = "{sha256}"', text))
     return sha256[:8]
 

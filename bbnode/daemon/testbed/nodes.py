@@ -175,7 +175,7 @@ def _spawn(
     config: Path, stdin: int, log: IO[bytes], environment: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "bbnode", "run", "--config", os.fspath(config), "--stop-at-eof"],
+        [sys.executable, "-m", "bbnode", "run", "--stop-at-eof", "--config", os.fspath(config)],
         stdin=stdin,
         stdout=log,
         stderr=subprocess.STDOUT,
