@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from onnx import FunctionProto, ModelProto, NodeProto
 from numpy.typing import NDArray
 
 from bbnode.compiler import Compiler
-from bbnode.components import ConnectedView, FedAvg, OrtBackend
+from bbnode.components import ConnectedView, FedAvg, OnnxModel, OrtBackend
+from bbnode.components.data.base import MemoryDataSource
+from bbnode.components.models.mlp import mlp_forward
 from bbnode.dsl import BackendSlot, Graph, Output, PeerSelectorSlot, types
 from bbnode.ir import keys
 from bbnode.sim import Network, SimNode
@@ -107,4 +110,44 @@ def alone(body: Body, inputs: Mapping[str, Any], **more: Any) -> SimNode:
     made, node = network(compiled(body, **more), workers=0)
     node.invoke("asker", inputs)
     made.run_until_idle()
+    return node
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointsConfig:
+    seed: int = 0
+    batch_size: int = 0
+
+
+@support._once
+class Points(MemoryDataSource):
+    """Eight points of the plane, in two classes."""
+
+    TYPE_NAME: ClassVar[str] = "test.Points"
+    Config = PointsConfig
+
+    def load(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        at = np.arange(16, dtype=np.float32).reshape(8, 2) / 16
+        return at, np.arange(8) % 2
+
+
+def learner() -> Compiler:
+    """Return a compiler with a real model in slot `net`, and data for it."""
+    return (
+        Compiler()
+        .bind_backend("compute", OrtBackend)
+        .bind_data_source("data", Points)
+        .bind_model("net", OnnxModel)
+    )
+
+
+def learning(body: Body, inputs: Mapping[str, Any]) -> SimNode:
+    """Return a node that has run a program over a linear model of two inputs and outputs."""
+    made = Network(seed=0)
+    forward = mlp_forward((2, 2)).SerializeToString()
+    node = made.add("asker", compiled(body, using=learner()), ["asker"],
+                    config={"net": {"model": forward}})  # fmt: skip
+    node.invoke("asker", inputs)
+    made.run_until_idle()
+    assert node.failures() == []
     return node
