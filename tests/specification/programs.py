@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from onnx import FunctionProto, ModelProto, NodeProto
 from numpy.typing import NDArray
+from onnx import FunctionProto, ModelProto, NodeProto
 
 from bbnode.compiler import Compiler
 from bbnode.components import ConnectedView, FedAvg, OnnxModel, OrtBackend

@@ -1,6 +1,7 @@
 """The rows of docs/specification.md, and the probes of a section.
 
-Rule: a row has one probe and a probe one row; a probe is named by the words that its row begins with.
+Rule: a row has one probe and a probe one row; a probe is named by the words with which its row
+begins.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from pathlib import Path
 from typing import TypeVar
 
 PAGE = Path(__file__).parents[2] / "docs" / "specification.md"
-NOTHING = "–"  # a cell of what one of the two does not have
+NOTHING = "\N{EN DASH}"  # a cell of what one of the two does not have
 Probe = TypeVar("Probe", bound=Callable[..., object])
 
 
 def sections() -> dict[str, list[str]]:
-    """Return the rows of each section that has a table: a row's cells that say something, joined."""
+    """Return the rows of each section with a table: the cells that say something, joined."""
     found: dict[str, list[str]] = {}
     for section in PAGE.read_text("utf-8").split("\n## ")[1:]:
         title, _, text = section.partition("\n")

@@ -46,7 +46,7 @@ from tests.engine.builder import Partition, model
 from tests.engine.envelopes import envelope
 from tests.engine.support import Pump, ScriptConfig, ScriptModel, bring_up, of, peer
 from tests.specification import programs
-from tests.specification.programs import COMPUTE, S, WORKERS, compiled, floats, meta, nodes, number
+from tests.specification.programs import COMPUTE, WORKERS, S, compiled, floats, meta, nodes, number
 from tests.specification.rows import Rows
 
 ROWS = Rows("IR and language")
@@ -104,7 +104,7 @@ def test_the_highest_opset_counts_where_the_ops_mean_the_same() -> None:
 def test_the_graph_is_empty_and_has_the_roots_name() -> None:
     made = programs.recorded(programs.echo)
     assert made.graph.name == made.functions[0].name
-    assert not (made.graph.node or made.graph.input or made.graph.output)
+    assert not [*made.graph.node, *made.graph.input, *made.graph.output]
     onnx.checker.check_model(made, full_check=True)
 
 
@@ -213,7 +213,7 @@ def test_ops_of_a_slot_fire_in_the_order_of_the_program() -> None:
 
 @ROWS.probe("a `bundle` of nothing")
 def test_a_bundle_of_nothing_is_a_typed_error_with_its_line() -> None:
-    with pytest.raises(BadArgument, match="test_language.py:"):
+    with pytest.raises(BadArgument, match=r"test_language\.py:"):
         programs.recorded(lambda g: g.bundle([]))
 
 
