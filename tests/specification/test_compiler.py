@@ -22,7 +22,7 @@ from bbnode.engine.errors import BrokenSeal, InputShapeMismatch
 from bbnode.ir import keys
 from bbnode.ir.address import site_suffix
 from bbnode.ir.graph import Function
-from bbnode.ir.values import TRIGGER, CorrelationToken
+from bbnode.ir.values import TRIGGER, CorrelationToken, PeerIdVec
 from tests import protos
 from tests.dsl.programs import FromFunction
 from tests.engine.builder import Partition, model
@@ -46,6 +46,15 @@ def test_hops_are_counted() -> None:
     assert meta(stamps["there"], keys.DEADLINE_NS_KEY) == str(2 * S)
     assert meta(stamps["back"], keys.DEADLINE_NS_KEY) == str(S)
 
+    def slowly(g: Graph) -> None:
+        x = number(g)
+        there = g.net_out("there", WORKERS.current_view(g, after=x), x)
+        late = syscalls.sleep(g, g.constant(TRIGGER, after=there), duration_ns=3 * S)
+        g.output("back", g.net_out("back", there.sender, there, after=late))
+
+    first, _ = nodes(compiled(slowly, using=budget), keys.OP_SEND)
+    assert meta(first, keys.DEADLINE_NS_KEY) == str(5 * S)
+
 
 def to_one(g: Graph) -> None:
     """Send to one peer that is written down."""
@@ -61,6 +70,18 @@ def test_every_recv_has_gates_and_sends_to_a_constant_peer() -> None:
         recvs = nodes(made, keys.OP_RECV)
         assert not any("peer" in programs.attributes(node) for node in recvs)
         assert len(nodes(made, *RX_GATES)) == 3 * len(recvs)
+    blocked = bring_up(compiled(to_those_named), "asker")
+    blocked.peer_connected(peer(1), ["worker"])
+    blocked.block_peer(peer(1))
+    blocked.invoke("asker", {"x": floats(1), "worker": PeerIdVec([peer(1)])})
+    made_steps = blocked.poll(0)
+    assert of(steps.SendEnvelope, made_steps) == []
+    assert [s.peer for s in of(steps.PeerResolveFailed, made_steps)] == [peer(1)]
+
+
+def to_those_named(g: Graph) -> None:
+    """Send to the peers that who invokes it names."""
+    g.output("y", g.net_out("there", g.input("worker", types.PEER_ID_VEC), number(g)))
 
 
 @ROWS.probe("a transmit gate gives")

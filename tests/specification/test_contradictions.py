@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from bbnode.compiler import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.compiler.errors import CompileError, OpsetNotImported, UnpairedWireRequest
+from bbnode.components import Backend
 from bbnode.dsl import Graph, ModelSlot, RecordingError, types
 from bbnode.engine import steps
 from bbnode.engine.errors import UnsupportedOps
 from bbnode.ir import ids, keys, opset
 from tests.compiler.programs import Body, run, unit_of
 from tests.dsl.programs import FromFunction
+from tests.engine import support
 from tests.engine.envelopes import envelope
 from tests.engine.support import EvalBackend, bring_up, of, peer
 from tests.specification import programs
 from tests.specification.programs import COMPUTE, WORKERS, compiled, floats, meta, nodes, number
 from tests.specification.rows import Rows
 
+X = {"x": floats(2)}
 ROWS = Rows("Where the texts contradict each other")
 
 
@@ -202,19 +208,36 @@ def test_the_hash_of_a_type_is_that_of_its_name() -> None:
     assert types.ADDRESS_VEC.wire_hash == expected != 0x0303
 
 
+@support._once
+class Negates(Backend):
+    """A backend of one primitive."""
+
+    TYPE_NAME: ClassVar[str] = "test.Negates"
+
+    def neg(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.negative(x)
+
+
 @ROWS.probe("the number of ONNX ops that a backend has")
-def test_what_a_backend_cannot_run_is_refused_at_install() -> None:
-    def body(g: Graph) -> None:
+@pytest.mark.parametrize(
+    ("backend", "runs_all"), [(programs.OrtBackend, True), (EvalBackend, False), (Negates, False)]
+)
+def test_what_a_backend_cannot_run_is_refused_at_install(
+    backend: type[Backend], runs_all: bool
+) -> None:
+    using = programs.Compiler().bind_backend("compute", backend)
+
+    def einsum(g: Graph) -> None:
         x = number(g)
         g.output("y", COMPUTE.op(g, "Einsum", x, x, equation="i,i->i"))
 
-    def install(component: type) -> None:
-        using = programs.Compiler().bind_backend("compute", component)
-        bring_up(compiled(body, using=using), "asker")
-
-    install(programs.OrtBackend)  # runs graphs
-    with pytest.raises(UnsupportedOps, match="Einsum"):
-        install(EvalBackend)
+    node = programs.alone(lambda g: g.output("y", COMPUTE.neg(g, number(g))), X, using=using)
+    assert [v.tolist() for v in node.values("y")] == [[-2.0]]
+    if runs_all:
+        assert programs.alone(einsum, X, using=using).values("y") == [4.0]
+    else:
+        with pytest.raises(UnsupportedOps, match="Einsum"):
+            bring_up(compiled(einsum, using=using), "asker")
 
 
 def test_each_row_has_one_probe() -> None:

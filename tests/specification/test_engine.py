@@ -10,7 +10,7 @@ import pytest
 
 from bbnode.dsl import Graph, ModelSlot, Module, syscalls, types
 from bbnode.engine import Limits, Node, steps
-from bbnode.engine.errors import MissingInput
+from bbnode.engine.errors import MissingInput, SnapshotRefused
 from bbnode.engine.ops import build
 from bbnode.engine.planning.program import plan_program
 from bbnode.engine.snapshot.as_model import opened_snapshot, snapshot_model
@@ -247,6 +247,17 @@ def test_who_cannot_answer_says_so_at_once() -> None:
     assert [fill.dest_suffix for fill in said.fills] == [REFUSED_SUFFIX]
 
 
+def test_who_stays_away_is_counted_out_before_the_deadline() -> None:
+    made = compiled(scripted, using=typed())
+    asker = bring_up(made, "asker", limits=Limits(lost_peer_grace_ms=500))
+    asker.peer_connected(peer(1), ["worker"])
+    asking(asker, x=floats(1))
+    asker.peer_disconnected(peer(1), "gone")
+    assert of(steps.OpFailed, asker.poll(S // 4)) == []
+    (failed,) = of(steps.OpFailed, asker.poll(S))
+    assert (failed.kind, "ConnectionLost" in failed.detail) == ("QuorumNotReached", True)
+
+
 def typed() -> programs.Compiler:
     """Return a compiler whose model in `net` is known to hold floats."""
     return (
@@ -327,7 +338,11 @@ def heavy(g: Graph) -> None:
 def test_a_snapshot_is_without_the_program() -> None:
     made = compiled(heavy)
     assert made.ByteSize() > 1 << 20
-    assert len(bring_up(made, "asker").snapshot(0)) < 1 << 14
+    taken = bring_up(made, "asker").snapshot(0)
+    assert len(taken) < 1 << 14
+    other = bring_up(compiled(negates), "asker")
+    with pytest.raises(SnapshotRefused):
+        other.restore(taken, 0)
 
 
 @ROWS.probe("a snapshot is a `ModelProto`")

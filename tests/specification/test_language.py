@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -19,7 +20,7 @@ from bbnode.compiler.errors import (
     OpsetNotImported,
     StoredTypesDiffer,
 )
-from bbnode.components import FlatIndex, concrete
+from bbnode.components import ArrayDataSource, FlatIndex, concrete
 from bbnode.dsl import (
     AggregatorSlot,
     BadArgument,
@@ -109,11 +110,27 @@ def test_the_graph_is_empty_and_has_the_roots_name() -> None:
 
 
 @ROWS.probe("the ops of a data source are")
-def test_peers_standardise_alike() -> None:
-    domain = keys.role_domain("DataSource")
-    assert {s.op_type for s in opset.ops_of(domain)} == {
-        "NextBatch", "Reset", "OnDataLoaded", "Statistics", "Standardize",
-    }  # fmt: skip
+def test_peers_standardise_alike(tmp_path: Path) -> None:
+    path = tmp_path / "points.npz"
+    np.savez(path, x=np.array([[1.0], [3.0]], np.float32), y=np.array([0, 1]))
+    data = DataSourceSlot("data")
+
+    def body(g: Graph) -> None:
+        shares, _ = data.statistics(g)
+        taken = data.standardize(g, shares)
+        batch, _ = data.next_batch(g, after=taken)
+        g.output("batch", batch)
+
+    using = Compiler().bind_data_source("data", ArrayDataSource)
+    node = bring_up(
+        compiled(body, using=using),
+        "asker",
+        config={"data": {"path": str(path), "standardize": "federated"}},
+    )
+    node.invoke("asker", {})
+    pump = Pump(node)
+    pump.settle()
+    assert pump.of(node, steps.AppEvent)[0].value.tolist() == [[-1.0], [1.0]]
 
 
 @ROWS.probe("a slot's type is in the attribute's")
@@ -578,12 +595,13 @@ def test_sends_and_outputs_depend_on_values_and_peers_are_chosen() -> None:
 
 
 @ROWS.probe("`Any`, `DeadlineMatch`")
-def test_the_first_arrival_counts_once_over_executions_too() -> None:
+@pytest.mark.parametrize(("op", "more"), [("DeadlineMatch", {}), ("Any", {"group": "first"})])
+def test_the_first_arrival_counts_once_over_executions_too(op: str, more: dict[str, str]) -> None:
     p = Partition("server", inputs=["ask"])
     p.recv("reply", node=types.TRIGGER)
     p.sys("After", ["ask"], "timeout", delay_ns=5 * S, stamp_ns=60 * S)
     p.sys("OnTrigger", ["reply"], "there")
-    p.sys("DeadlineMatch", ["there", "timeout"], "winner")
+    p.sys(op, ["there", "timeout"], "winner", **more)
     p.output("out", "winner")
     node = bring_up(model(p), "server")
     node.peer_connected(peer(1), ["client"])
