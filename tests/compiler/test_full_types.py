@@ -15,8 +15,8 @@ from bbnode.compiler.errors import (
     DuplicateOutput,
     ExpansionFailed,
     RoleMethodFailed,
-    UnknownOp,
     UnboundSlot,
+    UnknownOp,
     UnresolvedType,
 )
 from bbnode.components import ConnectedView, OrtBackend, register_component
