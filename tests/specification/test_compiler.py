@@ -17,7 +17,7 @@ from bbnode.compiler.errors import (
 )
 from bbnode.components import concrete
 from bbnode.dsl import CompiledModule, Graph, ModelSlot, Module, syscalls, types
-from bbnode.engine import steps
+from bbnode.engine import Limits, steps
 from bbnode.engine.errors import BrokenSeal, InputShapeMismatch
 from bbnode.ir import keys
 from bbnode.ir.address import site_suffix
@@ -27,7 +27,7 @@ from tests import protos
 from tests.dsl.programs import FromFunction
 from tests.engine.builder import Partition, model
 from tests.engine.envelopes import envelope
-from tests.engine.support import ScriptConfig, ScriptModel, bring_up, of, peer
+from tests.engine.support import Pump, ScriptConfig, ScriptModel, bring_up, of, peer
 from tests.specification import programs
 from tests.specification.programs import COMPUTE, WORKERS, S, compiled, floats, meta, nodes, number
 from tests.specification.rows import Rows
@@ -54,6 +54,47 @@ def test_hops_are_counted() -> None:
 
     first, _ = nodes(compiled(slowly, using=budget), keys.OP_SEND)
     assert meta(first, keys.DEADLINE_NS_KEY) == str(5 * S)
+
+
+def trains(g: Graph) -> None:
+    """Ask workers to train, which may take a minute."""
+    x = number(g)
+    asked = g.request("ask", WORKERS.current_view(g, after=x), x, deadline=60.0)
+    asked.respond(ModelSlot("net").train(g, after=asked.received))
+    g.output("answers", asked.responses.count)
+
+
+def trained_after(seconds: int) -> Pump:
+    """Return the network of an asker and a worker whose training took so long."""
+    made = compiled(trains)
+    asker, worker = bring_up(made, "asker"), bring_up(made, "worker", me=1)
+    pump = Pump(asker, worker)
+    pump.hold_tasks = True
+    asker.invoke("asker", {"x": floats(1)})
+    pump.advance(pump.now_ns + seconds * S)
+    if pump.tasks:
+        pump.run_task()
+    pump.settle()
+    return pump
+
+
+@ROWS.probe("an op that may suspend has the deadline")
+def test_an_op_has_what_the_chain_has_left_and_else_the_limit() -> None:
+    (train,) = nodes(compiled(trains), "Train")
+    assert meta(train, keys.DEADLINE_NS_KEY) == str(60 * S)
+    for seconds, kinds in ((45, []), (61, ["DeadlineExceeded", "QuorumNotReached"])):
+        pump = trained_after(seconds)
+        failed = [s.kind for made in pump.steps.values() for s in of(steps.OpFailed, made)]
+        assert sorted(failed) == kinds
+    alone = bring_up(
+        compiled(lambda g: g.output("y", ModelSlot("net").train(g))),
+        "asker",
+        limits=Limits(wait_s=1000),
+    )
+    alone.invoke("asker", {})
+    alone.poll(0)
+    assert of(steps.OpFailed, alone.poll(999 * S)) == []
+    assert [s.kind for s in of(steps.OpFailed, alone.poll(1000 * S))] == ["DeadlineExceeded"]
 
 
 def to_one(g: Graph) -> None:

@@ -34,7 +34,7 @@ from bbnode.dsl import (
     syscalls,
     types,
 )
-from bbnode.engine import install, steps
+from bbnode.engine import Limits, install, steps
 from bbnode.engine.errors import UnreachableOps
 from bbnode.ir import codec, keys, opset
 from bbnode.ir.envelope import decode_envelope
@@ -513,13 +513,13 @@ def test_a_training_takes_a_proximal_term() -> None:
     assert not np.allclose(adjusted["moved"], plain["moved"])
 
 
-def arrivals(**attributes: Any) -> Any:
+def arrivals(limits: Limits | None = None, **attributes: Any) -> Any:
     """A node on which a Threshold counts what a Recv brings."""
     p = Partition("server")
     p.recv("done", node=types.TRIGGER, meta={keys.WIRE_TRANSPORT_KEY: "trigger_only"})
     p.sys("Threshold", ["done"], "every", **attributes)
     p.output("all", "every")
-    node = bring_up(model(p), "server")
+    node = bring_up(model(p), "server", limits=limits)
     for number_ in (1, 2):
         node.peer_connected(peer(number_), ["client"])
     return node, p.site("done")
@@ -545,9 +545,10 @@ def test_a_threshold_joins_branches_or_executions() -> None:
     counting, site = arrivals(n=3, until_ns=5 * S)
     assert of(steps.AppEvent, arrive(counting, site, 1, 2)) == []
     assert len(of(steps.AppEvent, arrive(counting, site, 1))) == 1
-    late, site = arrivals(n=3, until_ns=5 * S)
-    arrive(late, site, 1)
-    assert [f.kind for f in of(steps.OpFailed, late.poll(5 * S))] == ["JoinIncomplete"]
+    for late, site in (arrivals(n=3, until_ns=5 * S), arrivals(Limits(wait_s=5), n=3)):
+        arrive(late, site, 1)
+        assert of(steps.OpFailed, late.poll(5 * S - 1)) == []
+        assert [f.kind for f in of(steps.OpFailed, late.poll(5 * S))] == ["JoinIncomplete"]
 
 
 @ROWS.probe("`Collect`")
