@@ -122,10 +122,13 @@ def test_what_can_change_is_copied_and_what_cannot_is_taken() -> None:
     p = Partition("asker", inputs=["x"])
     p.output("y", "x")
     node = bring_up(model(p), "asker")
-    mine = floats(1)
-    node.invoke("asker", {"x": mine})
-    mine[0] = 5
-    assert outputs(node.poll(0)) == [[1.0]]
+    for is_seen_read_only in (False, True):
+        mine = floats(1)
+        handed_in = mine.view()
+        handed_in.flags.writeable = not is_seen_read_only
+        node.invoke("asker", {"x": handed_in})
+        mine[0] = 5
+        assert outputs(node.poll(0)) == [[1.0]]
     fixed = np.frombuffer(floats(1, 2).tobytes(), np.float32)
     (out,) = of(steps.AppEvent, asking(node, x=fixed))
     assert np.shares_memory(out.value, fixed)

@@ -217,14 +217,17 @@ def test_a_slot_is_its_name() -> None:
 @ROWS.probe("ops of one slot are ordered")
 def test_ops_of_a_slot_fire_in_the_order_of_the_program() -> None:
     def body(g: Graph) -> None:
-        NET.load_parameters(g, number(g))
-        NET.train(g, epochs=2, batch=3)
+        late = syscalls.sleep(g, g.input("go", types.TRIGGER), duration_ns=S)
+        NET.load_parameters(g, number(g), after=late)
+        NET.train(g, epochs=2, batch=3)  # reads nothing, and so could begin
         g.output("y", NET.params(g))
 
     node = bring_up(compiled(body, using=programs.compiler().with_permissive_types()), "asker")
     pump = Pump(node)
-    node.invoke("asker", {"x": floats(1)})
+    node.invoke("asker", {"x": floats(1), "go": TRIGGER})
     pump.settle()
+    assert node.component("net").calls == []
+    pump.advance(pump.now_ns + S)
     assert node.component("net").calls == ["load 1.0", "train 2 3", "params"]
 
 
