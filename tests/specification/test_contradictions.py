@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bbnode.compiler import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.compiler.errors import CompileError, OpsetNotImported, UnpairedWireRequest
-from bbnode.components import Backend
+from bbnode.components import Backend, OnnxModel
 from bbnode.dsl import Graph, ModelSlot, RecordingError, types
 from bbnode.engine import steps
 from bbnode.engine.errors import UnsupportedOps
@@ -200,6 +200,16 @@ def test_a_stage_runs_behind_the_pipeline_or_where_a_name_says() -> None:
     early = programs.compiler().with_pass(before, before="partition_by_wire_ops")
     compiled(programs.echo, using=early)
     assert (behind.partitions, before.partitions) == ([2], [0])
+
+
+@ROWS.probe("the domain of a role's op")
+def test_a_role_has_one_domain_for_all_components() -> None:
+    domains = []
+    for component in (support.ScriptModel, OnnxModel):
+        using = programs.learner() if component is OnnxModel else programs.compiler()
+        made = compiled(keeps, using=using.with_permissive_types())
+        domains += [(n.domain, n.op_type) for n in nodes(made) if n.op_type == "Forward"]
+    assert domains == [("ai.bytesandbrains.role.model", "Forward")] * 2
 
 
 @ROWS.probe("the wire hash of `address_vec`")

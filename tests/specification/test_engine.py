@@ -7,10 +7,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from onnx import ModelProto
 
 from bbnode.dsl import Graph, ModelSlot, Module, syscalls, types
 from bbnode.engine import Limits, Node, steps
-from bbnode.engine.errors import MissingInput, SnapshotRefused
+from bbnode.engine.errors import (
+    InvalidArtifact,
+    MissingComponents,
+    MissingInput,
+    SnapshotRefused,
+    UnsupportedOps,
+)
 from bbnode.engine.ops import build
 from bbnode.engine.planning.program import plan_program
 from bbnode.engine.snapshot.as_model import opened_snapshot, snapshot_model
@@ -23,7 +30,7 @@ from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
 from tests.engine.builder import Partition, model
 from tests.engine.envelopes import envelope
-from tests.engine.support import Boom, Pump, ScriptModel, bring_up, of, peer
+from tests.engine.support import Boom, EvalBackend, Pump, ScriptModel, bring_up, of, peer
 from tests.specification import programs
 from tests.specification.programs import COMPUTE, WORKERS, S, compiled, floats, meta, nodes, number
 from tests.specification.rows import Rows
@@ -50,6 +57,37 @@ def test_nothing_is_looked_up_while_a_program_runs(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(build, "_BINDERS", {})
     monkeypatch.setattr(opset, "lookup_op", None)
     assert outputs(asking(node, x=floats(1))) == [[-1.0]]
+
+
+def calling(*slots: str, bound: str = "") -> ModelProto:
+    """Return an artifact in which ops call slots, which hold components of this type, or none."""
+    p = Partition("asker", inputs=["x"])
+    for slot in slots if bound else ():
+        p.bind(slot, "Model", f"{bound}.{slot}")
+    for slot in slots:
+        stamps = {} if bound else {keys.SLOT_KEY: slot}
+        p.op(keys.role_domain("Model"), "Params", [], [f"{slot}_made"], meta=stamps,
+             slot=slot if bound else "", after=["x"])  # fmt: skip
+        p.output(f"{slot}_out", f"{slot}_made")
+    return model(p)
+
+
+@ROWS.probe("what can't be installed is")
+def test_what_cannot_be_installed_is_named_as_a_whole() -> None:
+    with pytest.raises(InvalidArtifact, match="'one'"):
+        bring_up(calling("one"), "asker")
+    with pytest.raises(MissingComponents, match=r"gone\.one.*gone\.two"):
+        bring_up(calling("one", "two", bound="gone"), "asker")
+
+    def two_ops(g: Graph) -> None:
+        x = number(g)
+        g.output("y", COMPUTE.exp(g, COMPUTE.op(g, "Einsum", x, x, equation="i,i->i")))
+        g.output("z", COMPUTE.op(g, "Einsum", x, x, equation="i,i->i"))
+
+    using = programs.Compiler().bind_backend("compute", EvalBackend)
+    with pytest.raises(UnsupportedOps) as caught:
+        bring_up(compiled(two_ops, using=using), "asker")
+    assert str(caught.value).count("Einsum") >= 2
 
 
 def sleeps(g: Graph) -> None:

@@ -101,6 +101,13 @@ def test_the_highest_opset_counts_where_the_ops_mean_the_same() -> None:
                 programs.compiler().compile(made)
 
 
+@ROWS.probe("`producer_name` `bytesandbrains`")
+def test_functions_are_in_one_domain() -> None:
+    made = programs.recorded(programs.echo)
+    assert made.producer_name == "bbnode"
+    assert {f.domain for f in made.functions} == {"ai.bytesandbrains.module"}
+
+
 @ROWS.probe("the model's graph calls the root")
 def test_the_graph_is_empty_and_has_the_roots_name() -> None:
     made = programs.recorded(programs.echo)
@@ -346,8 +353,45 @@ def test_a_search_gives_results() -> None:
 @ROWS.probe("`Index.Add`")
 def test_what_was_added_can_be_removed() -> None:
     node = searched()
-    assert [v.tolist() for v in node.values("ids")] == [0]
+    assert [(v.tolist(), v.dtype) for v in node.values("ids")] == [(0, np.int64)]
     assert [v.ids.size for v in node.values("after")] == [0]
+
+
+def ports(role: str, op_type: str) -> tuple[list[str], list[str]]:
+    """Return the names of the inputs and outputs of a role's op."""
+    spec = opset.lookup_op(keys.role_domain(role), op_type)
+    assert spec is not None
+    return [port.name for port in spec.inputs], [port.name for port in spec.outputs]
+
+
+@ROWS.probe("inputs and outputs `vec`")
+def test_one_thing_has_one_word_over_all_roles() -> None:
+    assert ports("Index", "Add")[0][0] == "vector"
+    assert ports("Codec", "Encode") == (["tensor"], ["code"])
+    assert ports("Codec", "Decode") == (["code"], ["tensor"])
+    assert ports("PeerSelector", "CurrentView")[1] == ["peers"]
+    assert ports("Aggregator", "Contribute")[0][0] == "tensor"
+    assert ports("Aggregator", "Aggregate")[1][0] == "tensor"
+
+
+@ROWS.probe("`Aggregate`, `CurrentTensor` and `Reset`")
+def test_what_only_orders_is_no_input() -> None:
+    ordered = (
+        ("Aggregator", "Aggregate"),
+        ("Aggregator", "CurrentTensor"),
+        ("DataSource", "Reset"),
+    )
+    assert [ports(*each)[0] for each in ordered] == [[], [], []]
+
+    def body(g: Graph) -> None:
+        late = syscalls.sleep(g, g.input("go", types.TRIGGER), duration_ns=S)
+        g.output("done", DataSourceSlot("data").reset(g, after=late))
+
+    using = Compiler().bind_data_source("data", programs.Points)
+    node = bring_up(compiled(body, using=using), "asker")
+    node.invoke("asker", {"go": TRIGGER})
+    assert of(steps.AppEvent, node.poll(0)) == []
+    assert len(of(steps.AppEvent, node.poll(S))) == 1
 
 
 @ROWS.probe("`Contribute(contribution)`")
@@ -368,10 +412,7 @@ def test_an_aggregate_has_a_weight() -> None:
     worker = network["worker 0"]
     assert [v.tolist() for v in worker.values("tensor")] == [[4.0]]
     assert [m["num_samples"] for m in worker.values("metadata")] == [3]
-    domain = keys.role_domain("Aggregator")
-    spec = opset.lookup_op(domain, "ContributeAll")
-    assert spec is not None
-    assert [port.name for port in spec.inputs] == ["responses"]
+    assert ports("Aggregator", "ContributeAll")[0] == ["responses"]
 
 
 @ROWS.probe("`NextBatch` may")
