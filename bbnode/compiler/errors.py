@@ -465,16 +465,11 @@ class NothingStored(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class UnresolvedType(CompileError, AuthorError):
-    """A value's type stays abstract under strict types.
-
-    `slot` and `role` are those of its op, where nothing is bound that could narrow the type.
-    """
+    """A value's type stays abstract under strict types."""
 
     value: str
     known: str = "Any"
     op: str = ""
-    slot: str = ""
-    role: str = ""
 
     def message(self) -> str:
         what = "value" if self.op else "input"
@@ -485,12 +480,6 @@ class UnresolvedType(CompileError, AuthorError):
             return (
                 f"Declare it: `g.input({self.value!r}, types.TENSOR_FLOAT)`, or what it is; or "
                 "bind a component whose `storage` narrows it, or compile with_permissive_types()"
-            )
-        if self.slot:
-            return (
-                f"Slot {self.slot!r} is not bound: add `.bind_{keys.snake_case(self.role)}"
-                f"({self.slot!r}, <component class>)` (its `storage` narrows the type), or compile "
-                "with_permissive_types()"
             )
         return (
             "Declare it where it begins (`g.input(name, type)`), bind a component whose `storage` "
@@ -763,6 +752,11 @@ class IrVersionMismatch(CompileError, DeploymentError):
 
     MESSAGE = "the model has ir_version {got}, the compiler takes {oldest} to {newest}"
     MEND = "Record it again with this bbnode, or compile with_target_version(...)"
+
+    @property
+    def expected(self) -> int:
+        """The version of the compiler's target, which is the newest that it takes."""
+        return self.newest
 
 
 # --- the pipeline ---------------------------------------------------------------------------

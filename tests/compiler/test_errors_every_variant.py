@@ -377,7 +377,7 @@ def type_constraint_failed() -> object:
 
 
 @case(errors.UnresolvedType, "'Unbundle_0.parts_0'", "`g.input(name, type)`",
-      value="Unbundle_0.parts_0", known="Tensor", op="Unbundle_0", slot="", role="")  # fmt: skip
+      value="Unbundle_0.parts_0", known="Tensor", op="Unbundle_0")  # fmt: skip
 def unresolved_type() -> object:
     def body(g: Graph) -> None:
         (part,) = g.unbundle(g.input("both", types.COMPOSITE), [types.TENSOR])  # here
@@ -642,6 +642,12 @@ def bootstrap_composition_cycle() -> object:
       oldest=9, newest=9, got=13)  # fmt: skip
 def ir_version_mismatch() -> object:
     return bound().with_target_version(9).compile(Program(relay).build())
+
+
+def test_the_version_that_was_expected_has_the_specifications_name() -> None:
+    with pytest.raises(errors.IrVersionMismatch) as caught:
+        ir_version_mismatch()
+    assert (caught.value.expected, caught.value.got) == (9, 13)
 
 
 # --- the pipeline ---------------------------------------------------------------------------

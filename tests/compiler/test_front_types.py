@@ -11,6 +11,7 @@ from bbnode.compiler.errors import (
     MissingBinding,
     RoleMethodFailed,
     TypeConstraintFailed,
+    UnboundSlot,
     UnresolvedType,
 )
 from bbnode.compiler.unit import CompileOptions, SlotBinding
@@ -146,11 +147,13 @@ def test_a_type_that_the_schema_does_not_take_is_refused() -> None:
 
 def test_strict_types_name_what_stays_open_and_permissive_ones_let_it_be() -> None:
     body = Body("Open", root=True)
-    body.role("Codec", "Encode", "codec", [body.input("x", types.TENSOR_FLOAT)], ["code"], name="E")
+    body.role("Model", "Params", "global", [], ["code"], name="E")
     assert solved(body)["code"] is types.TENSOR  # nobody reads it
     body.output("y", "code")
-    with pytest.raises(UnresolvedType, match="with_permissive_types") as caught:
+    with pytest.raises(UnboundSlot, match="bind_model"):
         solved(body)
+    with pytest.raises(UnresolvedType, match="with_permissive_types") as caught:
+        solved(body, options=BOUND)
     assert (caught.value.value, caught.value.known, caught.value.op) == ("code", "Tensor", "E")
     assert solved(body, options=PERMISSIVE)["code"] is types.TENSOR
 

@@ -15,6 +15,7 @@ from bbnode.compiler.errors import (
     DuplicateOutput,
     ExpansionFailed,
     RoleMethodFailed,
+    UnboundSlot,
     UnknownOp,
     UnresolvedType,
 )
@@ -159,7 +160,7 @@ def test_a_type_that_a_forgotten_bind_call_leaves_open_names_that_call() -> None
     def body(g: Graph) -> None:
         g.output("params", ModelSlot("net").params(g))
 
-    with pytest.raises(UnresolvedType) as caught:
+    with pytest.raises(UnboundSlot) as caught:
         Compiler().compile(Written(body).build())
     assert (caught.value.slot, caught.value.role) == ("net", "Model")
     assert ".bind_model('net', <component class>)" in str(caught.value)

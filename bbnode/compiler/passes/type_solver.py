@@ -13,6 +13,7 @@ from bbnode.compiler.errors import (
     NOWHERE,
     IncompatibleStorageOnEdge,
     TypeConstraintFailed,
+    UnboundSlot,
     UnresolvedType,
     Where,
 )
@@ -48,9 +49,9 @@ class TypeSolver(Pass):
        anywhere in the program (StoredTypesDiffer); where nothing is, it is NothingStored.
     7. Where a component's `storage` gives several types for a port, it is the one that the
        program says (TypeConstraintFailed for another one), else the first.
-    8. A type that stays abstract is UnresolvedType, unless types are permissive. A function
-       input, or what a component gives, may stay a Tensor where nothing computes with it: it
-       never gets anywhere.
+    8. A type that stays abstract is UnresolvedType, unless types are permissive; UnboundSlot
+       where no component is there whose `storage` could narrow it. A function input, or what a
+       component gives, may stay a Tensor where nothing computes with it: it never gets anywhere.
     """
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
@@ -119,18 +120,14 @@ def _infer_until_settled(functions: list[FunctionTypes], network: TypeNetwork) -
 
 def _unresolved(
     one: FunctionTypes, value: str, known: TypeNode, options: CompileOptions
-) -> UnresolvedType:
+) -> UnresolvedType | UnboundSlot:
     for node in one.function.nodes:
         if value in node.outputs:
+            where = Where.of(node)
             slot, role = _unbound(node, options)
-            return UnresolvedType(
-                value=value,
-                known=known.name,
-                op=node.name,
-                slot=slot,
-                role=role,
-                where=Where.of(node),
-            )
+            if slot:
+                return UnboundSlot(slot=slot, role=role, where=where)
+            return UnresolvedType(value=value, known=known.name, op=node.name, where=where)
     reader = next((node for node in one.function.nodes if value in node.computes_with), None)
     where = NOWHERE if reader is None else Where.of(reader)  # an input has no line of its own
     return UnresolvedType(value=value, known=known.name, where=where)
