@@ -69,7 +69,7 @@ class Child:
         self._max_bytes: int = settings["max_memory_bytes"]
         self._max_run_s = max_run_s
         self._lock = threading.Lock()
-        self._idle: list[shared.Line] = []
+        self._idle: list[shared.ChildLine] = []
         self._under_way = 0
         self._end: tuple[str, str] | None = None  # reason and what, once it has ended
         self.prepared: set[int] = set()
@@ -191,7 +191,7 @@ class Child:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
 
-    def _take_line(self) -> shared.Line:
+    def _take_line(self) -> shared.ChildLine:
         with self._lock:
             if self._end is not None:
                 raise ChildDied(*self._end, to_blame=False)
@@ -200,7 +200,7 @@ class Child:
                 return self._idle.pop()
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         mine.settimeout(self._max_run_s)
-        line = shared.Line(mine, self._max_bytes)
+        line = shared.ChildLine(mine, self._max_bytes)
         try:
             with theirs:
                 socket.send_fds(self._control, [b"+"], [theirs.fileno()])
@@ -212,7 +212,7 @@ class Child:
             raise died from error
         return line
 
-    def _give_line(self, line: shared.Line) -> None:
+    def _give_line(self, line: shared.ChildLine) -> None:
         with self._lock:
             self._under_way -= 1
             if self._end is None:

@@ -246,7 +246,7 @@ def read_settings(raw: bytes) -> dict[str, Any]:
     return found
 
 
-class Line:
+class ChildLine:
     """One end of a line between two processes: a socket, and a region in each direction."""
 
     def __init__(self, sock: socket.socket, max_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """The child: prepares and runs graphs that its parent sends, and nothing else.
 
 Rule: started as a program of its own, with its end of a socket as standard input. The main thread
-takes lines (`shared.Line`) from that socket and ends the process when its parent is gone; a thread
+takes lines (`shared.ChildLine`) from that socket and ends the process when its parent is gone; a thread
 per line answers what comes on it.
 """
 
@@ -48,7 +48,7 @@ class _Graphs:
         return self._graphs[number].run(inputs)
 
 
-def _serve(line: shared.Line, graphs: _Graphs) -> None:
+def _serve(line: shared.ChildLine, graphs: _Graphs) -> None:
     """Answer one line until its other end closes."""
     while True:
         try:
@@ -87,7 +87,7 @@ def _serve(line: shared.Line, graphs: _Graphs) -> None:
         line.forget()
 
 
-def _thread(line: shared.Line, graphs: _Graphs) -> None:
+def _thread(line: shared.ChildLine, graphs: _Graphs) -> None:
     try:
         with suppress(OSError):  # the parent has closed the line
             _serve(line, graphs)
@@ -126,7 +126,7 @@ def main() -> None:
         raw, fds, _, _ = socket.recv_fds(control, 1, 1)
         if not raw or not fds:
             os._exit(0)  # whatever still runs, nobody waits for it
-        line = shared.Line(socket.socket(fileno=fds[0]), settings["max_memory_bytes"])
+        line = shared.ChildLine(socket.socket(fileno=fds[0]), settings["max_memory_bytes"])
         threading.Thread(target=_thread, args=(line, graphs), daemon=True).start()
 
 
