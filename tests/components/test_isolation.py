@@ -241,14 +241,14 @@ def test_a_crash_costs_one_run_and_says_of_which_ops(monkeypatch) -> None:
     x = np.ones(2, F32)
     graph = backend.prepare(one_op_model("Add", [x, x]))
     child = backend._isolated._child
-    receive = shared.Line.receive
+    receive = shared.ChildLine.receive
 
-    def dies(line: shared.Line) -> Any:
+    def dies(line: shared.ChildLine) -> Any:
         os.kill(child.pid, signal.SIGFPE)
-        monkeypatch.setattr(shared.Line, "receive", receive)
+        monkeypatch.setattr(shared.ChildLine, "receive", receive)
         return receive(line)
 
-    monkeypatch.setattr(shared.Line, "receive", dies)
+    monkeypatch.setattr(shared.ChildLine, "receive", dies)
     with pytest.raises(GraphKilled, match=r"\(of Add\).*SIGFPE") as killed:
         graph.run([x, x])
     assert (killed.value.reason, killed.value.node) == ("crash", "Add")

@@ -201,7 +201,8 @@ class _Rewrite:
         for index in group_of:
             node = self._nodes[index]
             if read.isdisjoint(node.outputs) and not is_infallible(node, self._function):
-                exposed.add(next(name for name in reversed(node.outputs) if name))
+                # An op that names none of its outputs can't be asked for, and so never runs.
+                exposed.update([name for name in node.outputs if name][-1:])
         for index, node in enumerate(self._nodes):
             group = group_of.get(index)
             for name in node.reads:

@@ -1,8 +1,8 @@
 """The child: prepares and runs graphs that its parent sends, and nothing else.
 
 Rule: started as a program of its own, with its end of a socket as standard input. The main thread
-takes lines (`shared.ChildLine`) from that socket and ends the process when its parent is gone; a thread
-per line answers what comes on it.
+takes lines (`shared.ChildLine`) from that socket and ends the process when its parent is gone; a
+thread per line answers what comes on it.
 """
 
 from __future__ import annotations
