@@ -38,7 +38,10 @@ HELP_GROUPS = {
     "Run": ("invoke", "emit", "export", "index", "snapshot", "reload", "config", "id", "paths"),
     "Watch": ("status", "rounds", "peers", "logs", "wait"),
     "Share": ("network", "invite", "join"),
-    "Debug": ("doctor", "inspect", "trace", "replay", "ping", "components", "bugreport", "version"),
+    "Debug": (
+        *("doctor", "inspect", "trace", "replay", "ping", "verify", "components", "bugreport"),
+        "version",
+    ),
 }
 _EXAMPLES = """\b
 Examples:
