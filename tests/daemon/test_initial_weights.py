@@ -26,7 +26,7 @@ from bbnode.daemon.artifacts.initial import InitialWeightsRefused, initialize, r
 from bbnode.daemon.paths import StorageError
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.checkpoint import Checkpoint, CheckpointRefused
-from bbnode.daemon.state.weights import exported
+from bbnode.daemon.state.weights import WeightsOrigin, exported
 from bbnode.engine import Node
 from bbnode.ir.caps import MAX_ARTIFACT_BYTES
 from bbnode.ir.errors import BbnodeError
@@ -37,6 +37,11 @@ from tests.daemon.views import Relay
 NAMES = ("layer0.weight", "layer0.bias", "layer1.weight", "layer1.bias")
 
 
+def exported_net(node: Node) -> bytes:
+    make = node.copy_of("net")
+    return exported("net", make, make, WeightsOrigin(program="ab" * 32))
+
+
 def trained(folder: Path, slots: tuple[str, ...] = ("net",), **more: Any) -> Node:
     node = node_of(trainer(slots, **more), folder)
     train(node)
@@ -45,7 +50,7 @@ def trained(folder: Path, slots: tuple[str, ...] = ("net",), **more: Any) -> Nod
 
 def exported_file(folder: Path, **more: Any) -> Path:
     file = folder / "model.onnx"
-    file.write_bytes(exported("net", trained(folder, **more).copy_of("net")))
+    file.write_bytes(exported_net(trained(folder, **more)))
     return file
 
 
@@ -84,7 +89,7 @@ def test_only_the_weights_of_the_program_change(tmp_path: Path) -> None:
     program = Train()
     fresh = node_of(trainer(), tmp_path)
     file = tmp_path / "fresh.onnx"
-    file.write_bytes(exported("net", fresh.copy_of("net")))
+    file.write_bytes(exported_net(fresh))
     before = program.build()
     after, told = initialize(before, read_weights(file), {})
     assert told["net"].taken == NAMES

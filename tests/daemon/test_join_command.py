@@ -76,7 +76,7 @@ async def test_it_shows_asks_and_makes_a_node(tmp_path: Path, bb: Shell) -> None
 
 async def test_nothing_is_made_unless_somebody_agrees(tmp_path: Path, bb: Shell) -> None:
     async with inviting(tmp_path / "server", private=False) as host:
-        for types, expected in ((None, "say --yes"), ("n\n", "nothing was started")):
+        for types, expected in ((None, "run again with --yes"), ("n\n", "nothing was started")):
             code, _, err = await bb(*words(host, "--dir", tmp_path / "mine"), types=types)
             assert code == exits.USAGE
             assert expected in err.splitlines()[-1]

@@ -65,7 +65,7 @@ def test_slots_show_what_the_artifact_sets_and_what_is_to_be_set_here() -> None:
     assert given.given["path"] == "/etc/secret.npz"
     assert (own.files, given.files) == ((), ("path",))
     assert given.given["features"] == "f" * 80 + "…"
-    assert given.settings == ("statistics", "path")
+    assert given.settings == ("statistics", "path", "max_memory_mib")
     assert "'/etc/secret.npz', which names something of this machine" in given.fault
     shown = plan.as_json()
     assert shown["slots"][1]["files"] == {"path": "/etc/secret.npz"}
