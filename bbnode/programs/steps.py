@@ -240,7 +240,9 @@ def _listed(function: FunctionType) -> frozenset[str]:
 
 
 def _fields(base: type) -> dict[str, dataclasses.Field[Any]]:
-    return getattr(base, "__dataclass_fields__", {})
+    if not dataclasses.is_dataclass(base):
+        return {}
+    return {each.name: each for each in dataclasses.fields(base)}
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
