@@ -23,7 +23,7 @@ SPREAD: Final = 0.07  # six times that: what a right deviation is off by one tim
 
 @checked("SecureTraining", "secure-aggregation", "the mean of moves that were masked and summed")
 def _(folder: Path) -> Iterator[Compared]:
-    star = Star(folder, made(SecureTraining, max_samples=100), numpy_.clients())
+    star = Star(folder, made(SecureTraining, weighted=True, max_samples=100), numpy_.clients())
     yield from by_formula(star)
 
 
