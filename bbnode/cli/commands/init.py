@@ -7,6 +7,7 @@ Rule: it never touches a key that is there, and overwrites a configuration only 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ import typer
 
 from bbnode.cli import output
 from bbnode.cli.common import JsonOption, SetOption, given_settings
+from bbnode.ir import installation
 
 if TYPE_CHECKING:
     from bbnode.daemon.config import NodeConfig
@@ -140,7 +142,9 @@ def command(
         return
     output.data(peer_id)
     start = f"systemctl --user enable --now bbnode-user@{name}" if user else None
-    output.note(f"wrote {file}; start the node with: {start or f'bbnode run --config {file}'}")
+    if start is None:
+        start = f"{installation.bbnode()} run --config {shlex.quote(str(file))}"
+    output.note(f"wrote {file}; start the node with: {start}")
 
 
 def _node_file(directory: Path | None) -> Path:
