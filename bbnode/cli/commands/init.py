@@ -85,7 +85,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Make an identity and a node.toml in a directory."""
-    from bbnode.daemon import paths
+    from bbnode.daemon import paths, units
     from bbnode.daemon.config import sources
 
     if reference:
@@ -122,7 +122,12 @@ def command(
     # The environment is for runs; it must not leak into the file.
     config: NodeConfig = sources.resolve(None, environ={}, flags=flags).config
     config = _checked(config, file, movable=not (user or system))
+    unit = units.install(system=system) if user or system else None
+    if unit is not None:
+        output.note(f"wrote {unit}, the unit of such services")
     if system:
+        if not paths.has_system_user():
+            output.note(f"before it can run: {units.user_command()}")
         # The service's user owns the key, and creates it at the first start.
         sources.write(file, config, comment=COMMENT)
         if as_json:
