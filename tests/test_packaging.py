@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
@@ -152,6 +153,30 @@ def test_the_wheel_holds_all_of_the_package(built: Path) -> None:
         held = set(wheel.namelist())
     assert {name for name in git_files() if name.startswith("bbnode/")} - held == set()
     assert {f"bbnode/daemon/units/{name}" for name in (units.SYSTEM_UNIT, units.USER_UNIT)} <= held
+
+
+def test_the_build_is_that_of_the_files_wherever_they_are(built: Path, tmp_path: Path) -> None:
+    with wheel_of(built) as wheel:
+        wheel.extractall(tmp_path / "site")
+    code = "from bbnode.daemon.build import build_id; print(build_id())"
+
+    def build(place: Path) -> str:
+        words = [sys.executable, "-Bc", code]
+        environ = os.environ | {"PYTHONPATH": str(place)}
+        done = subprocess.run(
+            words, cwd=place, env=environ, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    first = build(tmp_path / "site")
+    # Without the list of its files they are read, as in a checkout.
+    (info,) = (tmp_path / "site").glob("*.dist-info")
+    (info / "RECORD").unlink()
+    assert build(tmp_path / "site") == first
+    assert first == build(ROOT)
+    with (tmp_path / "site" / "bbnode" / "py.typed").open("a") as file:
+        file.write("\n")
+    assert build(tmp_path / "site") != first
 
 
 def test_links_of_the_packaged_readme_lead_to_the_repository(built: Path) -> None:

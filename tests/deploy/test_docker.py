@@ -184,3 +184,10 @@ def test_netem_impairs_both_directions_and_undoes_it(tmp_path: Path) -> None:
         "tc qdisc del dev eth0 ingress",
         "ip link del ifb-netem",
     ]
+
+
+def test_what_is_pruned_is_not_ours() -> None:
+    # `bbnode new` writes the tests of its templates.
+    (build,) = [stage for stage in STAGES if stage.name == "build"]
+    (prune,) = [step.rest for step in build.steps if "-name tests" in step.rest]
+    assert "find . -path ./bbnode -prune -o -type d -name tests" in prune
