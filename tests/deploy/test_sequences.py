@@ -132,7 +132,9 @@ def in_a_root(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 def can_have_a_root(folder: Path) -> bool:
     needed = all(shutil.which(name) for name in ("unshare", "ip", "systemd-sysusers", "runuser"))
-    return needed and os.geteuid() == 0 and in_a_root(folder, "true").returncode == 0
+    # The checkout may be on another file system, which the overlay does not show.
+    seen = f"test -e {ROOT}/pyproject.toml && test -e {sys.executable}"
+    return needed and os.geteuid() == 0 and in_a_root(folder, seen).returncode == 0
 
 
 def stubs() -> str:
