@@ -16,10 +16,12 @@ def run() -> int:
     if on_interrupt is signal.default_int_handler:
         # The system's own: the process ends as by SIGINT, without a word.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from bbnode.cli import output
     from bbnode.cli.main import main
 
     if on_interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, on_interrupt)
+    sys.excepthook = output.show_uncaught
     return main()
 
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
+import sys
+import tarfile
 import tomllib
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import bbnode
 from bbnode import components
 from bbnode.components import registry
+from bbnode.daemon import units
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
-HATCH = PYPROJECT["tool"]["hatch"]["build"]["targets"]
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 
 
@@ -108,16 +113,87 @@ def test_constraints_are_used_where_services_are_installed() -> None:
             assert "-c deploy/constraints.txt" in line, line
 
 
-def test_the_source_archive_holds_the_whole_project() -> None:
-    include = {name.strip("/") for name in HATCH["sdist"]["include"]}
-    folders = {
-        file.partition("/")[0]
-        for file in subprocess.run(
-            ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.splitlines()
-        if "/" in file and not file.startswith(".")
-    }
-    assert folders <= include
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source archive, built from this checkout."""
+    pytest.importorskip("hatchling", reason="hatchling comes with the extra test")
+    folder = tmp_path_factory.mktemp("built")
+    # In a process: the backend counts from the working directory.
+    code = (
+        "import sys; from hatchling import build; "
+        "build.build_wheel(sys.argv[1]); build.build_sdist(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], cwd=ROOT, check=True)
+    return folder
+
+
+def wheel_of(folder: Path) -> zipfile.ZipFile:
+    (wheel,) = folder.glob("*.whl")
+    return zipfile.ZipFile(wheel)
+
+
+def git_files() -> set[str]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("an unpacked source archive has no history to compare with")
+    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+
+
+def test_the_source_archive_holds_the_whole_project(built: Path) -> None:
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        held = {name.partition("/")[2] for name in opened.getnames()}
+    # Tests read all of it: scripts, pages, workflows.
+    assert git_files() - held == set()
+
+
+def test_the_wheel_holds_all_of_the_package(built: Path) -> None:
+    with wheel_of(built) as wheel:
+        held = set(wheel.namelist())
+    assert {name for name in git_files() if name.startswith("bbnode/")} - held == set()
+    assert {f"bbnode/daemon/units/{name}" for name in (units.SYSTEM_UNIT, units.USER_UNIT)} <= held
+
+
+def test_the_build_is_that_of_the_files_wherever_they_are(built: Path, tmp_path: Path) -> None:
+    with wheel_of(built) as wheel:
+        wheel.extractall(tmp_path / "site")
+    code = "from bbnode.daemon.build import build_id; print(build_id())"
+
+    def build(place: Path) -> str:
+        words = [sys.executable, "-Bc", code]
+        environ = os.environ | {"PYTHONPATH": str(place)}
+        done = subprocess.run(
+            words, cwd=place, env=environ, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    first = build(tmp_path / "site")
+    # Without the list of its files they are read, as in a checkout.
+    (info,) = (tmp_path / "site").glob("*.dist-info")
+    (info / "RECORD").unlink()
+    assert build(tmp_path / "site") == first
+    assert first == build(ROOT)
+    with (tmp_path / "site" / "bbnode" / "py.typed").open("a") as file:
+        file.write("\n")
+    assert build(tmp_path / "site") != first
+
+
+def test_links_of_the_packaged_readme_lead_to_the_repository(built: Path) -> None:
+    with wheel_of(built) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        head, _, body = wheel.read(name).decode().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head
+    links = re.findall(r"\]\(([^)\s]+)\)", body)
+    base = f"{PROJECT['urls']['Source']}/blob/main/"
+    named = [link.removeprefix(base) for link in links if link.startswith(base)]
+    assert len(named) > 30
+    # Nothing else is changed, and what they name is there.
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert body.replace(base, "").strip() == readme.strip()
+    assert [each for each in named if not (ROOT / each.partition("#")[0]).exists()] == []
+    rest = [link for link in links if not link.startswith(("https://", "#"))]
+    assert rest == []
 
 
 def test_the_project_says_whose_it_is_and_where() -> None:

@@ -228,11 +228,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         frames = getattr(error, "frames", ())
         if frames and TRACEBACK in arguments:
             raise
-        output.error(str(error))
-        for frame in frames:
-            output.note(f"  {frame}")
+        more = [f"  {frame}" for frame in frames]
         if frames:
-            output.note(f"  `bbnode {TRACEBACK} {arguments[0]} …` shows all calls")
+            more.append(f"  `bbnode {TRACEBACK} {arguments[0]} …` shows all calls")
+        output.error(str(error), *more)
         return exits.code_for(error)
     except BaseExceptionGroup as group:
         return _report_group(group)

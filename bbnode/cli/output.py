@@ -10,8 +10,11 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import sys
+import traceback as tb
 from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from bbnode.ir.texts import escaped_json, printable
@@ -49,10 +52,30 @@ def note(text: str) -> None:
     sys.stderr.write(printable(text, keep=_LAYOUT) + "\n")
 
 
-def error(message: str) -> None:
-    """Print one line that says what is wrong and what to do."""
-    line = " ".join(message.split())
-    sys.stderr.write(f"error: {printable(line)}\n")
+def error(message: str, *more: str) -> None:
+    """Print one line that says what is wrong and what to do, and lines that belong to it.
+
+    In the journal they have the priority of an error, as a failed start of a service has to.
+    """
+    lines = [f"error: {' '.join(message.split())}", *more]
+    _write_error("\n".join(printable(line) for line in lines))
+
+
+def show_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print a traceback as Python does, in the journal as an error; for `sys.excepthook`."""
+    _write_error("".join(tb.format_exception(kind, error, trace)).rstrip("\n"))
+
+
+def _write_error(text: str) -> None:
+    # Asked for first: the import is not free.
+    if "JOURNAL_STREAM" in os.environ:
+        from bbnode.daemon.observing import logs
+
+        if logs.is_journal(sys.stderr):
+            text = logs.with_priority("ERROR", text)
+    sys.stderr.write(f"{text}\n")
 
 
 def json_object(

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import itertools
 import os
+import pwd
 import re
 import stat
 import sys
@@ -37,7 +38,14 @@ SYSTEM_CONFIG_DIR = Path("/etc/bbnode")
 SYSTEM_STATE_DIR = Path("/var/lib/bbnode")
 SYSTEM_RUNTIME_DIR = Path("/run/bbnode")
 SYSTEM_CACHE_DIR = Path("/var/cache/bbnode")
-# The user that the system's nodes run as (deploy/systemd/bbnode.sysusers.conf).
+# Where systemd looks for units (systemd.unit(5)); the first is the administrator's.
+SYSTEM_UNIT_DIRS = tuple(
+    Path(folder, "systemd/system") for folder in ("/etc", "/usr/local/lib", "/usr/lib", "/lib")
+)
+USER_UNIT_DIRS = tuple(
+    Path(folder, "systemd/user") for folder in ("/etc", "/usr/local/lib", "/usr/lib")
+)
+# The user that the system's nodes run as (bbnode/daemon/units).
 SYSTEM_USER = "bbnode"
 
 
@@ -56,6 +64,22 @@ class SocketPathError(DeploymentError):
 def config_dirs() -> tuple[Path, ...]:
     """Return where configurations are looked for: first the user's, then the system's folder."""
     return _xdg("XDG_CONFIG_HOME", ".config"), SYSTEM_CONFIG_DIR
+
+
+def unit_dirs(*, system: bool) -> tuple[Path, ...]:
+    """Return where units of systemd are looked for: first where this user's, or root's, are."""
+    if system:
+        return SYSTEM_UNIT_DIRS
+    return _xdg("XDG_CONFIG_HOME", ".config").parent / "systemd" / "user", *USER_UNIT_DIRS
+
+
+def has_system_user() -> bool:
+    """Return True if this machine has the user that the system's nodes run as."""
+    try:
+        pwd.getpwnam(SYSTEM_USER)
+    except KeyError:
+        return False
+    return True
 
 
 def find_config(file: Path) -> Path:

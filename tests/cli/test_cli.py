@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,6 +116,7 @@ def test_version(run) -> None:
     code, out, _ = run("version", "--json")
     found = json.loads(out)
     assert (code, found["schema"], found["bbnode"]) == (0, "bbnode/version/1", __version__)
+    assert re.fullmatch(r"[0-9a-f]{12}", found["build"])
     assert found["trio"] == metadata.version("trio")
     assert f"trio          {found['trio']}\n" in run("version")[1]
 

@@ -6,20 +6,22 @@ import os
 import pwd
 import re
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 from bbnode.cli import exits
 from bbnode.cli.main import main
-from bbnode.daemon import paths
+from bbnode.daemon import paths, units
 from bbnode.daemon.access import files as access_files
 from bbnode.daemon.config import sources
+from bbnode.ir import installation
 from bbnode.transport.identity import load_identity
 from tests.daemon.inviting import Inviter, inviting
 from tests.daemon.live import in_thread
 
-UNITS = Path(__file__).parent.parent.parent / "deploy" / "systemd"
+UNITS = Path(units.__file__).parent
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a service of the system needs root")
 # Stands in for the service's own user, which only an installed machine has.
 SOMEBODY = "nobody"
@@ -32,7 +34,14 @@ def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(paths, "SYSTEM_CONFIG_DIR", tmp_path / "etc")
     monkeypatch.setattr(paths, "SYSTEM_STATE_DIR", tmp_path / "var")
     monkeypatch.setattr(paths, "SYSTEM_CACHE_DIR", tmp_path / "var-cache")
+    monkeypatch.setattr(paths, "SYSTEM_UNIT_DIRS", (tmp_path / "units",))
+    monkeypatch.setattr(paths, "USER_UNIT_DIRS", ())
     monkeypatch.setattr(paths, "SYSTEM_USER", SOMEBODY)
+    # As installed: a checkout may be where no service looks.
+    program = Path("/opt/bbnode/bin/bbnode")
+    monkeypatch.setattr(installation, "program", lambda: program)
+    monkeypatch.setattr(sys, "executable", "/opt/bbnode/bin/python")
+    monkeypatch.setattr(sys, "prefix", "/opt/bbnode")
 
 
 async def join(host: Inviter, *words: str, ticket: str = "") -> int:
@@ -65,8 +74,9 @@ async def test_a_users_service_is_where_its_unit_looks(
     assert access_files.load_node(state_dir, peer).membership is not None
     for kept in state_dir.iterdir():
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600, kept
-    # The unit's own paths, with the home that this test has.
-    unit = (UNITS / "bbnode-user@.service").read_text("utf-8")
+    # The unit is there, with its own paths.
+    unit = (tmp_path / "config" / "systemd" / "user" / "bbnode-user@.service").read_text("utf-8")
+    assert "ExecStart=/opt/bbnode/bin/bbnode run" in unit
     assert "%h/.config/bbnode/%i.toml" in unit
     assert "reload --state-dir %h/.local/state/bbnode/%i\n" in unit
 
@@ -127,6 +137,9 @@ async def test_a_service_of_the_system_belongs_to_its_user(
     finally:
         os.umask(before)
     assert "systemctl enable --now bbnode@lab" in capsys.readouterr().err
+    unit = tmp_path / "units" / "bbnode@.service"
+    assert stat.S_IMODE(unit.stat().st_mode) == 0o644
+    assert unit.read_text("utf-8") == units.MARK + (UNITS / unit.name).read_text("utf-8")
     state_dir = tmp_path / "var" / "lab"
     for path in (state_dir, *state_dir.iterdir()):
         found = path.stat()

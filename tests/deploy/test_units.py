@@ -17,7 +17,7 @@ from tests.deploy import cli
 from tests.deploy.compose import DEPLOY
 from tests.patience import PATIENCE_S
 
-UNITS = DEPLOY / "systemd"
+UNITS = DEPLOY.parent / "bbnode" / "daemon" / "units"
 FILES = ("bbnode@.service", "bbnode-user@.service")
 MAX_EXPOSURE = 3.0
 needs_systemd = pytest.mark.skipif(

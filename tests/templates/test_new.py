@@ -20,6 +20,7 @@ from bbnode.cli.commands import up
 from bbnode.cli.main import main
 from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.config import InvokeSection
+from bbnode.ir import installation
 from bbnode.templates import FolderNotWritten, FolderTaken, ProjectNameRefused
 from tests import patience
 
@@ -176,7 +177,8 @@ def test_the_command_says_what_it_wrote_and_what_is_next(
     assert main(["new", "mine"]) == 0
     said = capsys.readouterr()
     assert "mine/mine/program.py" in said.out.splitlines()
-    assert "cd mine && python -m mine.data && bbnode up" in said.err
+    python, bbnode = installation.python(), installation.bbnode()
+    assert f"cd mine && {python} -m mine.data && {bbnode} up" in said.err
     assert main(["new", "other", "-t", "gossip", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["schema"], found["folder"]) == ("bbnode/new/1", str(tmp_path / "other"))

@@ -7,6 +7,7 @@ Rule: it never touches a key that is there, and overwrites a configuration only 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ import typer
 
 from bbnode.cli import output
 from bbnode.cli.common import JsonOption, SetOption, given_settings
+from bbnode.ir import installation
 
 if TYPE_CHECKING:
     from bbnode.daemon.config import NodeConfig
@@ -83,7 +85,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Make an identity and a node.toml in a directory."""
-    from bbnode.daemon import paths
+    from bbnode.daemon import paths, units
     from bbnode.daemon.config import sources
 
     if reference:
@@ -120,7 +122,12 @@ def command(
     # The environment is for runs; it must not leak into the file.
     config: NodeConfig = sources.resolve(None, environ={}, flags=flags).config
     config = _checked(config, file, movable=not (user or system))
+    unit = units.install(system=system) if user or system else None
+    if unit is not None:
+        output.note(f"wrote {unit}, the unit of such services")
     if system:
+        if not paths.has_system_user():
+            output.note(f"before it can run: {units.user_command()}")
         # The service's user owns the key, and creates it at the first start.
         sources.write(file, config, comment=COMMENT)
         if as_json:
@@ -140,7 +147,9 @@ def command(
         return
     output.data(peer_id)
     start = f"systemctl --user enable --now bbnode-user@{name}" if user else None
-    output.note(f"wrote {file}; start the node with: {start or f'bbnode run --config {file}'}")
+    if start is None:
+        start = f"{installation.bbnode()} run --config {shlex.quote(str(file))}"
+    output.note(f"wrote {file}; start the node with: {start}")
 
 
 def _node_file(directory: Path | None) -> Path:

@@ -6,6 +6,7 @@ node. What it shows and asks goes to stderr; stdout has the node's progress, or 
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from functools import partial
@@ -16,6 +17,7 @@ import typer
 
 from bbnode.cli import access_options, output
 from bbnode.cli.common import JsonOption, SetOption, pairs
+from bbnode.ir import installation
 
 if TYPE_CHECKING:
     from bbnode.daemon.config.sources import ResolvedConfig
@@ -98,7 +100,8 @@ def command(
         output.note(f"wrote {service.folder.config_file}; start the node with: {service.start}")
         return 0
     resolved = prepared.write()
-    again = f"bbnode run -c {prepared.options.folder.config_file}"
+    file = shlex.quote(str(prepared.options.folder.config_file))
+    again = f"{installation.bbnode()} run -c {file}"
     if not run:
         output.note(f"start it with: {again}")
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +39,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Write a project to begin with: program, data, test, README."""
+    from bbnode.ir import installation
     from bbnode.templates import package_name, write_project
 
     files = write_project(folder, template)
@@ -49,4 +51,6 @@ def command(
     for path in files:
         output.data(str(folder / path))
     package = package_name(place.name)
-    output.note(f"next: cd {folder} && python -m {package}.data && bbnode up")
+    python, bbnode = installation.python(), installation.bbnode()
+    go = f"cd {shlex.quote(str(folder))}"
+    output.note(f"next: {go} && {python} -m {package}.data && {bbnode} up")

@@ -7,11 +7,14 @@ Rule: the configuration is checked here, before the daemon starts; the daemon it
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bbnode.cli import exits
 from bbnode.cli.common import DEFAULT_CONFIG, ConfigOption, SetOption, load_config
 
 if TYPE_CHECKING:
@@ -47,15 +50,29 @@ def command(
     # Looking for garbage among what a start imports costs a tenth of it: `OwnProcess.started`.
     gc.disable()
     try:
-        return _run(
-            load_config(
-                config, settings, {"node.log_level": log_level, "node.log_format": log_format}
-            ),
-            record,
-            stop_at_eof=stop_at_eof,
-        )
+        with _telling_supervisor():
+            return _run(
+                load_config(
+                    config, settings, {"node.log_level": log_level, "node.log_format": log_format}
+                ),
+                record,
+                stop_at_eof=stop_at_eof,
+            )
     finally:
         gc.enable()
+
+
+@contextmanager
+def _telling_supervisor() -> Iterator[None]:
+    """Say in the status of the service why it failed; whoever looks sees it without the log."""
+    try:
+        yield
+    except Exception as error:
+        from bbnode.daemon.lifecycle import sd_notify
+
+        first = next(exits.leaves(error))
+        sd_notify.notify(f"STATUS=failed: {' '.join(str(first).split()) or type(first).__name__}")
+        raise
 
 
 def _run(resolved: ResolvedConfig, record: Path | None, *, stop_at_eof: bool) -> int:

@@ -1,6 +1,7 @@
 """`bbnode version`: what is installed.
 
-Rule: versions are read from the installed packages' metadata; nothing is imported.
+Rule: versions are read from the installed packages' metadata; nothing is imported. Two builds of
+one version differ in `build`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from importlib import metadata
 from bbnode import __version__
 from bbnode.cli import output
 from bbnode.cli.common import JsonOption
+from bbnode.daemon.build import build_id
 
 # What decides how a node behaves towards others.
 PACKAGES = ("cryptography", "onnx", "onnxruntime", "numpy", "trio", "protobuf")
@@ -18,7 +20,11 @@ PACKAGES = ("cryptography", "onnx", "onnxruntime", "numpy", "trio", "protobuf")
 
 def command(as_json: JsonOption = False) -> None:
     """Print the versions of bbnode and of what it runs on."""
-    versions = {"bbnode": __version__, "python": platform.python_version()}
+    versions = {
+        "bbnode": __version__,
+        "build": build_id(),
+        "python": platform.python_version(),
+    }
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)

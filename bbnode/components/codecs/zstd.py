@@ -15,6 +15,7 @@ from bbnode.components.contracts import OpContext, offload
 from bbnode.components.errors import BackendUnavailable, NotEncodable
 from bbnode.components.registry import register_component
 from bbnode.ir import types
+from bbnode.ir.installation import install
 from bbnode.ir.values import Value
 
 _LEVELS = range(1, 23)
@@ -130,5 +131,5 @@ class ZstdCodec(BytesCodec):
             return importlib.import_module("zstandard")
         except ImportError as error:
             raise BackendUnavailable(
-                f"{self.TYPE_NAME} needs zstandard: pip install 'zstandard>=0.23'"
+                f"{self.TYPE_NAME} needs zstandard: {install('zstandard>=0.23')}"
             ) from error

@@ -16,6 +16,7 @@ from typing import Any
 from bbnode.components.data.arrow_sizes import group_bytes, ipc_unpacked, text_columns
 from bbnode.components.data.data_file import UNREADABLE, DataFile, Room, read_whole, told
 from bbnode.components.errors import DataUnavailable
+from bbnode.ir.installation import install
 
 WANTED = (
     "a .csv, .tsv, .parquet, .arrow or .feather file, a folder of one kind of these, or a data set "
@@ -71,7 +72,7 @@ def pyarrow(component: str) -> Any:
         return importlib.import_module("pyarrow")
     except ImportError as error:
         raise DataUnavailable(
-            f"{component}: pyarrow is not installed; run: pip install 'pyarrow>=18'"
+            f"{component}: pyarrow is not installed; run: {install('pyarrow>=18')}"
         ) from error
 
 

@@ -26,6 +26,7 @@ from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
 from bbnode.ir.decoding import shown
+from bbnode.ir.installation import install
 from bbnode.ir.types import TENSOR_BY_ELEM, TENSOR_FLOAT, TENSOR_INT64, TypeNode
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
@@ -122,7 +123,7 @@ class _Folder:
             self._pillow: Any = importlib.import_module("PIL.Image")
         except ImportError as error:
             raise DataUnavailable(
-                f"{component}: images need the library Pillow; run: pip install 'pillow>=11'"
+                f"{component}: images need the library Pillow; run: {install('pillow>=11')}"
             ) from error
         folders = sorted(e.name for e in self._entries(self._root) if self._is_folder(e))
         self.classes = config.classes or tuple(folders)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from bbnode.components.data.base import Array, SplitConfig, SplitDataSource
 from bbnode.components.data.partition import Rows, Split
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
+from bbnode.ir.installation import install
 from bbnode.ir.types import TENSOR_FLOAT, TENSOR_INT64, TypeNode
 
 Dataset = Literal["digits", "iris", "wine", "breast_cancer"]
@@ -31,6 +32,7 @@ _FILES: Mapping[Dataset, tuple[str, int]] = {
     "wine": ("wine_data.csv", 1),
     "breast_cancer": ("breast_cancer.csv", 1),
 }
+_LIBRARY: Final = "scikit-learn>=1.7.2"
 DIGITS_MAX = 16.0  # a pixel of scikit-learn's digits counts 0 .. 16 dots
 
 
@@ -78,7 +80,7 @@ def _fetch(dataset: Dataset, component: str) -> tuple[npt.NDArray[np.float64], R
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise DataUnavailable(
-            f"{component}: scikit-learn is not installed; run: pip install 'scikit-learn>=1.7.2'"
+            f"{component}: scikit-learn is not installed; run: {install(_LIBRARY)}"
         )
     name, header_lines = _FILES[dataset]
     path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / name
@@ -87,6 +89,6 @@ def _fetch(dataset: Dataset, component: str) -> tuple[npt.NDArray[np.float64], R
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise DataUnavailable(
             f"{component}: {path} can't be read ({error}); install scikit-learn anew: "
-            "pip install --force-reinstall 'scikit-learn>=1.7.2'"
+            f"{install(_LIBRARY, again=True)}"
         ) from error
     return rows[:, :-1], rows[:, -1].astype(np.int64)

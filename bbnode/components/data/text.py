@@ -32,6 +32,7 @@ from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
 from bbnode.ir.decoding import shown
+from bbnode.ir.installation import install
 from bbnode.ir.types import TENSOR_INT64, TypeNode
 
 Ids: TypeAlias = npt.NDArray[np.int64]
@@ -105,7 +106,7 @@ class FileTokenizer:
         except ImportError as error:
             raise DataUnavailable(
                 f"{component}: {path.name} needs the library tokenizers; run: "
-                "pip install 'tokenizers>=0.20.2'"
+                f"{install('tokenizers>=0.20.2')}"
             ) from error
         content = read_whole(path, component, _MAX_TOKENIZER_BYTES)
         self._component = component

@@ -30,6 +30,7 @@ from bbnode.components.encoders.bert import (
 from bbnode.components.errors import DataUnavailable
 from bbnode.ir import intake
 from bbnode.ir.decoding import shown
+from bbnode.ir.installation import install
 from bbnode.ir.intake import ModelNotTaken
 
 Pooling = Literal["auto", "mean", "cls"]
@@ -334,7 +335,7 @@ class _NamedWeights:
             library: Any = importlib.import_module("safetensors")
         except ImportError as error:
             raise bad(
-                f"{path.name} needs the library safetensors; run: pip install 'safetensors>=0.5'"
+                f"{path.name} needs the library safetensors; run: {install('safetensors>=0.5')}"
             ) from error
         try:
             self._file = library.safe_open(path, framework="numpy")

@@ -25,6 +25,7 @@ from bbnode.components.indexes.searchers import (
     Rows,
     Searcher,
 )
+from bbnode.ir.installation import install
 
 LIBRARY: Final = "faiss-cpu>=1.15.1"  # 1.15.0 makes another graph with other threads
 MAX_THREADS: Final = 1024
@@ -39,7 +40,7 @@ def faiss_library(component: str) -> Any:
         return importlib.import_module("faiss")
     except ImportError as error:
         raise BackendUnavailable(
-            f"{component} needs faiss, which can't be imported ({error}); pip install '{LIBRARY}'"
+            f"{component} needs faiss, which can't be imported ({error}); {install(LIBRARY)}"
         ) from error
 
 

@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
 from bbnode.components.errors import BackendError
 from bbnode.ir.errors import AuthorError, DeploymentError
+from bbnode.ir.installation import install
 from bbnode.ir.keys import (
     FRAMEWORK_IR_VERSION,
     ONNX_ML_DOMAIN,
@@ -89,9 +90,7 @@ def _require(name: str, wanted: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise SklearnMissing(
-            f"{name} can't be imported ({error}); pip install '{wanted}'"
-        ) from error
+        raise SklearnMissing(f"{name} can't be imported ({error}); {install(wanted)}") from error
 
 
 def _is_numbers(example: Any) -> bool:

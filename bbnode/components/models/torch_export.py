@@ -28,6 +28,7 @@ from bbnode.components.contracts import Weights
 from bbnode.components.errors import BackendError
 from bbnode.components.models.torch_plain import embedding_faults, plain_ops
 from bbnode.ir.errors import AuthorError, DeploymentError
+from bbnode.ir.installation import install
 from bbnode.ir.keys import ONNX_OPSET_VERSION
 
 # A torch.nn.Module, a torch.Tensor: PyTorch is not there when this is type-checked.
@@ -75,9 +76,7 @@ def require_torch(*more: str) -> Any:
             importlib.import_module(name)
         except ImportError as error:
             wanted = {"torch": "torch>=2.9", "onnxscript": "onnxscript>=0.5.4"}[name]
-            raise TorchMissing(
-                f"{name} can't be imported ({error}); pip install '{wanted}'"
-            ) from error
+            raise TorchMissing(f"{name} can't be imported ({error}); {install(wanted)}") from error
     return importlib.import_module("torch")
 
 

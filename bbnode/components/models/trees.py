@@ -27,6 +27,7 @@ from bbnode.components.errors import (
 )
 from bbnode.components.registry import register_component
 from bbnode.ir import codec, types
+from bbnode.ir.installation import install
 from bbnode.ir.keys import FRAMEWORK_IR_VERSION, ONNX_ML_DOMAIN, ONNX_OPSET_VERSION
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Metadata, Value
@@ -295,7 +296,7 @@ class BoostedTrees(Model):
         except ImportError as error:
             raise BackendUnavailable(
                 f"{self.TYPE_NAME} grows trees with lightgbm, which is not installed here; "
-                "pip install 'lightgbm>=4.6'"
+                f"{install('lightgbm>=4.6')}"
             ) from error
         several = self.outputs > 1
         one_hot = labels[:, None] == np.arange(self.outputs) if several else labels[:, None]

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from bbnode.components.privacy.errors import AccountantUnavailable, LedgerUnavailable
+from bbnode.ir.installation import install
 
 ACCOUNTANTS: Final = ("rdp", "pld")
 MAX_LEDGER_BYTES: Final = 1 << 20
 
-_NEEDED: Final = "differential privacy needs dp-accounting: pip install 'dp-accounting>=0.6'"
+_LIBRARY: Final = "dp-accounting>=0.6"
 
 # (sampling rate, noise multiplier) of a Gaussian sum -> how many of them. A rate of 1: of all.
 Charges: TypeAlias = Mapping[tuple[float, float], int]
@@ -31,7 +32,11 @@ Charges: TypeAlias = Mapping[tuple[float, float], int]
 def require_library() -> None:
     """Raise AccountantUnavailable where dp-accounting is not installed, without importing it."""
     if importlib.util.find_spec("dp_accounting") is None:
-        raise AccountantUnavailable(_NEEDED)
+        raise _missing()
+
+
+def _missing() -> AccountantUnavailable:
+    return AccountantUnavailable(f"differential privacy needs dp-accounting: {install(_LIBRARY)}")
 
 
 def library() -> Any:
@@ -41,7 +46,7 @@ def library() -> Any:
         import dp_accounting.pld
         import dp_accounting.rdp
     except ImportError as error:
-        raise AccountantUnavailable(_NEEDED) from error
+        raise _missing() from error
     logging.getLogger("absl").addFilter(_is_news)
     return dp_accounting
 

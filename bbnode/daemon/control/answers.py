@@ -345,6 +345,7 @@ class Status(TypedDict):
     name: str
     peer_id: str
     version: str
+    build: str
     pid: int
     phase: str
     uptime_s: float

@@ -12,6 +12,7 @@ import shutil
 import trio
 
 from bbnode import __version__
+from bbnode.daemon.build import build_id
 from bbnode.daemon.control import answers
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.network.versions import other_versions, version_of
@@ -36,6 +37,7 @@ def status(host: Host) -> answers.Status:
         "name": host.resolved.config.node.name,
         "peer_id": str(host.node.peer_id),
         "version": __version__,
+        "build": build_id(),
         "pid": os.getpid(),
         "phase": host.shown_phase,
         "uptime_s": round(now_s - host.started_s, 3),

@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from bbnode import __version__
+from bbnode.daemon.build import full_version
 from bbnode.daemon.join.invitation import InviterRefused, InviterUnreachable, Source, WrongPeer
 from bbnode.daemon.network import ping
 from bbnode.ir.errors import BbnodeError
@@ -63,7 +63,7 @@ async def dialled(identity: Identity, source: Source, credentials: bytes) -> Asy
         TransportSetup(
             identity=identity,
             relay=RelaySettings(use=True),
-            hello=Hello(agent_version=f"bbnode-join/{__version__}", credentials=credentials),
+            hello=Hello(agent_version=f"bbnode-join/{full_version()}", credentials=credentials),
         ),
     )
     failure: BbnodeError | None = None

@@ -15,7 +15,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from bbnode.daemon import paths
+from bbnode.daemon import paths, units
 from bbnode.daemon.config.sources import ConfigError, ResolvedConfig
 from bbnode.daemon.join.folder import Folder
 from bbnode.daemon.join.prepare import Prepared
@@ -58,6 +58,7 @@ class Service:
                 f"--name {self.folder.name!r}: a service's name is 1 to 64 letters, digits, "
                 "dots, dashes and underscores, and begins with a letter or digit"
             )
+        units.wanted(system=self.system)
         if not self.system:
             return
         if os.geteuid() != 0:
@@ -65,7 +66,7 @@ class Service:
         self._owner()
 
     def establish(self, prepared: Prepared) -> ResolvedConfig:
-        """Write the service's files, and move there what the node has kept so far.
+        """Write the service's files and its unit, and move there what the node has kept so far.
 
         Raises ConfigError, StateDirInUse and StorageError.
         """
@@ -89,6 +90,7 @@ class Service:
             folder.write_config(resolved)
         if before.state_dir != folder.state_dir:
             _clear(before)
+        units.install(system=self.system)
         return resolved
 
     def _owner(self) -> tuple[int, int]:
@@ -98,8 +100,8 @@ class Service:
             found = pwd.getpwnam(paths.SYSTEM_USER)
         except KeyError as error:
             raise paths.StorageError(
-                f"this machine has no user {paths.SYSTEM_USER!r}, which services run as; install "
-                "deploy/systemd/bbnode.sysusers.conf and run systemd-sysusers"
+                f"this machine has no user {paths.SYSTEM_USER!r}, which services run as; make it "
+                f"with: {units.user_command()}"
             ) from error
         return found.pw_uid, found.pw_gid
 

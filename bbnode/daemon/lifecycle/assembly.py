@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, Final
 
 from multiaddr import Multiaddr
 
-from bbnode import __version__
 from bbnode.access.secrets import NodeSecrets
 from bbnode.components.contracts import Component
 from bbnode.components.registry import UnknownComponentType, component_class
@@ -24,6 +23,7 @@ from bbnode.components.settings import path_settings
 from bbnode.daemon import paths
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.artifacts.artifact import Artifact, load_artifact, parse_artifact, serialize
+from bbnode.daemon.build import full_version
 from bbnode.daemon.config import NodeConfig
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.state import weights
@@ -232,7 +232,7 @@ def make_transport(
         TransportSetup(
             identity=identity,
             hello=Hello(
-                agent_version=f"bbnode/{__version__}",
+                agent_version=f"bbnode/{full_version()}",
                 artifact_sha256=artifact.sha256,
                 classes=node.classes,
                 targets=node.targets,

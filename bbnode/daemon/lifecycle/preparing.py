@@ -22,7 +22,7 @@ from bbnode.ir.errors import BbnodeError
 
 logger = logging.getLogger(__name__)
 
-# A supervisor waits a minute for READY (TimeoutStartSec of the unit in deploy/systemd).
+# A supervisor waits a minute for READY (TimeoutStartSec of the unit in bbnode/daemon/units).
 PATIENCE_S: Final = 45.0
 # Between two attempts: looking for a file costs nothing, reading a large one that does not fit
 # costs seconds.

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bbnode import __version__
 from bbnode.daemon import paths
+from bbnode.daemon.build import full_version
 from bbnode.daemon.config.sources import ResolvedConfig, shown
 from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.observing import doctor
@@ -76,7 +76,7 @@ def redact(value: Any, key: str = "") -> Any:
 
 
 def _versions() -> dict[str, str]:
-    found = {"bbnode": __version__, "python": sys.version.split()[0]}
+    found = {"bbnode": full_version(), "python": sys.version.split()[0]}
     for name in _PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)

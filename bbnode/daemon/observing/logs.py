@@ -51,19 +51,19 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record on one line; the traceback, if there is one, on lines of its own."""
-        color, number = _LEVELS.get(record.levelname, ("0", 6))
+        color, _ = _LEVELS.get(record.levelname, ("0", 6))
         level = f"{record.levelname:<7}"
         if self._form == "color":
             level = f"\x1b[{color}m{level}\x1b[0m"
-        is_journal = self._form == "journal"
-        head = record.name if is_journal else f"{_time(record)} {level} {record.name}"
+        for_journal = self._form == "journal"
+        head = record.name if for_journal else f"{_time(record)} {level} {record.name}"
         data = "".join(f" {name}={_plain(value)}" for name, value in _extra(record).items())
         # A peer's text must not be able to forge a second log line.
         text = f"{head}: {escaped(record.getMessage())}{data}"
         if record.exc_info:
             # The message of an exception may be a peer's.
             text += "\n" + escaped(self.formatException(record.exc_info), keep="\n")
-        return "\n".join(f"<{number}>{line}" for line in text.splitlines()) if is_journal else text
+        return with_priority(record.levelname, text) if for_journal else text
 
 
 class JsonFormatter(logging.Formatter):
@@ -150,6 +150,22 @@ def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:
     set_level(level)
 
 
+def is_journal(stream: IO[str]) -> bool:
+    """Return True for a stream that systemd's journal reads, line by line."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False  # a stream of Python's own
+    # systemd.exec(5): set to device and inode of the stream that is connected to the journal.
+    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+def with_priority(level: str, text: str) -> str:
+    """Return text with a level's number at each line, as the journal reads it (sd-daemon(3))."""
+    number = _LEVELS.get(level, ("0", 6))[1]
+    return "\n".join(f"<{number}>{line}" for line in text.splitlines())
+
+
 def set_level(level: str, logger_name: str = "") -> None:
     """Set the least severe level that is logged, while the daemon runs; "" is the root logger."""
     logging.getLogger(logger_name).setLevel(level.upper())
@@ -157,12 +173,7 @@ def set_level(level: str, logger_name: str = "") -> None:
 
 def _form_for(stream: IO[str]) -> str:
     """Return the form that suits a stream: the journal, a terminal, or anything else."""
-    try:
-        found = os.fstat(stream.fileno())
-    except (OSError, ValueError):
-        return "text"  # a stream of Python's own
-    # systemd.exec(5): set to device and inode of the stream that is connected to the journal.
-    if os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}":
+    if is_journal(stream):
         return "journal"
     # https://no-color.org
     return "color" if stream.isatty() and not os.environ.get("NO_COLOR") else "text"

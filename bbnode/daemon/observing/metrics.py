@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from bbnode import __version__
 from bbnode.access.decision import Reason
+from bbnode.daemon.build import build_id
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.network.versions import other_versions
@@ -84,7 +85,7 @@ LABELLED: dict[str, Labelled] = {
         ),
     ),
 }
-_INFO_LABELS = ("version", "name", "peer_id")
+_INFO_LABELS = ("version", "build", "name", "peer_id")
 DENIAL_REASONS = tuple(reason.value for reason in Reason if reason is not Reason.ALLOWED)
 
 # Values that can go down; all others only grow.
@@ -122,7 +123,7 @@ class NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics of the node."""
         host, now_s = self._host, trio.current_time()
-        who = [__version__, host.resolved.config.node.name, str(host.node.peer_id)]
+        who = [__version__, build_id(), host.resolved.config.node.name, str(host.node.peer_id)]
         yield _gauge("info", "identity of the node; always 1", {tuple(who): 1.0}, *_INFO_LABELS)
         yield _gauge(
             "ready", "1 when the node does its work", float(views.readiness(host)["ready"])

@@ -20,6 +20,7 @@ from bbnode.daemon.testbed.program import find_program
 from bbnode.daemon.testbed.report import versions, write_report
 from bbnode.daemon.testbed.run import JOIN_TIMEOUT_S, RunOptions, RunOutcome, run_testbed
 from bbnode.ir.errors import DeploymentError
+from bbnode.ir.installation import install
 from bbnode.programs.arguments import enough
 
 PROGRAM = "bbnode.examples.federated_digits:FederatedRound"
@@ -91,8 +92,7 @@ def run_demo(options: DemoOptions) -> int:
     """Run the demo; 0 when all rounds were made. Raises RunFailed and the like otherwise."""
     missing = [package for name, package in _PACKAGES.items() if find_spec(name) is None]
     if missing:
-        wanted = " ".join(f"'{package}'" for package in missing)
-        raise DemoExtraMissing(f"the demo needs more packages: pip install {wanted}")
+        raise DemoExtraMissing(f"the demo needs more packages: {install(*missing)}")
     console = views.console(stderr=options.as_json)
     plan = demo_plan(options)
     console.print(f"compiled {PROGRAM} ({plan.program.artifact.size} bytes)")

@@ -24,6 +24,7 @@ from typing import IO
 from bbnode.daemon import paths
 from bbnode.daemon.config import sources
 from bbnode.daemon.testbed.plan import ARTIFACT, LocalPlan, PlannedNode, node_config
+from bbnode.ir import installation
 from bbnode.ir.errors import EnvironmentFault
 from bbnode.transport.identity import Identity, create_identity, load_or_create_identity
 
@@ -114,7 +115,7 @@ class ChildNode:
         """The command that starts it again, for a shell."""
         where = ":".join(self.python_path)
         prefix = f"PYTHONPATH={shlex.quote(where)} " if where else ""
-        return f"{prefix}bbnode run --config {shlex.quote(os.fspath(self.config))}"
+        return f"{prefix}{installation.bbnode()} run --config {shlex.quote(os.fspath(self.config))}"
 
     @property
     def exit_code(self) -> int | None:

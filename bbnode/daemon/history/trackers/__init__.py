@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from bbnode.ir import plugins
 from bbnode.ir.errors import DeploymentError, EnvironmentFault
+from bbnode.ir.installation import install
 
 GROUP: Final = "bbnode.trackers"
 
@@ -100,9 +101,7 @@ def make_tracker(kind: str, settings: Mapping[str, Any]) -> Tracker:
 def need(module: str, requirement: str) -> None:
     """Raise TrackerLibraryMissing unless a module can be imported; nothing is imported."""
     if importlib.util.find_spec(module) is None:
-        raise TrackerLibraryMissing(
-            f"this tracker needs {requirement}: pip install '{requirement}'"
-        )
+        raise TrackerLibraryMissing(f"this tracker needs {requirement}: {install(requirement)}")
 
 
 def take_settings(kind: str, given: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""The id of this build: a digest of the package's files, the same wherever they are installed.
+
+Rule: two builds of one version differ in it exactly if a file of the package differs. A wheel's
+list of digests (RECORD) is taken where it describes the package that runs; else, as in a checkout,
+the files are read.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+from functools import cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from bbnode import __version__
+
+_PACKAGE = Path(__file__).parent.parent
+_DIGITS = 12
+# What the interpreter leaves beside the files, and what none of ours has.
+_COMPILED = "__pycache__"
+UNKNOWN = "unknown"
+
+
+@cache
+def build_id() -> str:
+    """Return 12 hexadecimal digits; "unknown" where the files cannot be read."""
+    digests = _recorded(_PACKAGE) or _computed(_PACKAGE)
+    if not digests:
+        return UNKNOWN
+    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:_DIGITS]
+
+
+@cache
+def full_version() -> str:
+    """Return the version with its build, as "0.1.0+0123456789ab"."""
+    return f"{__version__}+{build_id()}"
+
+
+def _recorded(package: Path) -> dict[str, str]:
+    """Return the digest of each file by name, as the installed wheel lists them; empty if none."""
+    try:
+        found: Distribution = distribution(package.name)
+        # Another one may be installed than the package that runs.
+        if not Path(str(found.locate_file(package.name))).samefile(package):
+            return {}
+        record = found.read_text("RECORD")
+    except (PackageNotFoundError, OSError, UnicodeDecodeError):
+        return {}
+    digests: dict[str, str] = {}
+    for row in csv.reader((record or "").splitlines()):
+        name, digest = (*row, "", "")[:2]
+        kind, _, value = digest.partition("=")
+        if kind == "sha256" and _is_ours(name, package):
+            digests[name] = value
+    return digests
+
+
+def _computed(package: Path) -> dict[str, str]:
+    """Return the digest of each file as a wheel would list it; empty where one can't be read."""
+    digests: dict[str, str] = {}
+    try:
+        for file in package.rglob("*"):
+            name = file.relative_to(package.parent).as_posix()
+            if _is_ours(name, package) and file.is_file():
+                digest = hashlib.sha256(file.read_bytes()).digest()
+                digests[name] = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    except OSError:
+        return {}
+    return digests
+
+
+def _is_ours(name: str, package: Path) -> bool:
+    return name.startswith(f"{package.name}/") and f"/{_COMPILED}/" not in name
