@@ -38,7 +38,17 @@ HELP_GROUPS = {
     "Run": ("invoke", "emit", "export", "index", "snapshot", "reload", "config", "id", "paths"),
     "Watch": ("status", "rounds", "peers", "logs", "wait"),
     "Share": ("network", "invite", "join", "upgrade"),
-    "Debug": ("doctor", "inspect", "trace", "replay", "ping", "components", "bugreport", "version"),
+    "Debug": (
+        "doctor",
+        "inspect",
+        "trace",
+        "replay",
+        "ping",
+        "components",
+        "verify",
+        "bugreport",
+        "version",
+    ),
 }
 _EXAMPLES = """\b
 Examples:
