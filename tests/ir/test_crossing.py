@@ -174,11 +174,10 @@ def test_declared_sizes_are_compared_and_stop_nothing() -> None:
     assert theirs == client
     found = disagreements(server, ["server"], theirs, ["client"])
     assert all(each.sized for each in found)
+    differ = "it sends Tensor.FLOAT of [5], we take Tensor.FLOAT of [4]"
     assert [str(each) for each in found] == [
-        "response port 'ask' of class 'server': it sends Tensor.FLOAT of [5], "
-        "we take Tensor.FLOAT of [4]",
-        "port 'update' of class 'server': it sends Tensor.FLOAT of [5], "
-        "we take Tensor.FLOAT of [4]",
+        f"response port 'ask' of class 'server': {differ}",
+        f"port 'update' of class 'server': {differ}",
     ]
     mirrored = disagreements(client, ["client"], server, ["server"])
     assert "we send Tensor.FLOAT of [5], it takes Tensor.FLOAT of [4]" in str(mirrored[0])
