@@ -39,14 +39,7 @@ HELP_GROUPS = {
     "Watch": ("status", "rounds", "peers", "logs", "wait"),
     "Share": ("network", "invite", "join", "upgrade"),
     "Debug": (
-        "doctor",
-        "inspect",
-        "trace",
-        "replay",
-        "ping",
-        "components",
-        "verify",
-        "bugreport",
+        *("doctor", "inspect", "trace", "replay", "ping", "verify", "components", "bugreport"),
         "version",
     ),
 }

@@ -35,7 +35,7 @@ from bbnode.daemon.join.folder import folder
 from bbnode.daemon.join.invitation import read_source
 from bbnode.daemon.join.prepare import JoinOptions, prepare
 from bbnode.daemon.lifecycle import assembly
-from bbnode.daemon.upgrade.offers import Node, Upgrades
+from bbnode.daemon.upgrade.offers import UpgradedNode, Upgrades
 from bbnode.daemon.upgrade.releases import read_release, release_file
 from bbnode.dsl import Graph, Module, PeerSelectorSlot, types
 from bbnode.ir.peer import PeerId
@@ -266,7 +266,7 @@ def watching(
         "restart": lambda: None,
         **changes,
     }
-    return Upgrades(Node(**parts))
+    return Upgrades(UpgradedNode(**parts))
 
 
 def opened(peer: PeerId, sha256: str, credentials: bytes = b"") -> ConnectionOpened:

@@ -27,8 +27,8 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
-    """What a peer offers, fetched; `signed` is True if the network's owner signed it."""
+class _Fetched:
+    """An offered program, fetched; `release` is a line of text if the network's owner signed it."""
 
     peer: str
     candidate: Candidate
@@ -141,7 +141,7 @@ def _network(resolved: ResolvedConfig) -> str | None:
     return None if network is None else str(network)
 
 
-def _found(resolved: ResolvedConfig, present: Artifact, max_bytes: int | None) -> _Found:
+def _found(resolved: ResolvedConfig, present: Artifact, max_bytes: int | None) -> _Fetched:
     from bbnode.daemon.control.errors import NotRunning
 
     try:
@@ -150,7 +150,7 @@ def _found(resolved: ResolvedConfig, present: Artifact, max_bytes: int | None) -
         return _dialled(resolved, present, max_bytes)
 
 
-def _from_running(resolved: ResolvedConfig, max_bytes: int | None) -> _Found:
+def _from_running(resolved: ResolvedConfig, max_bytes: int | None) -> _Fetched:
     """Have the running node fetch over its connection. Raises NotRunning, NotOffered."""
     from bbnode.daemon import paths
     from bbnode.daemon.artifacts.artifact import load_artifact
@@ -173,14 +173,14 @@ def _from_running(resolved: ResolvedConfig, max_bytes: int | None) -> _Found:
         raise ArtifactFetchError(told["failure"])
     file = cache_file(resolved.state_dir, sha256)
     artifact = load_artifact(file, expected_sha256=sha256)
-    return _Found(
+    return _Fetched(
         peer=offer["peer"],
         candidate=make_candidate(resolved, artifact, file),
         release=told["release"],
     )
 
 
-def _dialled(resolved: ResolvedConfig, present: Artifact, max_bytes: int | None) -> _Found:
+def _dialled(resolved: ResolvedConfig, present: Artifact, max_bytes: int | None) -> _Fetched:
     from bbnode.daemon.observing import logs
 
     logs.configure("warning", "auto")
@@ -190,7 +190,7 @@ def _dialled(resolved: ResolvedConfig, present: Artifact, max_bytes: int | None)
     from bbnode.daemon.upgrade.candidate import make_candidate
 
     peer, obtained, release = trio.run(partial(asked, resolved, present, max_bytes=max_bytes))
-    return _Found(
+    return _Fetched(
         peer=str(peer),
         candidate=make_candidate(resolved, obtained.artifact, obtained.file),
         release="" if release is None else release.text,

@@ -218,7 +218,7 @@ class OfferView(TypedDict):
 
 
 class UpgradeFetch(TypedDict):
-    """How far a fetch is, in bytes; `failure` says why it ended without the artifact.
+    """The progress of a fetch, in bytes; `failure` says why it ended without the artifact.
 
     `release` is a line of text where the network's owner has signed the artifact, else empty.
     """

@@ -46,8 +46,7 @@ from bbnode.daemon.observing.watch import Stalled, Watch, WatchTargets
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.record_file import RecordFile
 from bbnode.daemon.state.resend import Resend
-from bbnode.daemon.upgrade.offers import Node as UpgradedNode
-from bbnode.daemon.upgrade.offers import Upgrades
+from bbnode.daemon.upgrade.offers import UpgradedNode, Upgrades
 from bbnode.engine import All, Node, steps
 from bbnode.engine.readiness import reasons_text
 from bbnode.ir.crossing import encode_crossings

@@ -82,7 +82,7 @@ class _Fetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class UpgradedNode:
     """The parts of a daemon that upgrades need."""
 
     peer: PeerId
@@ -101,7 +101,7 @@ class Node:
 class Upgrades:
     """The offers of one node's peers."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: UpgradedNode) -> None:
         """Watch the peers of a node; nothing is asked or fetched before `run`."""
         self._node = node
         self._offers: dict[PeerId, Offer] = {}

@@ -76,7 +76,7 @@ def switch(
     resolved: ResolvedConfig, artifact: Artifact, source: Path, targets: Sequence[str],
     release: str = "",
 ) -> Path:  # fmt: skip
-    """Give a node that artifact, from its next start on; return the artifact's file.
+    """Switch a node to that artifact, from its next start on; return the artifact's file.
 
     Args:
         resolved: the node's configuration.
@@ -118,7 +118,7 @@ def switch(
 
 
 def back(resolved: ResolvedConfig) -> Named:
-    """Give a node the program before the last upgrade again, from its next start on; return it.
+    """Switch a node to the program before the last upgrade, from its next start on; return it.
 
     A second time it is the newer one. Raises NothingBefore, NotUpgradable, ConfigError,
     StorageError, and as `load_artifact` where the file is gone or changed.
