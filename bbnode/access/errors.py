@@ -50,6 +50,10 @@ class TicketRefused(AccessRefused):
     """A ticket is refused."""
 
 
+class ReleaseRefused(AccessRefused):
+    """A release is refused."""
+
+
 class GrantError(DeploymentError):
     """A signature that the user asked for is not possible: a bound, a date, or a missing right."""
 

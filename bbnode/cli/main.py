@@ -37,7 +37,7 @@ HELP_GROUPS = {
     "Begin": ("demo", "new", "up", "compile", "init", "run"),
     "Run": ("invoke", "emit", "export", "index", "snapshot", "reload", "config", "id", "paths"),
     "Watch": ("status", "rounds", "peers", "logs", "wait"),
-    "Share": ("network", "invite", "join"),
+    "Share": ("network", "invite", "join", "upgrade"),
     "Debug": (
         *("doctor", "inspect", "trace", "replay", "ping", "verify", "components", "bugreport"),
         "version",

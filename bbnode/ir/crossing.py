@@ -2,11 +2,13 @@
 
 Rule: two peers whose programs differ work together where their crossings agree, which is where
 they have the same site. Everything beside the site is there to be read: it decides nothing but
-which of the other's crossings is shown as the counterpart of one's own.
+which of the other's crossings is shown as the counterpart of one's own, and whether the sizes that
+both sides declare fit: it is said where they do not, before a value of the wrong size is refused.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,6 +23,7 @@ from bbnode.ir.caps import MAX_CROSSING_TEXT_BYTES, MAX_CROSSINGS, MAX_CROSSINGS
 from bbnode.ir.decoding import Boundary, shown, unpack
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.graph import Function, OpNode, is_wire
+from bbnode.ir.shapes import Dim, shape_text
 
 KINDS: Final = ("send", "request", "response")
 _KIND_OF: Final = {
@@ -32,7 +35,13 @@ _KIND_OF: Final = {
     keys.OP_RECV_RESP_BATCHED: "response",
 }
 _SENDS, _TAKES = 1, 2
+# Ops behind which a value is still the same one.
+_PASS_ON: Final = keys.GATE_OPS | {keys.OP_DEADLINE_CHECK, "PassThrough"}
 _FIELDS = 6
+# Behind the type, in one text with it, so that earlier releases show it and refuse nothing.
+_OF = " of "
+_SHAPE = r"(?:\[[^][]*\]|\?)"
+_SHAPES = re.compile(rf"{_SHAPE}(?:, {_SHAPE})*")
 _MAX_SITE = (1 << 64) - 1
 # Encodings of other versions that are kept decoded; a network has two or three versions at a time.
 _KEPT_VERSIONS = 16
@@ -43,7 +52,8 @@ class Crossing:
     """One site that a peer's targets send to, take from, or both.
 
     The texts are empty where a program has more than fits; `type` is empty also in an artifact of
-    an earlier release.
+    an earlier release. `shape` is what the program declares of the tensor, as `shape_text` writes
+    it, of a bundle that of each part, with `?` for none; empty where it declares nothing.
     """
 
     site: int
@@ -53,6 +63,12 @@ class Crossing:
     port: str
     receiver: str
     type: str
+    shape: str = ""
+
+    @property
+    def sized_type(self) -> str:
+        """The type, with the shape where there is one: `Tensor.FLOAT of [4, 3]`."""
+        return f"{self.type}{_OF}{self.shape}" if self.type and self.shape else self.type
 
     @property
     def counterpart(self) -> tuple[str, str, str]:
@@ -60,8 +76,23 @@ class Crossing:
         return self.receiver, self.port, self.kind
 
 
-def crossings_of(mains: Iterable[Function]) -> tuple[Crossing, ...]:
-    """Return the crossings of partition mains, by site. Malformed ones are left to the planner."""
+def crossings_of(
+    mains: Iterable[Function], others: Iterable[Function] = ()
+) -> tuple[Crossing, ...]:
+    """Return the crossings of partition mains, by site. Malformed ones are left to the planner.
+
+    `others` are the mains of the program's other classes: what they send or take here may be the
+    only one to say its shape, as that of an answer.
+    """
+    found = _crossings_by_site(mains)
+    known = _crossings_by_site(others)
+    for site, each in found.items():
+        if not each.shape and site in known:
+            found[site] = replace(each, shape=known[site].shape)
+    return tuple(found[site] for site in sorted(found))
+
+
+def _crossings_by_site(mains: Iterable[Function]) -> dict[int, Crossing]:
     found: dict[int, Crossing] = {}
     for main in mains:
         for node in main.nodes:
@@ -71,10 +102,13 @@ def crossings_of(mains: Iterable[Function]) -> tuple[Crossing, ...]:
                 known = found.get(each.site)
                 if known is not None:
                     each = replace(
-                        known, sends=known.sends or each.sends, takes=known.takes or each.takes
+                        known,
+                        sends=known.sends or each.sends,
+                        takes=known.takes or each.takes,
+                        shape=known.shape or each.shape,
                     )
                 found[each.site] = each
-    return tuple(found[site] for site in sorted(found))
+    return found
 
 
 def port_of(node: OpNode) -> str | None:
@@ -100,6 +134,8 @@ def _crossings(main: Function, node: OpNode) -> Iterator[Crossing]:
                 data = name.removeprefix(keys.DEST_SUFFIX_PREFIX)
                 value = metadata.get(keys.DEST_SITE_NAME_PREFIX + data, "")
                 sites.append((parse_site_suffix(attribute.value), value))
+    arrives = node.outputs if takes else node.inputs
+    shape = _shape(main, arrives[0]) if arrives and len(sites) == 1 else ""
     to = metadata.get(keys.HOME_KEY if takes else keys.PEER_CLASS_KEY, "")
     scope = metadata.get(keys.PORT_SCOPE_KEY)
     for site, value in sites:
@@ -114,7 +150,38 @@ def _crossings(main: Function, node: OpNode) -> Iterator[Crossing]:
             port=f"{scope}/{port}" if scope else port,
             receiver=main.metadata.get(keys.HOME_KEY, "") if takes else to,
             type=metadata.get(keys.CROSSING_TYPE_KEY, ""),
+            shape=shape,
         )
+
+
+def _shape(main: Function, value: str) -> str:
+    """Return the declared shape of a value, and of a bundle those of its parts."""
+    maker = main.producer(value)
+    seen: set[str] = set()
+    while maker is not None and maker.op_type in _PASS_ON and maker.inputs and value not in seen:
+        seen.add(value)
+        if _declared(main, value) is not None:
+            break
+        value = maker.inputs[0]
+        maker = main.producer(value)
+    is_bundle = (
+        maker is not None
+        and maker.op_type == keys.OP_BUNDLE
+        and maker.domain == keys.COMPOSITE_DOMAIN
+    )
+    names = maker.inputs if maker is not None and is_bundle else [value]
+    shapes = [_declared(main, name) for name in names]
+    if all(each is None for each in shapes):
+        return ""
+    return ", ".join("?" if each is None else shape_text(each) for each in shapes)
+
+
+def _declared(main: Function, value: str) -> Sequence[Dim] | None:
+    declared = main.types.get(value)
+    if declared is None or declared.shape is None:
+        return None
+    # A name may be any text, and only lengths are compared.
+    return [a if isinstance(a, int) or str(a).isidentifier() else None for a in declared.shape]
 
 
 # --- the form in which peers tell them -------------------------------------------------------
@@ -127,7 +194,7 @@ def encode_crossings(crossings: Sequence[Crossing]) -> bytes:
     rows = [
         [
             *(each.site, _SENDS * each.sends + _TAKES * each.takes, KINDS.index(each.kind)),
-            *(_clipped(each.port), _clipped(each.receiver), _clipped(each.type)),
+            *(_clipped(each.port), _clipped(each.receiver), _typed(each)),
         ]
         for each in crossings
     ]
@@ -143,6 +210,12 @@ def _clipped(text: str) -> str:
     while len(text.encode("utf-8", "replace")) > MAX_CROSSING_TEXT_BYTES:
         text = text[: MAX_CROSSING_TEXT_BYTES // 4 - 1] + "…"
     return text
+
+
+def _typed(each: Crossing) -> str:
+    """Return the text for the type; without the shape where both are too long."""
+    text = _clipped(each.sized_type)
+    return text if text == each.sized_type else _clipped(each.type)
 
 
 @lru_cache(maxsize=_KEPT_VERSIONS)
@@ -180,10 +253,13 @@ def _decoded(row: object) -> Crossing:
             raise DecodeError(f"a crossing with a text of over {MAX_CROSSING_TEXT_BYTES} bytes")
         if not text.isprintable():
             raise DecodeError("a crossing with control characters")
-    port, receiver, kind_of_value = texts
+    port, receiver, sized = texts
+    kind_of_value, separator, shape = sized.rpartition(_OF)
+    if not separator or not _SHAPES.fullmatch(shape):
+        kind_of_value, shape = sized, ""
     return Crossing(
         site=site, sends=bool(roles & _SENDS), takes=bool(roles & _TAKES), kind=KINDS[kind],
-        port=port, receiver=receiver, type=kind_of_value,
+        port=port, receiver=receiver, type=kind_of_value, shape=shape,
     )  # fmt: skip
 
 
@@ -213,10 +289,11 @@ def sites_of(raw: bytes) -> Sites:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement:
-    """A crossing of one side that the other one has not, or not with that type.
+    """A crossing of one side that the other one has not, or not with that type or size.
 
     `sent` is the type that the sending side sends, `taken` that which the other takes; None: it has
-    no such port. `ours` says if it is this side that sends.
+    no such port. `ours` says if it is this side that sends. Both have the declared shape where
+    there is one; `sized` is True where nothing but that differs, so that the value is sent.
     """
 
     port: str
@@ -225,6 +302,7 @@ class Disagreement:
     ours: bool
     sent: str
     taken: str | None
+    sized: bool = False
 
     def __str__(self) -> str:
         """Return it as one line, for people."""
@@ -260,14 +338,41 @@ def disagreements(
 def _unmatched(
     senders: Sequence[Crossing], takers: Sequence[Crossing], classes: Collection[str], *, ours: bool
 ) -> Iterator[Disagreement]:
-    taken = {each.site for each in takers if each.takes}
-    named = {each.counterpart: each.type for each in takers if each.takes}
+    taken = {each.site: each for each in takers if each.takes}
+    named = {each.counterpart: each for each in takers if each.takes}
     for each in senders:
-        if each.sends and each.site not in taken and each.receiver in classes:
-            yield Disagreement(
-                port=each.port, receiver=each.receiver, kind=each.kind, ours=ours,
-                sent=each.type, taken=named.get(each.counterpart) if each.port else None,
-            )  # fmt: skip
+        if not each.sends or each.receiver not in classes:
+            continue
+        same = taken.get(each.site)
+        if same is not None and shapes_fit(each.shape, same.shape):
+            continue
+        other = same or (named.get(each.counterpart) if each.port else None)
+        yield Disagreement(
+            port=each.port, receiver=each.receiver, kind=each.kind, ours=ours,
+            sent=each.sized_type if same else each.type,
+            taken=None if other is None else other.sized_type if same else other.type,
+            sized=same is not None,
+        )  # fmt: skip
+
+
+def shapes_fit(one: str, other: str) -> bool:
+    """Return True unless two declared shapes (`Crossing.shape`) say that no tensor has both."""
+    ones, others = re.findall(_SHAPE, one), re.findall(_SHAPE, other)
+    if len(ones) != len(others):
+        return True  # one of them is not declared
+    return all(_fits(_axes(a), _axes(b)) for a, b in zip(ones, others, strict=True))
+
+
+def _axes(shape: str) -> list[str] | None:
+    return None if shape == "?" else [axis for axis in shape[1:-1].split(", ") if axis]
+
+
+def _fits(one: list[str] | None, other: list[str] | None) -> bool:
+    """Compare two shapes: an axis that is no length may be any."""
+    if one is None or other is None:
+        return True
+    lengths = [(a, b) for a, b in zip(one, other, strict=False) if a.isdigit() and b.isdigit()]
+    return len(one) == len(other) and all(a == b for a, b in lengths)
 
 
 def not_taken(

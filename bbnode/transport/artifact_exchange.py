@@ -46,6 +46,10 @@ class ArtifactFetchError(PeerError):
     """A peer did not give the artifact; the message says why and what to do."""
 
 
+class ArtifactTooLarge(ArtifactFetchError):
+    """A peer's artifact is larger than what was agreed to; nothing of it was fetched."""
+
+
 class ArtifactNotStored(EnvironmentFault):
     """The fetched artifact cannot be written to disk."""
 
@@ -94,6 +98,7 @@ async def fetch(
     file: Path,
     *,
     progress: Progress | None = None,
+    max_bytes: int = MAX_ARTIFACT_BYTES,
 ) -> None:
     """Fetch an artifact from a connected peer to `file`.
 
@@ -104,8 +109,10 @@ async def fetch(
         file: where to store it; an unfinished fetch is kept as `<file>.part`, from which the next
             one continues.
         progress: called after every chunk.
+        max_bytes: of a larger one nothing is fetched.
 
     Raises:
+        ArtifactTooLarge: it has more than `max_bytes`.
         ArtifactFetchError: the peer does not have it, fell silent, or sent something else.
         ArtifactNotStored: the disk refused.
         NotConnectedError, StreamBrokenError: as `open_stream`; what came so far is kept.
@@ -117,6 +124,10 @@ async def fetch(
             await stream.write(_REQUEST.pack(bytes.fromhex(sha256), have))
             await stream.end()
             size = await _read_answer(stream, peer, sha256, partial)
+            if size > max_bytes:
+                raise ArtifactTooLarge(
+                    f"{peer} offers an artifact of {size} bytes, and {max_bytes} are taken at most"
+                )
             with partial.open("ab") as out:
                 while have < size and (chunk := await _read(stream, peer)):
                     have += len(chunk)

@@ -322,6 +322,23 @@ def test_only_peers_of_another_version_are_listed(
     assert all(each.version == NEW[:8] for each in others)
 
 
+def test_sizes_that_differ_are_named_when_two_versions_meet(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    node = install(version("sized"), ["server"], peer_id=ME)
+    events: list[Any] = []
+    opened = ConnectionOpened(
+        peer=OTHER, address=Multiaddr("/memory/2"), direction=Direction.INBOUND,
+        hello=hello_of("resized"),
+    )  # fmt: skip
+    VersionWatch(node, OLD, events.append).heard(opened)
+    (other,) = other_versions(node, OLD, [info(hello_of("resized"))])
+    assert events[0]["differs"] == list(other.differs)
+    assert any("it sends Tensor.FLOAT of [5], we take Tensor.FLOAT of [4]" in each
+               for each in other.differs)  # fmt: skip
+    assert "a version that disagrees" in caplog.text
+
+
 def test_a_disagreement_is_logged_and_published_once(
     server: Node, caplog: pytest.LogCaptureFixture
 ) -> None:

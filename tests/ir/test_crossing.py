@@ -19,6 +19,7 @@ from bbnode.ir.crossing import (
     disagreements,
     encode_crossings,
     not_taken,
+    shapes_fit,
 )
 from bbnode.ir.errors import DecodeError
 from tests.sim.versions import version_crossings
@@ -164,6 +165,55 @@ def test_what_differs_is_named(edit: str, lines: list[str]) -> None:
     assert said == lines
     assert len(from_server) == (edit in ("renamed_port", "other_answer"))
     assert len(from_client) == (edit not in ("renamed_port",))
+
+
+def test_declared_sizes_are_compared_and_stop_nothing() -> None:
+    """A round fails on them where they arrive; before, both sides' shapes are said."""
+    server, client = version_crossings("server", "sized"), version_crossings("client", "resized")
+    theirs = decode_crossings(encode_crossings(client))
+    assert theirs == client
+    found = disagreements(server, ["server"], theirs, ["client"])
+    assert all(each.sized for each in found)
+    differ = "it sends Tensor.FLOAT of [5], we take Tensor.FLOAT of [4]"
+    assert [str(each) for each in found] == [
+        f"response port 'ask' of class 'server': {differ}",
+        f"port 'update' of class 'server': {differ}",
+    ]
+    mirrored = disagreements(client, ["client"], server, ["server"])
+    assert "we send Tensor.FLOAT of [5], it takes Tensor.FLOAT of [4]" in str(mirrored[0])
+    assert not_taken(client, server, ["server"]) == ()
+    # Who declares nothing agrees with everybody.
+    for other in ((), ("sized",)):
+        assert (
+            disagreements(server, ["server"], version_crossings("client", *other), ["client"]) == ()
+        )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "fits"),
+    [
+        ("", "[4]", True),
+        ("[4]", "[4]", True),
+        ("[4]", "[5]", False),
+        ("[4]", "[4, 1]", False),
+        ("[]", "[1]", False),
+        ("[n, 4]", "[7, 4]", True),
+        ("[?, 4]", "[n, 5]", False),
+        ("[4], ?", "[5], [1]", False),
+        ("[4], ?", "[4], [1]", True),
+        ("[4], [2]", "[4]", True),
+    ],
+)
+def test_shapes_fit_unless_two_lengths_differ(one: str, other: str, fits: bool) -> None:
+    assert shapes_fit(one, other) is shapes_fit(other, one) is fits
+
+
+def test_a_shape_goes_before_a_type_is_cut_and_what_is_none_is_text() -> None:
+    long = "T" * (MAX_CROSSING_TEXT_BYTES - 4)
+    (found,) = decode_crossings(encode_crossings((made(1, type=long, shape="[4, 4]"),))) or ()
+    assert (found.type, found.shape) == (long, "")
+    (odd,) = decode_crossings(msgpack.packb([[5, 1, 0, "p", "c", "T of [4"]])) or ()
+    assert (odd.type, odd.shape) == ("T of [4", "")
 
 
 def test_a_peer_that_does_not_tell_or_plays_no_class_is_not_judged() -> None:

@@ -47,8 +47,13 @@ class Versioned(Module):
         clients = PeerSelectorSlot("clients", peer_class="client").current_view(g, after=x)
         if "added" in self.edits:
             g.output("pong", g.net_out("ping", clients, x))
+        # Declared sizes are no part of a port, and are compared where two versions meet.
+        shape = [5 if "resized" in self.edits else 4] if self.edits & {"sized", "resized"} else None
         r = g.request("ask", clients, x, deadline=2.0)
-        r.respond(self._work(g, r.received))
+        answer = self._work(g, r.received)
+        if shape is not None:
+            answer = g.expect(answer, shape=shape)
+        r.respond(answer)
         g.output("answers", r.responses)
         told = g.net_out("renamed" if "renamed_port" in self.edits else "tell", clients, x)
         back = COMPUTE.add(g, told, told)
@@ -56,7 +61,7 @@ class Versioned(Module):
             back = g.bundle([back, told])
         if "changed_type" in self.edits:
             back = COMPUTE.cast(g, back, to=types.TENSOR_DOUBLE.elem_type)
-        update = g.net_out("update", told.sender, back)
+        update = g.net_out("update", told.sender, back, shape=shape)
         g.output("back", update)
         if "call_before" in self.edits:
             with g.with_module("added"):

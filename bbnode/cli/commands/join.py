@@ -177,13 +177,15 @@ def _run(resolved: ResolvedConfig, inviter: str, *, as_json: bool) -> int:
     # All paths are absolute by now. Somebody else's program runs where no file is.
     paths.enter_empty_dir(resolved.state_dir)
     given = resolved.config.node
+    # A ticket leads to the program of its time: what starts anew is the node that was made.
+    again = ["run", "--config", str(resolved.file)]
     if as_json:
         logs.configure(given.log_level, given.log_format)
-        return run_daemon(resolved)
+        return run_daemon(resolved, again=again)
     from bbnode.daemon.join.view import JoinView
 
     with JoinView(output.console(), inviter=inviter) as view:
         # What the view shows need not be logged as well, unless somebody asked for it.
         asked = resolved.origins.get("node.log_level") is not None
         logs.configure(given.log_level if asked else "warning", given.log_format)
-        return run_daemon(resolved, companion=view.run)
+        return run_daemon(resolved, companion=view.run, again=again)

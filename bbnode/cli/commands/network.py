@@ -158,6 +158,44 @@ def revoke(
 
 
 @app.command()
+def sign(
+    artifact: Annotated[Path, typer.Argument(help="A compiled program.", metavar="ARTIFACT")],
+    name: NameOption = "default",
+    directory: DirectoryOption = None,
+    system: SystemOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Sign a compiled program, for nodes that upgrade by themselves; written to ARTIFACT.signed."""
+    from bbnode.access.release import sign_release
+    from bbnode.daemon.artifacts.artifact import load_artifact
+    from bbnode.daemon.paths import write_atomically
+    from bbnode.daemon.upgrade.releases import release_file
+
+    network = _network(name, directory, system=system)
+    sha256 = load_artifact(artifact).sha256
+    with network.locked():
+        release = sign_release(network.key(), sha256, number=network.next_release(time.time()))
+    file = release_file(artifact)
+    write_atomically(file, f"{release.text}\n".encode("ascii"), mode=0o644)
+    if as_json:
+        output.json_object(
+            {
+                "network": str(release.network),
+                "artifact_sha256": sha256,
+                "number": release.number,
+                "file": str(file),
+                "release": release.text,
+            }
+        )
+        return
+    output.data(release.text)
+    output.note(
+        f"wrote {file}; keep it beside the program where a node runs it, and nodes with "
+        "upgrade.auto take it from there"
+    )
+
+
+@app.command()
 def show(
     name: Annotated[
         str | None, typer.Option("--name", help="Only this network.", metavar="NAME")

@@ -117,6 +117,9 @@ def _warnings(status: Mapping[str, Any]) -> Iterator[str]:
         # What the state and the peers say already.
         if not check["ok"] and check["check"] not in ("phase", "peers"):
             yield f"{check['check']}: {check['detail']}"
+    for offer in status.get("offers", ()):
+        peer = f"…{offer['peer'][-SHORT_PEER_CHARS:]}"
+        yield (f"an upgrade is offered: program {offer['version']} by {peer}; see `bbnode upgrade`")
     upgrade = status.get("upgrade")
     if upgrade and upgrade["left"]:
         yield f"not taken over from version {upgrade['version']}: {', '.join(upgrade['left'])}"

@@ -31,6 +31,7 @@ from bbnode.ir.peer import PeerId
 # 4 characters for 3 bytes, the prefix, and the end of the line.
 _MEMBERSHIP_LINE_BYTES = MAX_MEMBERSHIP_BYTES * 4 // 3 + 64
 _REVOCATIONS_LINE_BYTES = REVOCATIONS.max_bytes * 4 // 3 + 64
+_NUMBER_BYTES = 24
 # A PeerId in base58 is at most 91 characters.
 _PEER_LINE_BYTES = 96
 
@@ -183,6 +184,19 @@ class OwnedNetwork:
     def save_revocations(self, listed: RevocationList) -> None:
         """Store the next list."""
         _write_line(self._revocations, listed.text)
+
+    def next_release(self, unix_s: float) -> int:
+        """Return the number of the next release, greater than all before; the caller has the lock.
+
+        Raises StorageError.
+        """
+        path = self.directory / "releases"
+        raw = (_read(path, _NUMBER_BYTES) or b"0").strip()
+        if not raw.isdigit():
+            raise StorageError(f"{path}: not a number; write the number of the last release to it")
+        number = max(int(unix_s), int(raw) + 1)
+        _write_line(path, str(number))
+        return number
 
     def granted(self) -> list[Membership]:
         """Return every membership granted with the owner's key, oldest first."""

@@ -192,6 +192,27 @@ class ArtifactSection(Section):
         return self
 
 
+class FormerArtifact(Section):
+    """The program before the last upgrade, to which `bbnode upgrade --back` goes back."""
+
+    path: FilePath = _key(..., "its compiled artifact; relative to this file")
+    sha256: str = _key(..., "its hex digest", pattern=r"^[0-9a-fA-F]{64}$")
+    targets: list[str] = _key(..., "its targets, as in artifact.targets", min_length=1)
+
+
+class UpgradeSection(Section):
+    """Programs that peers offer in the place of the one that this node runs."""
+
+    auto: bool = _key(
+        False,
+        "take what the owner of this node's private network has signed (`bbnode network sign`) "
+        "without asking, between two rounds",
+    )
+    previous: FormerArtifact | None = _key(
+        None, "the program before the last upgrade; written by `bbnode upgrade`"
+    )
+
+
 class NetworkSection(Section):
     """The addresses that this node listens on, and the peers that it dials."""
 
@@ -523,6 +544,9 @@ class NodeConfig(Section):
 
     node: NodeSection = _key(NodeSection(), "its name, its files, its log")
     artifact: ArtifactSection = _key(..., "the program that it runs")
+    upgrade: UpgradeSection = _key(
+        UpgradeSection(), "programs that peers offer in the place of that one"
+    )
     network: NetworkSection = _key(
         NetworkSection(), "the addresses that it listens on, and the peers that it dials"
     )

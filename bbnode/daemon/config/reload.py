@@ -20,6 +20,7 @@ RELOADABLE = (
     "node.stop_grace_s",
     "network.bootstrap",
     "discovery.min_peers",
+    "upgrade.auto",
     # Not access.network: what this node shows on its connections follows from it.
     "access.allow",
     "access.block",

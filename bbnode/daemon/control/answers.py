@@ -203,6 +203,33 @@ class Stopping(TypedDict):
     stopping: bool
 
 
+class Restarting(TypedDict):
+    """The daemon stops and begins anew as soon as no execution is under way."""
+
+    restarting: bool
+
+
+class OfferView(TypedDict):
+    """A program that a connected peer runs, offered in the place of this node's."""
+
+    peer: str
+    version: str
+    artifact_sha256: str
+
+
+class UpgradeFetch(TypedDict):
+    """The progress of a fetch, in bytes; `failure` says why it ended without the artifact.
+
+    `release` is a line of text where the network's owner has signed the artifact, else empty.
+    """
+
+    have: int
+    size: int
+    done: bool
+    failure: str
+    release: str
+
+
 class ExecutionView(TypedDict):
     """An execution under way."""
 
@@ -357,6 +384,7 @@ class Status(TypedDict):
     peers: list[PeerView]
     wanted: list[WantedView]
     versions: list[VersionView]
+    offers: list[OfferView]
     upgrade: UpgradeView | None
     discovery: Json
     invoke: list[Json]

@@ -50,6 +50,26 @@ def no_rounds(
     raise RoundsRefused("this node makes no rounds")
 
 
+class NotOffered(DeploymentError):
+    """No connected peer offers the program that was asked for."""
+
+
+class RestartRefused(DeploymentError):
+    """The process is not the node's own, or records its input."""
+
+
+def no_offers(sha256: str, _max_bytes: int | None) -> dict[str, Any]:
+    """Raise NotOffered: nobody offers anything here."""
+    raise NotOffered(
+        f"no connected peer offers the program {sha256}; `bbnode status` lists what is offered"
+    )
+
+
+def no_restart() -> None:
+    """Raise RestartRefused: the process is another program's."""
+    raise RestartRefused("this process can't start the node anew: stop it, and start it again")
+
+
 @dataclass(slots=True, kw_only=True)
 class Host:
     """One daemon, as its control plane sees it."""
@@ -92,6 +112,12 @@ class Host:
     history: RoundHistory | None = None
     # How peers are found, as JSON.
     discovery: Callable[[], Mapping[str, Any]] = dict
+    # Programs that connected peers offer in the place of this one.
+    offers: Callable[[], list[dict[str, str]]] = list
+    # Begins to fetch one of them, or tells how far it is. Raises NotOffered.
+    fetch_upgrade: Callable[[str, int | None], dict[str, Any]] = no_offers
+    # Stops and begins anew at the next quiet moment. Raises RestartRefused.
+    restart: Callable[[], None] = no_restart
     # Everything that has made no progress for too long.
     stalled: Callable[[], Sequence[Stalled]] = tuple
     # trio's time; the phase is "starting", "ready" or "stopping".

@@ -23,7 +23,7 @@ from bbnode.daemon.control import answers, views
 from bbnode.daemon.control.asgi import Response, StreamedResponse
 from bbnode.daemon.control.client import FILE
 from bbnode.daemon.control.errors import Problem
-from bbnode.daemon.control.host import Host, RoundsRefused
+from bbnode.daemon.control.host import Host, NotOffered, RestartRefused, RoundsRefused
 from bbnode.daemon.control.http import (
     LINES,
     TEXT,
@@ -47,7 +47,13 @@ from bbnode.daemon.state import weights
 from bbnode.engine.errors import AddressBookFull
 from bbnode.ir import types
 from bbnode.ir.address import parse_address
-from bbnode.ir.caps import KEPT_ITEMS, MAX_ADDRESSES_PER_PEER, MAX_DEADLINE_S, MAX_WAIT_S
+from bbnode.ir.caps import (
+    KEPT_ITEMS,
+    MAX_ADDRESSES_PER_PEER,
+    MAX_ARTIFACT_BYTES,
+    MAX_DEADLINE_S,
+    MAX_WAIT_S,
+)
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 
@@ -311,6 +317,34 @@ async def stop(host: Host) -> answers.Stopping:
     logger.info("stop asked for", extra={"by": "control"})
     host.stop()
     return {"stopping": True}
+
+
+@ENDPOINTS.add("POST", "/v1/restart", "restart")
+async def restart(host: Host) -> answers.Restarting:
+    """Stop and begin anew, with the files as they are then, once no execution is under way."""
+    try:
+        host.restart()
+    except RestartRefused as error:
+        raise Problem(409, "RestartRefused", str(error)) from error
+    logger.info("restart asked for", extra={"by": "control"})
+    return {"restarting": True}
+
+
+class FetchUpgradeBody(RequestBody):
+    """An artifact that a connected peer offers, and the bytes that it may have."""
+
+    artifact_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    max_bytes: int | None = Field(None, ge=1, le=MAX_ARTIFACT_BYTES)
+
+
+@ENDPOINTS.add("POST", "/v1/upgrade/fetch", "upgrade-fetch")
+async def fetch_upgrade(host: Host, body: FetchUpgradeBody) -> answers.UpgradeFetch:
+    """Begin to fetch what a peer offers to the cache, or tell how far that is; nothing runs."""
+    try:
+        told = host.fetch_upgrade(body.artifact_sha256, body.max_bytes)
+    except NotOffered as error:
+        raise Problem(409, "NotOffered", str(error)) from error
+    return told  # type: ignore[return-value]
 
 
 # -- peers -------------------------------------------------------------------------------------

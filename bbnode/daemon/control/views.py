@@ -49,6 +49,7 @@ def status(host: Host) -> answers.Status:
         "peers": peers(host),
         "wanted": [wanted(w) for w in host.backend.wanted()],
         "versions": versions(host),
+        "offers": host.offers(),  # type: ignore[typeddict-item]
         "upgrade": upgrade(host),
         "discovery": dict(host.discovery()),
         "invoke": [r.as_json() for r in host.rounds],

@@ -18,6 +18,7 @@ from bbnode.daemon import paths
 from bbnode.daemon.artifacts.artifact import Artifact, ArtifactRejected, load_artifact
 from bbnode.daemon.join.dial import Dialled
 from bbnode.daemon.join.invitation import InviterLost
+from bbnode.ir.caps import MAX_ARTIFACT_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.artifact_exchange import Progress, fetch
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError
@@ -50,8 +51,9 @@ async def obtain(
     own: PeerId,
     state_dir: Path,
     progress: Progress | None = None,
+    max_bytes: int = MAX_ARTIFACT_BYTES,
 ) -> Obtained:
-    """Return the artifact, digest checked, parsed with its bounds.
+    """Return the artifact, digest checked, parsed with its bounds; at most `max_bytes` large.
 
     Raises ArtifactRejected, ArtifactUnreadable, ArtifactFetchError, ArtifactNotStored,
     StorageError, InviterLost.
@@ -63,7 +65,7 @@ async def obtain(
     paths.make_state_dir(file.parent)
     # In the node's own directory until it is whole, as two nodes may fetch it at once.
     draft = file.with_name(f".{sha256}.{str(own)[-16:]}")
-    await _fetch(dialled, inviter, sha256, draft, progress)
+    await _fetch(dialled, inviter, sha256, draft, progress, max_bytes)
     artifact = await trio.to_thread.run_sync(_load, draft, sha256)
     try:
         draft.replace(file)
@@ -73,11 +75,18 @@ async def obtain(
 
 
 async def _fetch(
-    dialled: Dialled, inviter: PeerId, sha256: str, draft: Path, progress: Progress | None
+    dialled: Dialled,
+    inviter: PeerId,
+    sha256: str,
+    draft: Path,
+    progress: Progress | None,
+    max_bytes: int,
 ) -> None:
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
-            await fetch(dialled.backend, inviter, sha256, draft, progress=progress)
+            await fetch(
+                dialled.backend, inviter, sha256, draft, progress=progress, max_bytes=max_bytes
+            )
         except (NotConnectedError, StreamBrokenError) as error:
             if attempt == MAX_ATTEMPTS:
                 raise InviterLost(

@@ -160,6 +160,11 @@ def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
             return printable(f"failed: {failure_text(event)}")
         case "round_finished":
             return f"round {event['round']} {'done' if event['ok'] else 'failed'}"
+        case "upgrade_offered":
+            text = f"{name(event['peer'])} offers program {event['version']}: see `bbnode upgrade`"
+            return printable(text)
+        case "upgraded":
+            return f"upgraded to program {event['version']}, starting anew"
         case "stopping":
             return "leaving"
     return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -45,6 +46,7 @@ from bbnode.daemon.observing.watch import Stalled, Watch, WatchTargets
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.record_file import RecordFile
 from bbnode.daemon.state.resend import Resend
+from bbnode.daemon.upgrade.offers import UpgradedNode, Upgrades
 from bbnode.engine import All, Node, steps
 from bbnode.engine.readiness import reasons_text
 from bbnode.ir.crossing import encode_crossings
@@ -78,11 +80,13 @@ def run_daemon(
     companion: Companion | None = None,
     record: Path | None = None,
     stop_at_eof: bool = False,
+    again: Sequence[str] | None = None,
 ) -> int:
     """Run a node until a signal and return the exit code. Logging is configured already.
 
-    `record` is a new file for all input. With `stop_at_eof` the end of standard input is a signal
-    too.
+    `record` is a new file for all input, and then the node can't start anew by itself. With
+    `stop_at_eof` the end of standard input is a signal too. `again` are the arguments of the
+    command that starts the node anew after an upgrade; by default those of this one.
     """
     assembly.import_components(resolved)
     process = OwnProcess(stop_at_eof=stop_at_eof)
@@ -90,8 +94,12 @@ def run_daemon(
         paths.lock_state_dir(resolved.state_dir),
         nullcontext() if record is None else RecordFile(record) as sink,
     ):
-        daemon = Daemon(resolved, companion=companion, record=sink, process=process)
+        daemon = Daemon(
+            resolved, companion=companion, record=sink, process=process, restarts=sink is None
+        )
         trio.run(daemon.run)
+    if daemon.starts_anew:
+        process.starts_anew(sys.argv[1:] if again is None else again)
     process.ends(at_once=bool(daemon.tasks_running) or companion is None)
     return 0
 
@@ -107,11 +115,13 @@ class Daemon:
         record: RecordFile | None = None,
         process: SharedProcess | None = None,
         artifact: Artifact | None = None,
+        restarts: bool = False,
     ) -> None:
         """Load identity and artifact and install the targets; nothing listens yet.
 
         The caller holds the lock of the state directory. `process` is another program's by default,
         of which nothing is changed; `artifact` stands for the one that the configuration names.
+        `restarts`: who runs it starts it anew where `starts_anew` is True in the end.
 
         Raises the typed errors of configuration, access, artifact, identity and install.
         """
@@ -207,6 +217,23 @@ class Daemon:
         self._passing = PassingPeers(self._node, access.policy)
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
+        self.starts_anew = False
+        self._upgrades = Upgrades(
+            UpgradedNode(
+                peer=self._identity.peer_id,
+                artifact=self._artifact,
+                network=access.network,
+                backend=self._backend,
+                resolved=lambda: self._resolved,
+                is_bootstrap=self._discovery.is_bootstrap,
+                is_quiet=self._is_quiet,
+                publish=self._control.publish,
+                restart=self._start_anew if restarts else None,
+            )
+        )
+        self._control.host.offers = self._upgrades.as_json
+        self._control.host.fetch_upgrade = self._upgrades.fetch
+        self._control.host.restart = self._upgrades.restart
         self._control.host.rounds = self._rounds
         self._control.host.upgrade = saved.upgrade if saved else None
         self._control.host.history = self._history
@@ -294,6 +321,7 @@ class Daemon:
                     work.start_soon(self._introductions.run)
                 work.start_soon(self._resend.run)
                 work.start_soon(self._restarts.run)
+                work.start_soon(self._upgrades.run)
                 for peer in self._resend.peers:
                     self._discovery.miss(peer)
                 await work.start(self._checkpointer.run)
@@ -347,6 +375,7 @@ class Daemon:
             self._introductions.heard(event)
         self._conduct.heard(event)
         self._versions.heard(event)
+        self._upgrades.heard(event)
         self._resend.heard(event)
         self._restarts.heard(event)
 
@@ -357,6 +386,14 @@ class Daemon:
         """Decide anew about all peers; and those that did not admit this node may do so now."""
         self._backend.reauthorize()
         self._discovery.forgive()
+
+    def _is_quiet(self) -> bool:
+        """Return True where nothing is under way that a restart would end."""
+        return not self._node.executions() and not self._driver.tasks_running
+
+    def _start_anew(self) -> None:
+        self.starts_anew = True
+        self.stop()
 
     def _stop_begins(self) -> None:
         self._process.stop_begins(self._resolved.config.node.stop_grace_s)
@@ -371,7 +408,10 @@ class Daemon:
         self._control.host.phase = "stopping"
         logger.info("stopping")
         self._control.publish({"type": "stopping"})
-        self._process.notify(sd_notify.STOPPING)
+        if self.starts_anew:
+            self._process.reloading()  # to a supervisor it goes on: the process is the same one
+        else:
+            self._process.notify(sd_notify.STOPPING)
         grace_s = self._resolved.config.node.stop_grace_s
         unsent: Sequence[Unsent] = ()
         with trio.move_on_after(grace_s * (1 - LEAVE_SHARE)) as scope:
@@ -439,6 +479,8 @@ class Daemon:
         if changes.touch("network.bootstrap") or changes.touch("discovery.min_peers"):
             self._discovery.configure(new.config.network, new.config.discovery)
             self._conduct.know(new.config.network.bootstrap)
+        if changes.touch("upgrade.auto"):
+            self._upgrades.look_again()
         logger.info("reloaded", extra={"changed": ",".join(changes.applied) or "nothing"})
         if changes.needs_restart:
             logger.warning("needs a restart", extra={"keys": ",".join(changes.needs_restart)})

@@ -10,6 +10,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -27,6 +28,7 @@ from bbnode.daemon.build import full_version
 from bbnode.daemon.config import NodeConfig
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.state import weights
+from bbnode.daemon.upgrade import releases
 from bbnode.engine import Limits, Node, install, plan_program
 from bbnode.ir import keys
 from bbnode.ir.class_names import ClassNotLoaded, load_module_named, search
@@ -253,6 +255,9 @@ def make_transport(
     access.on_change = transport.reauthorize
     access.on_credentials = transport.set_credentials
     artifact_exchange.serve(transport, artifact_source(resolved, artifact))
+    if config.artifact.path is not None:
+        file = resolved.absolute(config.artifact.path, "artifact.path")
+        releases.serve(transport, artifact.sha256, partial(releases.read_release, file))
     return transport
 
 

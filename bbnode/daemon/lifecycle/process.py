@@ -11,7 +11,7 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
@@ -130,6 +130,13 @@ class OwnProcess(SharedProcess):
             sys.stdout.flush()
             os._exit(0)
         self._last_resort.disarm()
+
+    def starts_anew(self, arguments: Sequence[str]) -> None:
+        """Become a new process of the same number, which runs `bbnode` with these arguments."""
+        self._last_resort.disarm()
+        logging.shutdown()
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "bbnode", *arguments])
 
 
 def raise_file_limit() -> None:

@@ -57,6 +57,7 @@ def _compared(node: Node, sha256: str, peer: PeerId, hello: Hello) -> OtherVersi
     if hello.artifact_sha256 in ("", sha256):
         return None
     theirs = decode_crossings(hello.crossings)
+    # Types and declared sizes: what does not fit is said before a round fails on it.
     found = disagreements(node.crossings, node.classes, theirs, hello.classes)
     lines = [str(each) for each in found[:_SHOWN]]
     if len(found) > _SHOWN:

@@ -302,6 +302,38 @@ def judge_going_on(told: Mapping[str, Any]) -> Finding:
     return _passed("nothing stands still")
 
 
+def _upgrade(context: CheckContext) -> Finding:
+    """Check that nobody offers another program, and that versions which meet agree."""
+    if not context.running:
+        return _skipped("no daemon runs: nobody is connected")
+    from bbnode.daemon.control.client import ControlClient
+    from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
+
+    try:
+        with ControlClient(paths.control_socket(context.state_dir)) as client:
+            told = client.get("/v1/status")
+    except (ControlError, ControlTimeout, NotRunning) as error:
+        return _skipped(str(error))
+    return judge_upgrade(told)
+
+
+def judge_upgrade(told: Mapping[str, Any]) -> Finding:
+    """Return the finding from a daemon's status, the JSON of `GET /v1/status`."""
+    offers = [
+        f"an upgrade is offered: program {each['version']} by {each['peer']}"
+        for each in told.get("offers", ())
+    ]
+    differing = [
+        f"{each['peer']} (program {each['version']}): {line}"
+        for each in told["versions"]
+        for line in each["differs"]
+    ]
+    if not offers and not differing:
+        return _passed("nobody offers another program")
+    cure = "see `bbnode upgrade`" if offers else "give both the same version of the program"
+    return _warning("; ".join((*offers, *differing)), cure)
+
+
 def _dial_back(context: CheckContext) -> Finding:
     """Check that a peer which is connected reaches this node at an address that it announces."""
     if not context.running:
@@ -412,6 +444,7 @@ CHECKS: dict[str, Check] = {
     "ports": _ports,
     "bootstrap": _reach,
     "going on": _going_on,
+    "upgrade": _upgrade,
     "dial-back": _dial_back,
     "artifact": _artifact,
     "components": _components,

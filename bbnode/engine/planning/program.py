@@ -227,7 +227,7 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         unreachable=tuple(planner.unreachable),
         digest=_digest(model, program, mains),
         name=program.name,
-        crossings=crossings_of(mains),
+        crossings=crossings_of(mains, all_mains.values()),
     )
 
 

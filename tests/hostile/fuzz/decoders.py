@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 import trio
 
-from bbnode.access import exchange, revocation, sealed, statement, ticket
+from bbnode.access import exchange, release, revocation, sealed, statement, ticket
 from bbnode.access.errors import AccessRefused, Refusal
 from bbnode.access.keys import SigningKey
 from bbnode.components.peer_registry import messages as registry
@@ -184,6 +184,7 @@ _MEMBER = statement.grant(
     _KEY, member=_PEER, not_before_s=0, expires_s=2_000_000_000, serial=1, classes=["client"]
 )
 _REVOKED = revocation.revoke(_KEY, None, serials=[1, 2], peers=[_PEER])
+_RELEASE = release.sign_release(_KEY, "ab" * 32, number=7)
 _LEDGER = ticket.Ledger(
     tickets={b"\x03" * 16: ticket.Redeemed(expires_s=2_000_000_000, peers=(_PEER,))}
 )
@@ -259,6 +260,14 @@ DECODERS: dict[str, Decoder] = {
     "membership_peek": Decoder(statement.peek, (_MEMBER.raw,), _ACCESS),
     "revocations": Decoder(
         lambda data: revocation.open_revocations(data, _KEY.peer_id), (_REVOKED.raw,), _ACCESS
+    ),
+    "release": Decoder(
+        lambda data: release.open_release(data, _KEY.peer_id, "ab" * 32), (_RELEASE.raw,), _ACCESS
+    ),
+    "release_text": Decoder(
+        lambda data: release.release_from_text(data.decode("utf-8", "replace")),
+        (_RELEASE.text.encode("ascii"),),
+        _ACCESS,
     ),
     "ledger": Decoder(ticket.Ledger.from_bytes, (_LEDGER.to_bytes(),), _ACCESS),
     "sealed": Decoder(

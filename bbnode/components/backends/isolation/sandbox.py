@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import os
 import platform
 import resource
@@ -80,6 +81,14 @@ def limit(max_bytes: int) -> None:
         bound = min(bound, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
     resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
+
+
+def give_back() -> None:
+    """Return freed memory to the system, where the C library can do so."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def confine() -> str:

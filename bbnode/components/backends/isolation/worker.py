@@ -127,7 +127,11 @@ def main() -> None:
         if not raw or not fds:
             os._exit(0)  # whatever still runs, nobody waits for it
         line = shared.ChildLine(socket.socket(fileno=fds[0]), settings["max_memory_bytes"])
-        threading.Thread(target=_thread, args=(line, graphs), daemon=True).start()
+        try:
+            threading.Thread(target=_thread, args=(line, graphs), daemon=True).start()
+        except RuntimeError:  # no room for its stack: a run that failed for memory left some behind
+            sandbox.give_back()
+            threading.Thread(target=_thread, args=(line, graphs), daemon=True).start()
 
 
 if __name__ == "__main__":
