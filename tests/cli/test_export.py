@@ -103,6 +103,7 @@ async def test_of_a_running_node(tmp_path: Path, capsys: pytest.CaptureFixture[s
             "origin": {
                 "program": "0" * 64, "target": "", "round": 0, "metrics": {}, "is_trained": True,
             },
+            "data": None, "output": None,
         }  # fmt: skip
         np.testing.assert_allclose(run(out), forward(node, "net2"), atol=1e-6)
         assert await export("--slot", "net") == exits.OK  # an exported model gives way
