@@ -30,7 +30,7 @@ from bbnode.components import (
 )
 from bbnode.components.data.description import DataDescription, DescriptionRefused
 from bbnode.components.errors import DataUnavailable
-from bbnode.daemon.predicting.inputs import Given, ExamplesRefused, TokenizerDiffers
+from bbnode.daemon.predicting.inputs import ExamplesRefused, Given, TokenizerDiffers
 from bbnode.daemon.predicting.meaning import Meaning, meaning_of
 from bbnode.daemon.predicting.predict import ModelUnusable, Predictions, predict
 from bbnode.daemon.state.weights import WeightsOrigin, exported, initial_component

@@ -159,7 +159,7 @@ def _unfit(kind: Kind, what: str) -> ExamplesRefused:
 
 
 def _fitting(data: DataDescription, found: Examples) -> Examples:
-    """Return the examples, if one has the shape of those of the training. Raises ExamplesRefused."""
+    """Return the examples; ExamplesRefused where one has not the shape of those of training."""
     wanted, has = data.features.shape, tuple(found.values.shape[1:])
     if has != wanted:
         columns = f" ({', '.join(data.columns[:20])})" if data.columns else ""

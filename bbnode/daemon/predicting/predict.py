@@ -24,8 +24,8 @@ from bbnode.components.data.data_file import read_whole
 from bbnode.components.data.description import DataDescription
 from bbnode.daemon.predicting.inputs import (
     Examples,
-    Given,
     ExamplesRefused,
+    Given,
     read_examples,
     read_plain,
 )
