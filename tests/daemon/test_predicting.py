@@ -381,6 +381,55 @@ def test_arrays_with_and_without_scaling(tmp_path: Path) -> None:
         node.predict(tmp_path / "wide.npy")
 
 
+def test_one_logit_is_a_class_and_several_are_probabilities(tmp_path: Path) -> None:
+    x = RNG.normal(size=(12, 4)).astype(np.float32)
+    for outputs in (1, 2):
+        y = RNG.integers(0, 2, size=(12, outputs)).astype(np.float32)
+        np.savez(tmp_path / "data.npz", x=x, y=y)
+        forward = mlp_forward((4, 5, outputs))
+        settings = {"path": str(tmp_path / "data.npz")}
+        node = Trained(tmp_path, ArrayDataSource, settings, forward, "bce_with_logits")
+        found = node.predict(tmp_path / "data.npz")
+        yes = 1 / (1 + np.exp(-node.forward(node.batch())))
+        if outputs == 1:
+            np.testing.assert_allclose(probabilities_of(found)[:, 1], yes[:, 0], atol=1e-6)
+        else:
+            assert found.columns == ("probability of y[0]", "probability of y[1]")
+            made = [[*each.values.values()] for each in found.rows]
+            np.testing.assert_allclose(np.array(made, float), yes, atol=1e-6)
+
+
+def test_several_inputs_are_found_by_their_names(tmp_path: Path) -> None:
+    parts = {"left": RNG.normal(size=(6, 3)), "right": RNG.normal(size=(6, 2))}
+    np.savez(tmp_path / "data.npz", y=RNG.integers(0, 2, size=6), **parts)
+    np.savez(tmp_path / "new.npz", **dict(reversed(parts.items())))
+    graph = helper.make_graph(
+        [helper.make_node("Concat", ["a", "b"], ["both"], axis=1),
+         helper.make_node("Gemm", ["both", "w", "c"], ["logits"])], "two",
+        [helper.make_tensor_value_info("a", TensorProto.FLOAT, ["batch", 3]),
+         helper.make_tensor_value_info("b", TensorProto.FLOAT, ["batch", 2])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])],
+        [numpy_helper.from_array(RNG.normal(size=(5, 2)).astype(np.float32), "w"),
+         numpy_helper.from_array(np.zeros(2, np.float32), "c")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    settings = {"path": str(tmp_path / "data.npz"), "inputs": ("left", "right")}
+    node = Trained(tmp_path, ArrayDataSource, settings, model)
+    found = probabilities_of(node.predict(tmp_path / "new.npz"))
+    np.testing.assert_allclose(found, node.probabilities(node.batch()), atol=1e-6)
+
+
+def test_names_of_too_few_classes_are_not_used(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "train.csv").write_text("a,b,y\n1,2,cat\n2,1,dog\n3,3,cat\n")
+    settings = {"path": str(tmp_path / "train.csv"), "label": "y"}
+    node = Trained(tmp_path, TableDataSource, settings, mlp_forward((2, 4, 3)))
+    found = node.predict(tmp_path / "train.csv")
+    assert [*found.rows[0].probabilities] == ["0", "1", "2"]
+    assert "its data name 2" in found.notes[0]
+    assert "cat" not in onnx.load(node.file).graph.output[0].doc_string
+
+
 def test_numbers_of_a_known_data_set_are_scaled_as_it_was(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     from sklearn.datasets import load_iris

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,8 +64,12 @@ def command(
         rows = [
             {
                 made.noun: each.example,
-                "values": each.values,
-                **({"probabilities": each.probabilities} if each.probabilities else {}),
+                "values": _json_numbers(each.values),
+                **(
+                    {"probabilities": _json_numbers(each.probabilities)}
+                    if each.probabilities
+                    else {}
+                ),
             }
             for each in made.rows
         ]
@@ -73,6 +79,14 @@ def command(
         output.data(f"{out}  {output.counted(len(made.rows), 'prediction')}")
     else:
         _show(made)
+
+
+def _json_numbers(values: Mapping[str, str | float]) -> dict[str, str | float | None]:
+    """Return values for JSON, which has neither NaN nor infinity."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
 
 
 def _csv(made: Predictions) -> str:

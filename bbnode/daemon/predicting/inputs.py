@@ -99,6 +99,7 @@ def read_examples(data: DataDescription, given: Given) -> Examples:
         raise _unfit(data.kind, "standard input")
     if data.kind == "text":
         return _texts(data, given)
+    _refuse_tokenizer(given, "takes no text")
     if data.kind == "images":
         source: Any = _source(data, {"path": given.path})
         values, paths = source.examples()
@@ -129,6 +130,7 @@ def read_plain(given: Given, dtype: np.dtype[Any]) -> Examples:
 
     Raises ExamplesRefused, DataUnavailable.
     """
+    _refuse_tokenizer(given, "does not say that it takes text")
     suffix = Path(given.path).suffix.lower()
     note = "the model does not say what it takes: numbers go in as they are, in their order"
     settings = {"path": given.path, "dtype": dtype.name}
@@ -156,6 +158,11 @@ def _source(data: DataDescription, more: Mapping[str, Any]) -> Any:
 
 def _unfit(kind: Kind, what: str) -> ExamplesRefused:
     return ExamplesRefused(f"{what} is not what the model takes; give it {_WANTED[kind]}")
+
+
+def _refuse_tokenizer(given: Given, why: str) -> None:
+    if given.tokenizer is not None:
+        raise TokenizerDiffers(f"the model {why}; leave --tokenizer out")
 
 
 def _fitting(data: DataDescription, found: Examples) -> Examples:
@@ -187,11 +194,9 @@ def _texts(data: DataDescription, given: Given) -> Examples:
                 f"{data.tokenizer_sha256[:12]}…); give that file with --tokenizer"
             )
         settings["tokenizer_file"] = str(given.tokenizer)
-    elif given.tokenizer is not None:
-        raise TokenizerDiffers(
-            f"the model was trained with the tokenizer {shown(data.settings.get('tokenizer'))}; "
-            "leave --tokenizer out"
-        )
+    else:
+        own = shown(data.settings.get("tokenizer"))
+        _refuse_tokenizer(given, f"was trained with the tokenizer {own}")
     source: TextDataSource = _source(data, settings)
     tokenizer = source.tokenizer()
     if isinstance(tokenizer, FileTokenizer) and tokenizer.sha256 != data.tokenizer_sha256:

@@ -77,14 +77,17 @@ class Meaning:
         entry = {"name": output.name, "kind": kind}
         model.metadata_props.add(key=_OUTPUTS, value=json.dumps([entry]))
         if not output.doc_string:
-            output.doc_string = self._in_words(kind)
+            sizes = output.type.tensor_type.shape.dim
+            output.doc_string = self._in_words(kind, sizes[-1].dim_value if sizes else 0)
 
-    def _in_words(self, kind: OutputKind) -> str:
+    def _in_words(self, kind: OutputKind, size: int) -> str:
         words = _WORDS[kind]
         label = self.data.label if self.data is not None else ""
         classes = self.data.classes if self.data is not None else ()
         if kind in ("value", "logit"):
             return f"{words} of {label}" if label else words
+        if size and len(classes) != size:  # found in data without one of them, they mean others
+            classes = ()
         listed = ", ".join(classes[:_MOST_LISTED]) + (", …" if classes[_MOST_LISTED:] else "")
         of_classes = f" of the classes {listed}" if classes else " of the classes 0, 1, …"
         return f"{words}{of_classes}{f' of {label}' if label else ''}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -111,6 +111,14 @@ def predict(model: Path, given: Given) -> Predictions:
         )
     kind, output = _output(loaded, meaning)
     outputs = np.concatenate([*_run(loaded, inputs, output, found)]).astype(np.float64)
+    classes = () if data is None else data.classes
+    if kind in _OF_CLASSES and classes and len(classes) != outputs.shape[-1]:
+        # Names of classes that were found in data without one of them are those of other numbers.
+        notes.append(
+            f"the model tells {outputs.shape[-1]} classes apart, and its data name {len(classes)}; "
+            "classes are shown by number"
+        )
+        data = replace(data, classes=()) if data is not None else None
     columns, rows = _named(outputs, kind, loaded.graph.output[output].name, data)
     if not kind:
         notes.append("the model does not say what its output is: its numbers are as it gives them")
@@ -224,8 +232,7 @@ def _named(
 
 
 def _of_classes(probabilities: Numbers, classes: Sequence[str]) -> list[_Row]:
-    # A peer whose examples are of few classes knows the names of the first ones alone.
-    names = [classes[at] if at < len(classes) else str(at) for at in range(probabilities.shape[1])]
+    names = [*classes] or [str(at) for at in range(probabilities.shape[1])]
     found = []
     for row in probabilities:
         best = int(row.argmax())
