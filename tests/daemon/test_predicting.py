@@ -29,6 +29,7 @@ from bbnode.components import (
     mlp_forward,
 )
 from bbnode.components.data.description import DataDescription, DescriptionRefused
+from bbnode.components.data.schema import TensorSchema
 from bbnode.components.errors import DataUnavailable
 from bbnode.daemon.predicting.inputs import ExamplesRefused, Given, TokenizerDiffers
 from bbnode.daemon.predicting.meaning import Meaning, meaning_of
@@ -493,6 +494,43 @@ def test_what_can_not_be_described_says_why(tmp_path: Path) -> None:
 def test_a_description_of_somebody_else_is_refused(text: str) -> None:
     with pytest.raises(DescriptionRefused):
         DataDescription.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("table", {"one_hot": 5}), ("table", {"encoding": "none such"}), ("images", {"size": [0, 4]}),
+     ("images", {"mean": ["x"]}), ("text", {"task": "classification", "length": -1}),
+     ("arrays", {"dtype": "object"})],
+)  # fmt: skip
+def test_settings_of_somebody_else_are_refused_by_their_source(
+    tmp_path: Path, kind: Any, settings: dict[str, Any]
+) -> None:
+    (tmp_path / "new.csv").write_text("a,b\n1,2\n")
+    data = DataDescription(kind=kind, features=TensorSchema((2,), "float32"), settings=settings)
+    model = mlp_forward((2, 4, 1))
+    Meaning(data=data).stamp(model, "")
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(DeploymentError):
+        predict(tmp_path / "model.onnx", Given(path=str(tmp_path / "new.csv")))
+
+
+def test_what_is_too_long_is_left_out_and_said() -> None:
+    names = tuple(f"{at:0100}" for at in range(11_000))
+    data = DataDescription(kind="table", features=TensorSchema((2,), "float32"), columns=names)
+    model = mlp_forward((2, 4, 1))
+    Meaning(data=data).stamp(model, "")
+    found = Meaning.of_model(model)
+    assert found is not None
+    assert found.data is None
+    assert "use fewer columns" in found.why
+
+
+def test_a_tokenizer_is_for_text_alone(tmp_path: Path) -> None:
+    np.save(tmp_path / "new.npy", np.ones((1, 2), np.float32))
+    onnx.save(mlp_forward((2, 4, 1)), tmp_path / "model.onnx")
+    given = Given(path=str(tmp_path / "new.npy"), tokenizer=tmp_path / "t.json")
+    with pytest.raises(TokenizerDiffers, match="leave --tokenizer out"):
+        predict(tmp_path / "model.onnx", given)
 
 
 # --- the command -------------------------------------------------------------------------------

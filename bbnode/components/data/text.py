@@ -248,7 +248,7 @@ class TextFile:
     def _padded(self, rows: Ids) -> Ids:
         self._file.check_unchanged()
         texts = [self._text(int(row)) for row in rows]
-        return _padded(texts, self._tokenizer, self._layout.length)
+        return padded_ids(texts, self._tokenizer, self._layout.length)
 
     def _blocks(self, rows: Ids) -> Ids:
         """Return blocks of length + 1 tokens; features and labels ask for the same ones in turn."""
@@ -395,7 +395,7 @@ class _Gathered:
         return self._gather(rows)
 
 
-def _padded(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> Ids:
+def padded_ids(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> Ids:
     """Return the ids of whole texts, int64 [N, length]: cut, or padded."""
     ids = np.full((len(texts), length), tokenizer.pad, np.int64)
     for to, found in zip(ids, tokenizer.encode(texts, whole=True), strict=True):
@@ -527,7 +527,7 @@ class TextDataSource(SplitDataSource):
 
     def token_ids(self, texts: Sequence[str]) -> Ids:
         """Return the ids of texts as those of training, int64 [N, length]."""
-        return _padded(texts, self.tokenizer(), self.config.length)
+        return padded_ids(texts, self.tokenizer(), self.config.length)
 
     def label_names(self) -> tuple[str, tuple[str, ...]]:
         """Return the name of the labels' field, and those of the classes."""

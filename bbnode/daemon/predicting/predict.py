@@ -41,6 +41,7 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 _Row: TypeAlias = tuple[dict[str, str | float], dict[str, float]]
 
 _BATCH = 64  # examples of one run
+_BATCH_BYTES = 1 << 26  # that they take; a single larger one is run alone
 _OF_CLASSES: tuple[OutputKind, ...] = ("logits", "log_probabilities", "probabilities")
 
 
@@ -170,12 +171,14 @@ def _run(
     model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto], output: int, found: Examples
 ) -> Iterator[npt.NDArray[Any]]:
     """Yield the output of one batch of examples after another."""
-    size = _batch_size(inputs)
-    count = len(found.values)
+    values = found.values
+    an_example = max(1, math.prod(values.shape[1:]) * values.dtype.itemsize)
+    size = min(_batch_size(inputs), max(1, _BATCH_BYTES // an_example))
+    count = len(values)
     backend = OrtBackend(OrtBackend.Config())
     prepared = backend.prepare(model)
     for start in range(0, count, size):
-        batch = found.values[np.arange(start, min(start + size, count))]
+        batch = values[np.arange(start, min(start + size, count))]
         parts = list(batch) if isinstance(batch, Composite) else [batch]
         made = np.asarray(prepared.run(parts)[output])
         rows = min(size, count - start)
