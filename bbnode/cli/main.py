@@ -35,7 +35,10 @@ TRACEBACK = "--traceback"
 # The commands as the help lists them.
 HELP_GROUPS = {
     "Begin": ("demo", "new", "up", "compile", "init", "run"),
-    "Run": ("invoke", "emit", "export", "index", "snapshot", "reload", "config", "id", "paths"),
+    "Run": (
+        *("invoke", "emit", "export", "predict", "index", "snapshot", "reload", "config", "id"),
+        "paths",
+    ),
     "Watch": ("status", "rounds", "peers", "logs", "wait"),
     "Share": ("network", "invite", "join", "upgrade"),
     "Debug": (

@@ -99,7 +99,11 @@ def csv_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
     Numbers are written in full; None and NaN are empty.
     """
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+    csv_to(csv.writer(sys.stdout, lineterminator="\n"), columns, rows)
+
+
+def csv_to(writer: Any, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write rows as `csv_table` does, by a `csv.writer`."""
     writer.writerow([_csv_cell(name) for name in columns])
     writer.writerows([_csv_cell(item) for item in row] for row in rows)
 

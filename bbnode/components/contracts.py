@@ -17,7 +17,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 import msgpack
 import numpy as np
@@ -27,6 +37,7 @@ from multiaddr import Multiaddr
 from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
 from bbnode.components.backends.graphs import WritingGraph as WritingGraph
 from bbnode.components.backends.primitives import Primitives
+from bbnode.components.data.description import DataDescription as DataDescription
 from bbnode.components.data.schema import DataSchema as DataSchema
 from bbnode.components.errors import ComponentError as ComponentError
 from bbnode.components.errors import (
@@ -57,6 +68,7 @@ if TYPE_CHECKING:
 
 Weights: TypeAlias = npt.NDArray[np.generic]
 Method = TypeVar("Method", bound=Callable[..., Any])
+OutputKind = Literal["", "logits", "log_probabilities", "probabilities", "logit", "value"]
 
 _OFFLOAD_MARK = "__bbnode_offload__"
 _CHANGES, _READS = "changes", "reads"
@@ -539,6 +551,14 @@ class Model(Component):
         """
         raise UnsupportedByModel(component=self.TYPE_NAME, op="pull_back")
 
+    def output_kind(self) -> OutputKind:
+        """Return what the first output of the exported model is; "" where that is not known.
+
+        "logits" and "log_probabilities" are of the classes on the last axis, likewise
+        "probabilities"; "logit" is of one yes or no each, "value" a number of the labels' kind.
+        """
+        return ""
+
     def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
         """Take `rate`, a positive float32 scalar, for all steps from now on.
 
@@ -693,6 +713,15 @@ class DataSource(Component):
         """Return shapes and types of the examples; None where only the batches can tell.
 
         It may load the data, so it takes its time; DataUnavailable when they can't be used.
+        """
+        return None
+
+    def describe(self) -> DataDescription | None:
+        """Return what the positions of an example mean; None where the source does not know.
+
+        An exported model carries it, so that further examples can be read in the same way. It may
+        load the data; it is called in a worker thread, also while ops use the source. Raises
+        DataUnavailable when the data can't be used.
         """
         return None
 

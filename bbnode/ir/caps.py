@@ -258,6 +258,9 @@ MAX_TYPE_DEPTH: Final = _cap(16, "levels", "types in types")
 MAX_ARTIFACT_BYTES: Final = _cap(
     (1 << 31) - 1, "bytes", "an artifact: protobuf's own limit on one message"
 )
+MAX_DESCRIPTION_BYTES: Final = _cap(
+    1 << 20, "bytes", "what an exported model says of its examples: columns, categories, scaling"
+)
 MAX_SETTINGS_VALUES: Final = _cap(
     65_536, "values", "settings of one component, with all that nests in them"
 )

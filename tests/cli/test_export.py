@@ -103,6 +103,7 @@ async def test_of_a_running_node(tmp_path: Path, capsys: pytest.CaptureFixture[s
             "origin": {
                 "program": "0" * 64, "target": "", "round": 0, "metrics": {}, "is_trained": True,
             },
+            "data": None, "output": None,
         }  # fmt: skip
         np.testing.assert_allclose(run(out), forward(node, "net2"), atol=1e-6)
         assert await export("--slot", "net") == exits.OK  # an exported model gives way
@@ -126,9 +127,17 @@ def test_of_a_node_that_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "slot net" in captured.out
     assert str(node.state / "checkpoint") in captured.err
     np.testing.assert_allclose(run(out), forward(node.node), atol=1e-6)
+    words = ["export", "-o", str(out), "-c", str(node.config), "--json"]
+    assert main(words) == exits.OK
+    told = json.loads(capsys.readouterr().out)
+    assert (told["data"], told["output"]) == ("arrays", "logits")
+    assert "does not say" not in captured.err
     words = ["export", "-o", str(out), "--state-dir", str(node.state)]
     assert main([*words, "--artifact", str(tmp_path / "program.onnx"), "--json"]) == exits.OK
-    assert json.loads(capsys.readouterr().out)["slot"] == "net"
+    told = json.loads(capsys.readouterr().out)
+    assert (told["slot"], told["data"]) == ("net", None)  # where the data are, nobody said
+    assert main([*words, "--artifact", str(tmp_path / "program.onnx")]) == exits.OK
+    assert "slot 'data' could not be read" in capsys.readouterr().err
     assert "--artifact" in refused(capsys, exits.USAGE, *words)
 
 

@@ -64,7 +64,7 @@ def test_the_page_runs(
             if name == "bbnode":  # curl is somebody else's
                 assert main(words) == exits.OK, capsys.readouterr().err
                 commands += 1
-    assert commands == 4
+    assert commands == 6
     assert np.shape(names["logits"]) == (2, 10)
     artifact = load_artifact(tmp_path / "next.onnx")
     node = install(artifact.model, ["client"], peer_id=PeerId.from_seed("client"))

@@ -19,6 +19,7 @@ from bbnode.cli.common import RunningNode, load_config
 if TYPE_CHECKING:
     from bbnode.daemon.artifacts.artifact import Artifact
     from bbnode.daemon.config.sources import ResolvedConfig
+    from bbnode.daemon.predicting.meaning import Meaning
     from bbnode.daemon.state.checkpoint import BestRound
     from bbnode.daemon.state.weights import WeightsOrigin
 
@@ -56,7 +57,8 @@ def command(
     """Write the trained model of a node as a plain ONNX file.
 
     A running node is asked. Of one that does not run, the last checkpoint is read. The file's
-    metadata say from which round the weights are.
+    metadata say from which round the weights are, and what goes in and comes out, so that
+    `bbnode predict` can use it.
     """
     if best and checkpoint is not None:
         raise typer.BadParameter("--best and --checkpoint are two checkpoints; give one")
@@ -71,7 +73,7 @@ def command(
         export = _from_running(node, slot)
     if export is None:
         export = _from_disk(node, slot, checkpoint=checkpoint, best=best, artifact=artifact)
-    origin = _origin(export.data)
+    origin, meaning = _metadata(export.data)
     if not (origin.is_trained or untrained):
         raise weights.Untrained(
             f"{export.source}: slot {export.slot!r} has the weights that the program began with; "
@@ -87,12 +89,16 @@ def command(
                 "bytes": len(export.data),
                 "from": export.source,
                 "origin": dataclasses.asdict(origin),
+                "data": None if meaning.data is None else meaning.data.kind,
+                "output": meaning.kind or None,
                 **({} if export.best is None else {"best": _best_json(export.best)}),
             }
         )
         return
     output.data(f"{out}  {len(export.data)} bytes  slot {export.slot}")
     output.note(f"weights of {export.source}: {origin}")
+    if meaning.data is None:
+        output.note(f"note: the file does not say what its inputs mean: {meaning.why}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +120,17 @@ def _best_json(best: BestRound) -> dict[str, Any]:
     }
 
 
-def _origin(data: bytes) -> WeightsOrigin:
+def _metadata(data: bytes) -> tuple[WeightsOrigin, Meaning]:
+    """Return where the weights are from, and what inputs and outputs mean."""
     import onnx
 
+    from bbnode.daemon.predicting.meaning import Meaning
     from bbnode.daemon.state.weights import WeightsOrigin
 
-    origin = WeightsOrigin.of_model(onnx.load_model_from_string(data))
+    model = onnx.load_model_from_string(data)
+    origin, meaning = WeightsOrigin.of_model(model), Meaning.of_model(model)
     # A node of an earlier release does not say.
-    return WeightsOrigin(program="") if origin is None else origin
+    return origin or WeightsOrigin(program=""), meaning or Meaning()
 
 
 def _from_running(node: RunningNode, slot: str | None) -> _Export | None:

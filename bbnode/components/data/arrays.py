@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
@@ -15,6 +15,7 @@ from numpy.lib import format as npy
 from bbnode.components.data import numbers, numpy_files
 from bbnode.components.data.base import FEATURE_TYPES, Array, ByRow
 from bbnode.components.data.data_file import UNREADABLE, DataFile, Room, told
+from bbnode.components.data.description import DataDescription
 from bbnode.components.data.numbers import ApartArrays, FileArray, Joined
 from bbnode.components.data.numpy_files import SUFFIX
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
@@ -101,19 +102,58 @@ class ArrayDataSource(StandardizedDataSource):
 
     def load(self) -> tuple[ByRow, ByRow]:
         path = Path(self.config.path)
+        *stored, (name, array, file) = self._stored(path, self._names())
+        labels = self._checked(path, name, array, file, is_label=True)
+        return self._together(path, stored), labels
+
+    def describe(self) -> DataDescription:
+        """Return the names of the arrays, and the scaling."""
+        made = super().describe()
+        names = {
+            "features": self.config.features,
+            "inputs": self.config.inputs,
+            "missing": self.config.missing,
+        }
+        # Of several inputs each has its own type, which the setting decides as in training.
+        dtype = {"dtype": self.config.dtype} if self.config.inputs else {}
+        return replace(made, settings={**made.settings, **names, **dtype})
+
+    def examples(self) -> ByRow:
+        """Return the features of a file, which needs no labels, as in training.
+
+        An .npy file is the only array of features. Raises DataUnavailable.
+        """
+        path = Path(self.config.path)
+        names = self._features()
+        if path.is_dir() or not _is_one_array(path, self.TYPE_NAME):
+            return self.served(self._together(path, self._stored(path, names)))
+        if len(names) > 1:
+            raise DataUnavailable(
+                f"{self.TYPE_NAME}: {path} is one array, and the model takes {', '.join(names)}; "
+                "write these into one file with numpy.savez"
+            )
+        file = DataFile(path, self.TYPE_NAME)
+        array = numpy_files.read_array(path, self.TYPE_NAME)
+        return self.served(self._together(path, [(names[0], array, file)]))
+
+    def _stored(self, path: Path, names: Sequence[str]) -> list[_Stored]:
         try:
-            stored = self._from_folder(path) if path.is_dir() else self._from_archive(path)
+            if path.is_dir():
+                return self._from_folder(path, names)
+            return self._from_archive(path, names)
         except UNREADABLE as error:
             raise DataUnavailable(
                 f"{self.TYPE_NAME}: cannot read {path}: {told(error)}; set `path` to {_WANTED} "
                 "that holds numbers"
             ) from error
-        *features, labels = (
-            self._checked(path, name, array, file, is_label=at == len(stored) - 1)
-            for at, (name, array, file) in enumerate(stored)
-        )
+
+    def _together(self, path: Path, stored: Sequence[_Stored]) -> ByRow:
+        """Return arrays of features as one: alone, side by side, or apart as `inputs`."""
+        features = [
+            self._checked(path, name, array, file, is_label=False) for name, array, file in stored
+        ]
         if len(features) == 1 and not self.config.inputs:
-            return features[0], labels
+            return features[0]
         lengths = {len(part) for part in features}
         if len(lengths) > 1:
             raise DataUnavailable(
@@ -121,9 +161,9 @@ class ArrayDataSource(StandardizedDataSource):
                 f"{', '.join(str(len(part)) for part in features)} rows; they have to have one each"
             )
         if self.config.inputs:
-            return ApartArrays(dict(zip(self.config.inputs, features, strict=True))), labels
+            return ApartArrays(dict(zip(self.config.inputs, features, strict=True)))
         kinds = {part.dtype for part in features}
-        return Joined(features, kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)), labels
+        return Joined(features, kinds.pop() if len(kinds) == 1 else np.dtype(np.float32))
 
     def _features(self) -> tuple[str, ...]:
         names = self.config.inputs or self.config.features
@@ -132,17 +172,17 @@ class ArrayDataSource(StandardizedDataSource):
     def _names(self) -> tuple[str, ...]:
         return (*self._features(), self.config.labels)
 
-    def _from_folder(self, folder: Path) -> list[_Stored]:
+    def _from_folder(self, folder: Path, names: Sequence[str]) -> list[_Stored]:
         there = sorted(file.stem for file in folder.iterdir() if file.suffix == SUFFIX)
-        self._refuse_missing(folder, there)
+        self._refuse_missing(folder, there, names)
         found: list[_Stored] = []
-        for name in self._names():
+        for name in names:
             file = DataFile(folder / f"{name}{SUFFIX}", self.TYPE_NAME)
             with file.stream() as opened:
                 found.append((name, numpy_files.whole(file, opened), file))
         return found
 
-    def _from_archive(self, path: Path) -> list[_Stored]:
+    def _from_archive(self, path: Path, names: Sequence[str]) -> list[_Stored]:
         file = DataFile(path, self.TYPE_NAME)
         room = Room(self.TYPE_NAME, self.config.max_memory_mib)
         with file.stream() as opened:
@@ -155,18 +195,18 @@ class ArrayDataSource(StandardizedDataSource):
             opened.seek(0)
             with zipfile.ZipFile(opened) as archive:
                 infos = {info.filename.removesuffix(SUFFIX): info for info in archive.infolist()}
-                self._refuse_missing(path, sorted(infos))
+                self._refuse_missing(path, sorted(infos), names)
                 return [
                     (
                         name,
                         numpy_files.member(file, opened, archive, infos[name], room),
                         file,
                     )
-                    for name in self._names()
+                    for name in names
                 ]
 
-    def _refuse_missing(self, path: Path, there: Sequence[str]) -> None:
-        missing = [name for name in self._names() if name not in there]
+    def _refuse_missing(self, path: Path, there: Sequence[str], names: Sequence[str]) -> None:
+        missing = [name for name in names if name not in there]
         if not missing:
             return
         more = len(there) - _MOST_LISTED
@@ -197,3 +237,10 @@ class ArrayDataSource(StandardizedDataSource):
         keeps = self.config.missing == "keep" and not is_label
         made.refuse_misfits(self.TYPE_NAME, f"array {name!r}", nan=keeps)
         return made
+
+
+def _is_one_array(path: Path, component: str) -> bool:
+    """Return True for an .npy file, by its first bytes."""
+    prefix = npy.MAGIC_PREFIX
+    with DataFile(path, component) as file:
+        return file.read(0, min(file.size, len(prefix))) == prefix

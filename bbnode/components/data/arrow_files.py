@@ -40,12 +40,17 @@ _NULLS = (
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """The way a CSV file is written; `missing_words` are missing values besides the usual ones."""
+    """The way a CSV file is written.
+
+    `missing_words` are missing values besides the usual ones; the columns of `texts` are strings,
+    also where all that stands there are numbers.
+    """
 
     delimiter: str
     encoding: str
     header: bool
     missing_words: Sequence[str]
+    texts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -218,7 +223,9 @@ class _Opener:
                     delimiter=how.delimiter or by_ending, newlines_in_values=True
                 ),
                 convert_options=csv.ConvertOptions(
-                    strings_can_be_null=True, null_values=[*_NULLS, *how.missing_words]
+                    strings_can_be_null=True,
+                    null_values=[*_NULLS, *how.missing_words],
+                    column_types=dict.fromkeys(how.texts, self._pa.string()),
                 ),
             )
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from bbnode.components.contracts import ComponentError, DataSource, OpContext, offload
 from bbnode.components.data import partition
+from bbnode.components.data.description import DataDescription
 from bbnode.components.data.partition import Partition, Rows, Split, permutation
 from bbnode.components.data.schema import DataSchema, TensorSchema
 from bbnode.components.errors import DataUnavailable
@@ -139,6 +140,19 @@ class MemoryDataSource(DataSource):
                     classes=classes,
                 )
             return self._schema
+
+    def describe(self) -> DataDescription:
+        """Return what the positions of an example mean, of the source, which is loaded for it."""
+        schema = self.schema()
+        return DataDescription(
+            kind="arrays",
+            features=schema.features,
+            inputs=schema.inputs,
+            columns=schema.names,
+            label=schema.label_name,
+            classes=schema.classes,
+            settings={"dtype": schema.features.dtype},
+        )
 
     def forget(self) -> None:
         """Drop the examples, so that the next use loads them again."""

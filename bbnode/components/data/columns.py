@@ -66,7 +66,7 @@ class Filled:
     """Values of which the missing ones are all the same."""
 
     def __init__(self, values: ByRow, missing: Mask, fill: float) -> None:
-        self._values, self._missing, self._fill = values, missing, fill
+        self._values, self._missing, self.fill = values, missing, fill
         self.dtype = np.dtype(np.float64)
         self.shape = values.shape
 
@@ -75,7 +75,7 @@ class Filled:
 
     def __getitem__(self, rows: Any) -> Array:
         made: Array = self._values[rows].astype(np.float64)
-        made[self._missing[rows]] = self._fill
+        made[self._missing[rows]] = self.fill
         return made
 
 

@@ -12,7 +12,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import onnx
 
 from bbnode.components.data.base import ByRow
+from bbnode.components.data.description import DataDescription, settings_of
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
@@ -101,6 +102,21 @@ class ImageFolderDataSource(StandardizedDataSource):
         self._classes = found.classes
         return found, found.labels
 
+    def describe(self) -> DataDescription:
+        """Return what an image is scaled to, and the names of the classes."""
+        made = super().describe()
+        settings = {**settings_of("images", self.config), **made.settings}
+        settings["dtype"] = self.config.dtype
+        return replace(made, kind="images", settings=settings)
+
+    def examples(self) -> tuple[ByRow, tuple[str, ...]]:
+        """Return the images at `path`, one file or all in a folder, and the path of each.
+
+        They need no class folders. Raises DataUnavailable.
+        """
+        found = _Folder(self.config, self.TYPE_NAME, labelled=False)
+        return self.served(found), found.paths
+
     def label_names(self) -> tuple[str, tuple[str, ...]]:
         """Return no column, and the names of the classes."""
         return "", self._classes
@@ -111,10 +127,12 @@ class _Folder:
 
     Attributes:
         classes: names of the labels.
-        labels: of each image, int64 [N].
+        labels: of each image, int64 [N]; 0 where the images have none.
     """
 
-    def __init__(self, config: ImageFolderDataSourceConfig, component: str) -> None:
+    def __init__(
+        self, config: ImageFolderDataSourceConfig, component: str, *, labelled: bool = True
+    ) -> None:
         """List the files and check their heads. Raises DataUnavailable, which names the file."""
         self._config = config
         self._component = component
@@ -125,6 +143,33 @@ class _Folder:
             raise DataUnavailable(
                 f"{component}: images need the library Pillow; run: {install('pillow>=11')}"
             ) from error
+        self._paths: list[str] = []
+        self.classes: tuple[str, ...] = ()
+        if labelled:
+            labels = self._labelled()
+        else:
+            single = self._root.is_file()
+            self._paths.extend([str(self._root)] if single else self._files(self._root, ()))
+            labels = [0] * len(self._paths)
+        self.labels = np.array(labels, np.int64)
+        if not self._paths:
+            raise DataUnavailable(f"{component}: the folders in {self._root} hold no images")
+        for path in self._paths:
+            self._open(path).close()
+        self.shape = (len(labels), config.channels, *config.size)
+        self.dtype = np.dtype(config.dtype)
+        self._kept: OrderedDict[int, Pixels] = OrderedDict()
+        self._room = (config.cache_mib << 20) // (config.channels * config.size[0] * config.size[1])
+        self._lock = threading.Lock()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The file of each image."""
+        return tuple(self._paths)
+
+    def _labelled(self) -> list[int]:
+        """List the images of the class folders; return their labels."""
+        config, component = self._config, self._component
         folders = sorted(e.name for e in self._entries(self._root) if self._is_folder(e))
         self.classes = config.classes or tuple(folders)
         if not self.classes:
@@ -136,23 +181,13 @@ class _Folder:
             raise DataUnavailable(
                 f"{component}: the folder {shown(unknown[0])} in {self._root} is none of `classes`"
             )
-        self._paths: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(self.classes):
             if name not in folders:
                 continue
             self._paths.extend(self._files(self._root / name, ()))
             labels.extend([label] * (len(self._paths) - len(labels)))
-        self.labels = np.array(labels, np.int64)
-        if not self._paths:
-            raise DataUnavailable(f"{component}: the folders in {self._root} hold no images")
-        for path in self._paths:
-            self._open(path).close()
-        self.shape = (len(labels), config.channels, *config.size)
-        self.dtype = np.dtype(config.dtype)
-        self._kept: OrderedDict[int, Pixels] = OrderedDict()
-        self._room = (config.cache_mib << 20) // (config.channels * config.size[0] * config.size[1])
-        self._lock = threading.Lock()
+        return labels
 
     def __len__(self) -> int:
         return len(self._paths)

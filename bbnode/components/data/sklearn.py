@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Final, Literal
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bbnode.components.data.base import Array, SplitConfig, SplitDataSource
+from bbnode.components.data.description import DataDescription
 from bbnode.components.data.partition import Rows, Split
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
@@ -64,15 +65,26 @@ class SklearnDataSource(SplitDataSource):
         super().__init__(config)
         self.require_choice("dataset", Dataset)
 
+        self._scale: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
+
     def load(self) -> tuple[Array, Array]:
         features, labels = _fetch(self.config.dataset, self.TYPE_NAME)
         if self.config.dataset == "digits":
-            scaled = features / DIGITS_MAX
+            low, size = np.zeros(features.shape[1]), np.full(features.shape[1], DIGITS_MAX)
         else:
             train = features[self.split_of(labels)["train"]]
             low, high = train.min(axis=0), train.max(axis=0)
-            scaled = (features - low) / np.where(high > low, high - low, 1.0)
-        return scaled.astype(np.float32), labels
+            size = np.where(high > low, high - low, 1.0)
+        self._scale = low, size
+        return ((features - low) / size).astype(np.float32), labels
+
+    def describe(self) -> DataDescription:
+        """Return what the positions of an example mean: the files' numbers, and their scaling."""
+        made = super().describe()
+        assert self._scale is not None  # `made` has loaded it
+        low, size = (each.tolist() for each in self._scale)
+        scaling = {"standardize": "given", "mean": low, "std": size}
+        return replace(made, settings={"dtype": "float64", **scaling})
 
 
 def _fetch(dataset: Dataset, component: str) -> tuple[npt.NDArray[np.float64], Rows]:

@@ -13,7 +13,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from bbnode.components.contracts import OpContext, offload
 from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
 from bbnode.components.data.data_file import read_whole
+from bbnode.components.data.description import DataDescription
 from bbnode.components.errors import (
     DataUnavailable,
     StatisticsMissing,
@@ -211,6 +212,20 @@ class StandardizedDataSource(SplitDataSource):
         except ValueError as error:
             raise DataUnavailable(f"{self.TYPE_NAME}: {what}: {error}") from error
         return _Standardized(features, self._scale_now)
+
+    def describe(self) -> DataDescription:
+        """Return what the positions of an example mean, with the scaling that is in use.
+
+        Raises StatisticsMissing where the statistics of all peers are not there yet.
+        """
+        made = super().describe()
+        if self.config.standardize == "none":
+            return made
+        assert self._raw is not None  # `made` has loaded it
+        mean, std = (each.ravel().tolist() for each in self._scale_now())
+        settings = {**made.settings, "dtype": self._raw.dtype.name}
+        scaling = {"standardize": "given", "mean": mean, "std": std}
+        return replace(made, settings={**settings, **scaling})
 
     @offload(reads_only=True)
     def statistics(self, ctx: OpContext) -> tuple[Value, Metadata]:

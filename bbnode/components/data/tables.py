@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 import difflib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from bbnode.components.data.arrow_files import CsvFormat, OpenedTable
 from bbnode.components.data.base import ByRow
 from bbnode.components.data.columns import Column, Filled, OneHot, UnsuitableColumn
 from bbnode.components.data.data_file import UNREADABLE, Room, told
+from bbnode.components.data.description import DataDescription, settings_of
 from bbnode.components.data.numbers import FileArray, Joined
 from bbnode.components.data.partition import Rows
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
@@ -81,6 +82,34 @@ class TableDataSourceConfig(StandardizedConfig):
     max_memory_mib: int = host_setting(0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Feature:
+    """A column of features as it was loaded.
+
+    Attributes:
+        width: the number of positions of an example that it takes.
+        is_plain: it holds single numbers, and no numbers of categories.
+        fill: of missing values; None where there were none.
+    """
+
+    name: str
+    categories: tuple[str, ...]
+    width: int
+    is_plain: bool
+    fill: float | None
+
+    @classmethod
+    def of(cls, column: Column, part: ByRow) -> _Feature:
+        """Return what to keep of a column, whose values in an example are `part`."""
+        return cls(
+            name=column.name,
+            categories=column.categories,
+            width=int(np.prod(part.shape[1:])),
+            is_plain=not (column.categories or column.is_list),
+            fill=part.fill if isinstance(part, Filled) else None,
+        )
+
+
 @register_component
 class TableDataSource(StandardizedDataSource):
     """A peer's own data, from CSV, Parquet, Arrow, or a data set of Hugging Face saved to disk.
@@ -123,6 +152,7 @@ class TableDataSource(StandardizedDataSource):
         self.require(_is_encoding(config.encoding), f"unknown encoding {shown(config.encoding)}")
         self._names: tuple[str, ...] = ()
         self._classes: tuple[str, ...] = ()
+        self._features_found: tuple[_Feature, ...] = ()
 
     def column_names(self) -> tuple[str, ...]:
         """Return the names of the columns of features; "column=value" of those of `one_hot`."""
@@ -134,13 +164,7 @@ class TableDataSource(StandardizedDataSource):
 
     def load(self) -> tuple[ByRow, ByRow]:
         config = self.config
-        room = Room(self.TYPE_NAME, config.max_memory_mib)
-        opened = arrow_files.open_table(
-            self.TYPE_NAME,
-            Path(config.path),
-            CsvFormat(config.delimiter, config.encoding, config.header, config.missing_words),
-            room,
-        )
+        opened = self._opened()
         wanted = self._wanted(opened.names)
         found = {name: self._column(opened, name) for name in dict.fromkeys(wanted)}
         for name in (*config.one_hot, *config.categories):
@@ -152,14 +176,11 @@ class TableDataSource(StandardizedDataSource):
         parts = [self._filled(found[name], labels, kept) for name in features]
         self._names = tuple(self._named([found[name] for name in features]))
         self._classes = found[label].categories or opened.classes.get(label, ())
-        dtype = self._dtype([found[name] for name in features], parts)
-        arrays = [FileArray(part, dtype, opened.mapped, kept) for part in parts]
-        for name, array in zip(features, arrays, strict=True):
-            array.refuse_misfits(
-                self.TYPE_NAME, f"column {shown(name)}", nan=config.missing == "keep"
-            )
-        as_it_is = len(arrays) == 1 and found[features[0]].is_list
-        made: ByRow = arrays[0] if as_it_is else Joined(arrays, dtype)
+        self._features_found = tuple(
+            _Feature.of(found[name], part) for name, part in zip(features, parts, strict=True)
+        )
+        made = self._side_by_side([found[name] for name in features], parts, opened, kept)
+        dtype, as_it_is = made.dtype, isinstance(made, FileArray)
         size = dtype.itemsize * int(np.prod(made.shape))
         if opened.mapped and (as_it_is or size > _MOST_ARRANGED_BYTES):
             return made, labels
@@ -168,6 +189,118 @@ class TableDataSource(StandardizedDataSource):
         # As one array, a row lies together; a table that is in memory takes less of it so.
         return numbers.in_memory(made), numbers.in_memory(labels)
 
+    def describe(self) -> DataDescription:
+        """Return the columns that are features in their order, their categories and scaling."""
+        made = super().describe()
+        found = self._features_found
+        settings = {
+            **settings_of("table", self.config),
+            **made.settings,
+            "features": tuple(each.name for each in found),
+            "categories": {each.name: each.categories for each in found if each.categories},
+        }
+        if self.config.missing == "drop":  # of training; there, a row may be left out unseen
+            settings["missing"] = "refuse"
+        fills = self._fills() if self.config.missing == "mean" else {}
+        return replace(made, kind="table", settings=settings, fills=fills)
+
+    def examples(self, fills: Mapping[str, float]) -> ByRow:
+        """Return the features of all rows of a table, which needs no labels, as in training.
+
+        Columns are found by their names; without `features` they are all of the file, in its order,
+        and have to be numbers.
+
+        Args:
+            fills: by column, the number that stands for a missing value.
+
+        Raises:
+            DataUnavailable: a column is missing, or is another one than in training.
+        """
+        opened = self._opened(texts=[*self.config.categories])
+        names = self._features() or opened.names
+        self._refuse_absent(names, opened.names)
+        found = [self._unlabelled(opened, name, fills) for name in names]
+        parts = [self._gapless(column, fills) for column in found]
+        self._names = tuple(self._named(found))
+        return self.served(numbers.in_memory(self._side_by_side(found, parts, opened, None)))
+
+    def _opened(self, texts: Sequence[str] = ()) -> OpenedTable:
+        config = self.config
+        return arrow_files.open_table(
+            self.TYPE_NAME,
+            Path(config.path),
+            CsvFormat(
+                config.delimiter, config.encoding, config.header, config.missing_words, texts
+            ),
+            Room(self.TYPE_NAME, config.max_memory_mib),
+        )
+
+    def _unlabelled(self, opened: OpenedTable, name: str, fills: Mapping[str, float]) -> Column:
+        """Return a column of features of a table that is not the one of the training."""
+        pa = arrow_files.pyarrow(self.TYPE_NAME)
+        has_words = name in self.config.categories
+        kind = opened.table.column(name).type
+        if pa.types.is_null(kind) and not has_words and (
+            name in fills or self.config.missing == "keep"
+        ):  # all of its values are missing  # fmt: skip
+            cast = opened.table.column(name).cast(pa.float64())
+            at = opened.table.column_names.index(name)
+            opened = replace(opened, table=opened.table.set_column(at, name, cast))
+        column = self._column(opened, name)
+        if column.categories and not has_words:
+            raise self._refusal(name, f"it holds {kind}, and the model takes numbers there")
+        return column
+
+    def _gapless(self, column: Column, fills: Mapping[str, float]) -> ByRow:
+        if column.name in self.config.one_hot and column.missing is None:
+            return OneHot(column.values, len(column.categories))
+        if column.missing is None:
+            return column.values
+        if column.name in fills:
+            return Filled(column.values, column.missing, fills[column.name])
+        if self.config.missing == "keep" and not (column.categories or column.is_list):
+            return Filled(column.values, column.missing, math.nan)
+        raise self._refusal(
+            column.name,
+            f"row {int(np.argmax(column.missing))} has no value, and {int(column.missing.sum())} "
+            "row(s) in all (counted from 0); the training had none to learn from: fill them in, "
+            "or leave these rows out",
+        )
+
+    def _fills(self) -> dict[str, float]:
+        """Return the mean that stands for a missing value, of each column of plain numbers."""
+        data = self._data()
+        assert self._raw is not None
+        rows = np.arange(len(self._raw))
+        if self.config.split != "all":
+            rows = self.split_of(data.labels)["train"]
+        raw = np.asarray(self._raw[rows])
+        fills: dict[str, float] = {}
+        at = 0
+        for each in self._features_found:
+            if each.fill is not None:
+                fills[each.name] = each.fill
+            elif each.is_plain:  # none was missing
+                fills[each.name] = math.fsum(raw[:, at].tolist()) / len(rows)
+            at += each.width
+        return fills
+
+    def _side_by_side(
+        self,
+        found: Sequence[Column],
+        parts: Sequence[ByRow],
+        opened: OpenedTable,
+        kept: Rows | None,
+    ) -> FileArray | Joined:
+        """Return columns as features: side by side, or the only one as it is if it has lists."""
+        dtype = self._dtype(found, parts)
+        arrays = [FileArray(part, dtype, opened.mapped, kept) for part in parts]
+        for column, array in zip(found, arrays, strict=True):
+            array.refuse_misfits(
+                self.TYPE_NAME, f"column {shown(column.name)}", nan=self.config.missing == "keep"
+            )
+        return arrays[0] if len(arrays) == 1 and found[0].is_list else Joined(arrays, dtype)
+
     def _features(self) -> tuple[str, ...]:
         names = self.config.features
         return (names,) if isinstance(names, str) and names else tuple(names)
@@ -175,26 +308,9 @@ class TableDataSource(StandardizedDataSource):
     def _wanted(self, there: Sequence[str]) -> list[str]:
         """Return the names of the columns of features, and last that of the labels."""
         config = self.config
-        twice = sorted({name for name in there if there.count(name) > 1})
-        if twice:
-            raise DataUnavailable(
-                f"{self.TYPE_NAME}: {config.path} has several columns "
-                f"{', '.join(map(shown, twice))}; rename them"
-            )
         given = (*self._features(), config.label, *config.ignore, *config.one_hot,
                  *config.categories)  # fmt: skip
-        missing = [name for name in dict.fromkeys(given) if name not in there]
-        if missing:
-            near = difflib.get_close_matches(missing[0], there, n=1)
-            hint = f" (did you mean {shown(near[0])}?)" if near else ""
-            if len(there) == 1 and any(mark in there[0] for mark in (";", "\t", "|", ",")):
-                hint = f"; is the delimiter another one than {shown(config.delimiter or ',')}?"
-            more = len(there) - _MOST_LISTED
-            listed = [*map(shown, there[:_MOST_LISTED]), *([f"{more} more"] if more > 0 else [])]
-            raise DataUnavailable(
-                f"{self.TYPE_NAME}: {config.path} has no column "
-                f"{', '.join(map(shown, missing))}; it has {', '.join(listed) or 'none'}{hint}"
-            )
+        self._refuse_absent(given, there)
         features = self._features() or tuple(
             name for name in there if name != config.label and name not in config.ignore
         )
@@ -211,6 +327,28 @@ class TableDataSource(StandardizedDataSource):
                 "`features`"
             )
         return [*features, config.label]
+
+    def _refuse_absent(self, wanted: Sequence[str], there: Sequence[str]) -> None:
+        """Raise DataUnavailable unless the table has the columns, and each once."""
+        config = self.config
+        twice = sorted({name for name in there if there.count(name) > 1})
+        if twice:
+            raise DataUnavailable(
+                f"{self.TYPE_NAME}: {config.path} has several columns "
+                f"{', '.join(map(shown, twice))}; rename them"
+            )
+        missing = [name for name in dict.fromkeys(wanted) if name not in there]
+        if missing:
+            near = difflib.get_close_matches(missing[0], there, n=1)
+            hint = f" (did you mean {shown(near[0])}?)" if near else ""
+            if len(there) == 1 and any(mark in there[0] for mark in (";", "\t", "|", ",")):
+                hint = f"; is the delimiter another one than {shown(config.delimiter or ',')}?"
+            more = len(there) - _MOST_LISTED
+            listed = [*map(shown, there[:_MOST_LISTED]), *([f"{more} more"] if more > 0 else [])]
+            raise DataUnavailable(
+                f"{self.TYPE_NAME}: {config.path} has no column "
+                f"{', '.join(map(shown, missing))}; it has {', '.join(listed) or 'none'}{hint}"
+            )
 
     def _column(self, opened: OpenedTable, name: str) -> Column:
         pa = arrow_files.pyarrow(self.TYPE_NAME)

@@ -7,10 +7,11 @@ the tokenizer alone.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import (
     Any,
@@ -28,6 +29,7 @@ import numpy.typing as npt
 
 from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
 from bbnode.components.data.data_file import DataFile, read_whole
+from bbnode.components.data.description import DataDescription, settings_of
 from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
@@ -109,6 +111,7 @@ class FileTokenizer:
                 f"{install('tokenizers>=0.20.2')}"
             ) from error
         content = read_whole(path, component, _MAX_TOKENIZER_BYTES)
+        self.sha256 = hashlib.sha256(content).hexdigest()
         self._component = component
         try:
             self._tokenizer = library.Tokenizer.from_buffer(content)
@@ -245,12 +248,8 @@ class TextFile:
 
     def _padded(self, rows: Ids) -> Ids:
         self._file.check_unchanged()
-        length = self._layout.length
-        ids = np.full((len(rows), length), self._tokenizer.pad, np.int64)
         texts = [self._text(int(row)) for row in rows]
-        for to, found in zip(ids, self._tokenizer.encode(texts, whole=True), strict=True):
-            to[: len(found)] = found[:length]
-        return ids
+        return padded_ids(texts, self._tokenizer, self._layout.length)
 
     def _blocks(self, rows: Ids) -> Ids:
         """Return blocks of length + 1 tokens; features and labels ask for the same ones in turn."""
@@ -397,6 +396,14 @@ class _Gathered:
         return self._gather(rows)
 
 
+def padded_ids(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> Ids:
+    """Return the ids of whole texts, int64 [N, length]: cut, or padded."""
+    ids = np.full((len(texts), length), tokenizer.pad, np.int64)
+    for to, found in zip(ids, tokenizer.encode(texts, whole=True), strict=True):
+        to[: len(found)] = found[:length]
+    return ids
+
+
 def _joined(parts: Sequence[Ids]) -> Ids:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
@@ -475,24 +482,53 @@ class TextDataSource(SplitDataSource):
         )
         alphabet = config.alphabet
         self.require(len(alphabet) == len(set(alphabet)), "alphabet has a character twice")
-        self._vocabulary = 0
+        self._tokenizer: Tokenizer | None = None
 
     @property
     def vocabulary(self) -> int:
         """The number of token ids: rows that an embedding needs. The source is loaded for it."""
         self._data()
-        return self._vocabulary
+        return self.tokenizer().vocabulary
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer, which is loaded once. Raises DataUnavailable."""
+        if self._tokenizer is None:
+            config = self.config
+            if config.tokenizer == "characters":
+                self._tokenizer = CharacterTokenizer(config.alphabet or PRINTABLE)
+            elif config.tokenizer == "file":
+                path = Path(config.tokenizer_file)
+                self._tokenizer = FileTokenizer(path, config.pad_id, self.TYPE_NAME)
+            else:
+                self._tokenizer = ByteTokenizer()
+        return self._tokenizer
+
+    def forget(self) -> None:
+        """Drop the examples and the tokenizer, so that the next use loads them again."""
+        super().forget()
+        self._tokenizer = None
 
     def load(self) -> tuple[ByRow, ByRow]:
-        config = self.config
-        tokenizer: Tokenizer = ByteTokenizer()
-        if config.tokenizer == "characters":
-            tokenizer = CharacterTokenizer(config.alphabet or PRINTABLE)
-        elif config.tokenizer == "file":
-            path = Path(config.tokenizer_file)
-            tokenizer = FileTokenizer(path, config.pad_id, self.TYPE_NAME)
-        self._vocabulary = tokenizer.vocabulary
-        return TextFile(Path(config.path), config, tokenizer, self.TYPE_NAME).examples()
+        path = Path(self.config.path)
+        return TextFile(path, self.config, self.tokenizer(), self.TYPE_NAME).examples()
+
+    def describe(self) -> DataDescription:
+        """Return how texts become ids, and the names of the classes."""
+        made = super().describe()
+        tokenizer = self.tokenizer()
+        is_file = isinstance(tokenizer, FileTokenizer)
+        settings = settings_of("text", self.config)
+        return replace(
+            made,
+            kind="text",
+            settings={**settings, "pad_id": tokenizer.pad if is_file else None},
+            vocabulary=tokenizer.vocabulary,
+            tokenizer_sha256=tokenizer.sha256 if isinstance(tokenizer, FileTokenizer) else "",
+        )
+
+    def token_ids(self, texts: Sequence[str]) -> Ids:
+        """Return the ids of texts as those of training, int64 [N, length]."""
+        return padded_ids(texts, self.tokenizer(), self.config.length)
 
     def label_names(self) -> tuple[str, tuple[str, ...]]:
         """Return the name of the labels' field, and those of the classes."""

@@ -40,6 +40,7 @@ from bbnode.components.contracts import (
     ListedParameter,
     Model,
     OpContext,
+    OutputKind,
     ParameterList,
     PreparedGraph,
     Weights,
@@ -95,6 +96,17 @@ _NOTHING_TO_SWITCH = (
     "written; exporters fold or leave them out of a model in evaluation mode: export it with "
     "bbnode.torch.export, or with training=TrainingMode.PRESERVE, or leave mode out"
 )
+
+# Of the first output by loss; that of "cosine" has a direction and no size.
+_OUTPUT_KINDS: Mapping[str, OutputKind] = {
+    "softmax_cross_entropy": "logits",
+    "nll": "log_probabilities",
+    "kl": "log_probabilities",
+    "bce_with_logits": "logit",
+    "mse": "value",
+    "mae": "value",
+    "huber": "value",
+}
 
 # Fields of a TensorProto with its values, if they are not in `raw_data`.
 _TYPED_DATA = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
@@ -873,6 +885,13 @@ class OnnxModel(Model):
         self._params = self._checked(params, "saved parameters")
         self._local = self._checked_local(local)
         return told
+
+    def output_kind(self) -> OutputKind:
+        """Return what the first output is, by the loss that it was trained with."""
+        last = len(self._graphs.output_dims) - 1
+        if self.config.class_axis not in (-1, last):
+            return ""
+        return _OUTPUT_KINDS.get(self.config.loss, "")
 
     def export(self) -> ModelProto:
         """Return the author's model with the present parameters in place of the initial ones.

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from bbnode.components.contracts import Model, OpContext, offload
+from bbnode.components.contracts import Model, OpContext, OutputKind, offload
 from bbnode.components.errors import (
     BackendUnavailable,
     NotExportable,
@@ -173,6 +173,10 @@ class BoostedTrees(Model):
             grown = self._grown(x, labels, sums, epochs)
         self._trees = self._checked(np.concatenate([self._trees, grown]).reshape(-1))
         return Metadata(num_samples=len(x), loss=loss, steps=len(grown))
+
+    def output_kind(self) -> OutputKind:
+        """Return what the first output is: numbers of a regression, else probabilities."""
+        return "probabilities" if self.config.classes else "value"
 
     def export(self) -> ModelProto:
         """Return ONNX of "x" [N, F]: a regression's "values" [N, 1], or "probabilities", "label".

@@ -26,6 +26,7 @@ from bbnode.daemon.invoke.outcome import Outcomes
 from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.daemon.network.dial_back import Ask
 from bbnode.daemon.observing.watch import Stalled
+from bbnode.daemon.predicting.meaning import Meaning
 from bbnode.daemon.state.checkpoint import Upgrade
 from bbnode.engine import Node
 from bbnode.ir.errors import DeploymentError
@@ -37,6 +38,11 @@ from bbnode.transport.driver import Driver
 def unknown_initial(slot: str) -> Component:
     """Raise NotExportable: nothing is known of the slot before its training."""
     raise NotExportable(f"slot {slot!r}: its initial state is not known")
+
+
+def unknown_meaning(_slot: str) -> Meaning:
+    """Return that nothing is known of the examples of the model in a slot."""
+    return Meaning()
 
 
 class RoundsRefused(DeploymentError):
@@ -108,6 +114,8 @@ class Host:
     ] = no_rounds
     # Makes the component of a slot as the program has it, before any training.
     initial: Callable[[str], Component] = unknown_initial
+    # What inputs and outputs of the model in a slot mean; asked in a worker thread.
+    meaning: Callable[[str], Meaning] = unknown_meaning
     # Rounds on disk; None where nothing is kept.
     history: RoundHistory | None = None
     # How peers are found, as JSON.

@@ -280,6 +280,7 @@ async def model(host: Host, slot: str) -> StreamedResponse:
         make,
         initial,
         weights.WeightsOrigin.of_rounds(host.artifact_sha256, ended),
+        partial(host.meaning, name),
     )
     data = await trio.to_thread.run_sync(export, abandon_on_cancel=True, limiter=host.exporting)
     return Blob(data)

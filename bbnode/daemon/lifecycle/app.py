@@ -43,6 +43,7 @@ from bbnode.daemon.network.restarts import Restarts
 from bbnode.daemon.network.versions import VersionWatch
 from bbnode.daemon.observing.events import step_to_event
 from bbnode.daemon.observing.watch import Stalled, Watch, WatchTargets
+from bbnode.daemon.predicting.meaning import meaning_of
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.record_file import RecordFile
 from bbnode.daemon.state.resend import Resend
@@ -239,6 +240,12 @@ class Daemon:
         self._control.host.history = self._history
         self._control.host.initial = partial(
             assembly.initial_component, self._resolved, self._artifact
+        )
+        self._control.host.meaning = partial(
+            meaning_of,
+            self._artifact.model,
+            config.artifact.targets,
+            component=self._node.component,
         )
         self._control.host.counters.append(self._history.counters)
         self._control.host.later = self._later

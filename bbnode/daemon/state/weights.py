@@ -15,12 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bbnode.components.contracts import Component, ComponentError, Model
+from bbnode.components.contracts import Component, ComponentError, Model, OutputKind
 from bbnode.components.errors import NotExportable
 from bbnode.components.models.state_vector import StateVector
 from bbnode.components.registry import build_config, component_class
 from bbnode.daemon import paths
 from bbnode.daemon.history.scalars import metric_order
+from bbnode.daemon.predicting.meaning import Meaning, meaning_of
 from bbnode.daemon.state.checkpoint import Checkpoint, CheckpointRefused
 from bbnode.engine import Node, plan_program, saved_components
 from bbnode.engine.errors import SnapshotRefused, describe, did_you_mean
@@ -162,6 +163,7 @@ def exported(
     make: Callable[[], Component],
     initial: Callable[[], Component],
     origin: WeightsOrigin,
+    meaning: Callable[[], Meaning] = Meaning,
 ) -> bytes:
     """Return the model of a component that `make` makes, as the bytes of an ONNX file.
 
@@ -172,18 +174,21 @@ def exported(
         make: makes the component with the state whose weights are wanted.
         initial: makes it as the program has it; a model that exports the same is untrained.
         origin: where the weights are from, for the model's metadata.
+        meaning: returns what inputs and outputs mean, for the same; it may load data.
 
     Raises:
         NotExportable: it is no model, does not export, or what it exports is no ONNX model.
         ComponentError: whatever else its author's code raises.
     """
     try:
-        before = _digest(_serialized(slot, _export(slot, initial)))
+        before = _digest(_serialized(slot, _export(slot, initial)[1]))
     except (NotExportable, ComponentError):
         before = b""  # there is no model before the training, as of trees
-    model = _export(slot, make)
+    component, model = _export(slot, make)
     is_trained = _digest(_serialized(slot, model)) != before
     replace(origin, is_trained=is_trained).stamp(model)
+    found = meaning()
+    found.stamp(model, _output_kind(slot, component) if found.uses_loss else "")
     return _serialized(slot, model)
 
 
@@ -191,7 +196,7 @@ def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def _export(slot: str, make: Callable[[], Component]) -> onnx.ModelProto:
+def _export(slot: str, make: Callable[[], Component]) -> tuple[Model, onnx.ModelProto]:
     import onnx
 
     try:
@@ -208,7 +213,16 @@ def _export(slot: str, make: Callable[[], Component]) -> onnx.ModelProto:
     if not isinstance(model, onnx.ModelProto):
         who = f"slot {slot!r}: {component.TYPE_NAME}.export()"
         raise NotExportable(f"{who} gave a {type(model).__name__}; return a ModelProto")
-    return model
+    return component, model
+
+
+def _output_kind(slot: str, component: Model) -> OutputKind:
+    try:
+        return component.output_kind()
+    except BaseException as error:  # the boundary to a component's author
+        let_stop(error)
+        why = ": ".join(describe(error))
+        raise ComponentError(f"slot {slot!r} can't be exported: {why}") from error
 
 
 def _serialized(slot: str, model: onnx.ModelProto) -> bytes:
@@ -281,6 +295,13 @@ def from_checkpoint(
 
     initial = partial(initial_component, slots[name], settings or {}, own_artifact=own_artifact)
 
+    def other(slot: str) -> Component:
+        """Return the component of another slot as the checkpoint has it, or as it begins."""
+        made = initial_component(slots[slot], settings or {}, own_artifact=own_artifact)
+        if slot in states and states[slot][0] == slots[slot].binding.type_name:
+            made.restore(states[slot][1])
+        return made
+
     def make() -> Component:
         component = initial()
         if saved.artifact_sha256 == artifact.sha256:
@@ -296,7 +317,9 @@ def from_checkpoint(
             )
         return component
 
-    return name, exported(name, make, initial, _origin(saved, rounds))
+    played = targets or artifact.targets
+    meaning = partial(meaning_of, artifact.model, played, name, other)
+    return name, exported(name, make, initial, _origin(saved, rounds), meaning)
 
 
 def _origin(saved: Checkpoint, rounds: Sequence[Mapping[str, Any]]) -> WeightsOrigin:

@@ -187,14 +187,14 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
             "the model was changed after it was compiled: its seal does not fit; compile it "
             "again, or seal what you changed (bbnode.ir.seal.seal)"
         )
-    all_mains = {f.name: f for f in program.functions if _is_main(f)}
+    all_mains = {f.name: f for f in program.functions if is_main(f)}
     mains = resolve_targets(all_mains, targets)
     library: dict[FunctionKey, Function] = {}
     graphs: dict[FunctionKey, Function] = {}
     for function in program.functions:
         if function.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
             graphs[function.key] = function
-        elif not _is_main(function):
+        elif not is_main(function):
             library[function.key] = function
     slots = _find_bindings(program.metadata, mains, library)
     for slot in slots:
@@ -251,7 +251,8 @@ def class_of(function: Function) -> str:
     return function.metadata.get(keys.HOME_KEY) or function.name.split("#")[0]
 
 
-def _is_main(function: Function) -> bool:
+def is_main(function: Function) -> bool:
+    """Return True for the function of a whole partition."""
     return function.metadata.get(keys.TARGET_KEY) == "true"
 
 
