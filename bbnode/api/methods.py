@@ -242,6 +242,26 @@ class AsyncMethods(ABC):
         """Have the node read its configuration again; a refused one changes nothing."""
         return cast("answers.Reloaded", await self._ask("POST", "/v1/reload"))
 
+    async def restart(self) -> answers.Restarting:
+        """Have the node stop and begin anew, with the files as they are then, between executions.
+
+        Raises ControlError (`RestartRefused`) for a node of another program's process.
+        """
+        return cast("answers.Restarting", await self._ask("POST", "/v1/restart"))
+
+    async def fetch_upgrade(
+        self, artifact_sha256: str, max_bytes: int | None = None
+    ) -> answers.UpgradeFetch:
+        """Fetch the program that a connected peer offers to the cache, or return how far that is.
+
+        Nothing runs it; `bbnode upgrade` shows it and asks. Raises ControlError (`NotOffered`).
+        """
+        body = {
+            "artifact_sha256": artifact_sha256,
+            **({} if max_bytes is None else {"max_bytes": max_bytes}),
+        }
+        return cast("answers.UpgradeFetch", await self._ask("POST", "/v1/upgrade/fetch", body))
+
     # -- peers ---------------------------------------------------------------------------------
 
     async def peers(self) -> answers.PeerList:
