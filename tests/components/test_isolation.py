@@ -245,10 +245,12 @@ def test_a_crash_costs_one_run_and_says_of_which_ops(monkeypatch) -> None:
 
     def dies(line: shared.ChildLine) -> Any:
         os.kill(child.pid, signal.SIGFPE)
+        os.kill(child.pid, signal.SIGCONT)
         monkeypatch.setattr(shared.ChildLine, "receive", receive)
         return receive(line)
 
     monkeypatch.setattr(shared.ChildLine, "receive", dies)
+    os.kill(child.pid, signal.SIGSTOP)  # so that it has not answered by then
     with pytest.raises(GraphKilled, match=r"\(of Add\).*SIGFPE") as killed:
         graph.run([x, x])
     assert (killed.value.reason, killed.value.node) == ("crash", "Add")
