@@ -33,7 +33,7 @@ def run(seed: int) -> Result:
         shares = examples.shares(CLIENTS, "dirichlet", seed=seed, alpha=1.0)
         programs = {
             "FedAvg": FederatedTraining(**COMMON, quorum=CLIENTS - AWAY),
-            "SecureTraining": SecureTraining(**COMMON, max_samples=1000),
+            "SecureTraining": SecureTraining(**COMMON, weighted=True, max_samples=1000),
         }
         for name, program in programs.items():
             federation = Federation(
