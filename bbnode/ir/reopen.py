@@ -425,6 +425,8 @@ class _Reopening:
     def _expanded(self, call: OpNode, said: dict[str, Any], function: Function) -> list[OpNode]:
         """The ops of a subgraph in the place of its call."""
         body = self._table[call_key(call)]
+        if body is function:
+            raise NotReopenable(f"{function.name!r} is called in itself: the program is damaged")
         self._inlined.add(body.key)
         names = {f"bb_v_{index}": name for index, name in enumerate(said["values"])}
         names.update(zip(body.inputs, call.inputs, strict=True))

@@ -330,3 +330,16 @@ def test_another_time_budget_changes_what_it_must_and_no_site() -> None:
     assert sites_again == sites
     assert not set(names_again) & set(names)
     assert compiler.compile(again) == model
+
+
+def test_a_function_that_is_called_in_itself_is_refused() -> None:
+    program, caller, call = next(
+        (program, function, node)
+        for program in (program_of(ModelProto.FromString(compiled(name))) for name in PROGRAMS)
+        for function in program.functions
+        for node in function.nodes
+        if keys.MEMBERS_KEY in node.metadata
+    )
+    call.domain, call.op_type = caller.domain, caller.name
+    with pytest.raises(NotReopenable, match=r"called in itself|broken"):
+        reopen(program)
