@@ -163,6 +163,22 @@ def pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
     return found
 
 
+def confirm(question: str, *, otherwise: str) -> None:
+    """Ask for a yes on stderr; without it raise NotConfirmed, which says `otherwise`."""
+    import sys
+
+    from bbnode.daemon.join.invitation import NotConfirmed
+
+    if not sys.stdin.isatty():
+        raise NotConfirmed(
+            "no terminal to ask on: review the program above, then run again with --yes"
+        )
+    # Not typer's: it writes to stdout as well.
+    typer.echo(f"{question} [y/N] ", nl=False, err=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise NotConfirmed(otherwise)
+
+
 def given_settings(settings: Sequence[str] | None) -> dict[str, str]:
     """Return the texts of `--set` by key. Raises ConfigError for one that is no setting."""
     from bbnode.daemon.config.setting import parse_setting

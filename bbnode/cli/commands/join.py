@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bbnode.cli import access_options, output
-from bbnode.cli.common import JsonOption, SetOption, pairs
+from bbnode.cli.common import JsonOption, SetOption, confirm, pairs
 from bbnode.ir import installation
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def command(
     _show(prepared, made.config_file, as_json=as_json)
     prepared.plan.check()
     if not yes:
-        _ask()
+        confirm("Run this here?", otherwise="nothing was started")
     if service is not None:
         service.establish(prepared)
         output.note(f"wrote {service.folder.config_file}; start the node with: {service.start}")
@@ -154,19 +154,6 @@ def _show(prepared: Prepared, config_file: Path, *, as_json: bool) -> None:
     width = None if sys.stderr.isatty() else 200
     out = Console(stderr=True, width=width, highlight=False, emoji=False, markup=False)
     output.describe(told, out=out)
-
-
-def _ask() -> None:
-    from bbnode.daemon.join.invitation import NotConfirmed
-
-    if not sys.stdin.isatty():
-        raise NotConfirmed(
-            "no terminal to ask on: review the program above, then run again with --yes"
-        )
-    # Not typer's: it writes to stdout as well.
-    typer.echo("Run this here? [y/N] ", nl=False, err=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise NotConfirmed("nothing was started")
 
 
 def _run(resolved: ResolvedConfig, inviter: str, *, as_json: bool) -> int:

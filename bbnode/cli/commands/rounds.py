@@ -57,8 +57,10 @@ def command(
     else:
         output.note("no round has ended yet")
     if not (as_csv or node.as_json):
+        from bbnode.daemon.observing.round_table import progress_text
+
         for entry in told["invoke"]:
-            output.note(_progress(entry))
+            output.note(progress_text(entry))
     if told.get("trouble"):
         output.error(told["trouble"])
     if follow:
@@ -139,18 +141,3 @@ def _print_csv(rounds: Sequence[dict[str, Any]]) -> None:
         row = [shown.get(name) for name in CSV_COLUMNS]
         rows.append([*row, *(known.get(name) for name in metrics)])
     output.csv_table([*CSV_COLUMNS, *metrics], rows)
-
-
-def _progress(entry: dict[str, Any]) -> str:
-    done = f"{entry['target']}: {entry['done']} of {entry['of'] or 'any number of'} rounds"
-    best = entry.get("best") or {}
-    if best.get("round"):
-        done += f", best {best['metric']} {best['value']:.6g} in round {best['round']}"
-    if entry["waiting_for"]:
-        return f"{done}, waiting for {entry['waiting_for']}"
-    if entry.get("stopped"):
-        return f"{done}, stopped: {entry['stopped']}"
-    if entry["complete"]:
-        return f"{done}, complete"
-    running = entry["running"]
-    return f"{done}, {'not running' if running is None else f'round {running} runs'}"

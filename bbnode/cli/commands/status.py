@@ -55,7 +55,7 @@ def command(
 
 def _summary(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the lines of the summary: a name and a text."""
-    from bbnode.daemon.observing.round_table import duration
+    from bbnode.daemon.observing.round_table import duration, progress_text
 
     yield "name", f"{status['name']} (…{status['peer_id'][-SHORT_PEER_CHARS:]})"
     up = duration(status["uptime_s"])
@@ -69,28 +69,13 @@ def _summary(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     listening = output.counted(len(addresses), "address", "addresses") + first
     yield "listening", listening if addresses else "no address, it only dials"
     for entry in status["invoke"]:
-        yield "rounds", _rounds(entry)
+        yield "rounds", progress_text(entry)
     yield "peers", _peers(status["peers"])
     if status["waiting"]:
         yield "waiting", _listed([_wait(each) for each in status["waiting"]])
     warnings = list(_warnings(status))
     for warning in warnings or ["none"]:
         yield "warnings", warning
-
-
-def _rounds(entry: Mapping[str, Any]) -> str:
-    of = f"/{entry['of']}" if entry["of"] else ""
-    text = f"{entry['done']}{of} of {entry['target'].partition('#')[0]}"
-    best = entry.get("best") or {}
-    if best.get("round"):
-        text += f", best {best['metric']} {best['value']:.6g} in round {best['round']}"
-    if entry["waiting_for"]:
-        return f"{text}, waiting for {entry['waiting_for']}"
-    if entry.get("stopped"):
-        return f"{text}, stopped early"
-    if entry["complete"]:
-        return f"{text}, complete"
-    return text if entry["running"] is None else f"{text}, round {entry['running']} runs"
 
 
 def _peers(peers: Sequence[Mapping[str, Any]]) -> str:
@@ -127,8 +112,6 @@ def _warnings(status: Mapping[str, Any]) -> Iterator[str]:
         last = entry.get("last") or {}
         if last.get("ok") is False:
             yield f"round {last['round']} failed: {'; '.join(last['failures'])}"
-        if entry.get("stopped"):
-            yield f"rounds stopped: {entry['stopped']}"
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bbnode.cli import output
-from bbnode.cli.common import DEFAULT_CONFIG, ConfigOption, JsonOption, load_config
+from bbnode.cli.common import DEFAULT_CONFIG, ConfigOption, JsonOption, confirm, load_config
 
 if TYPE_CHECKING:
     from bbnode.daemon.artifacts.artifact import Artifact
@@ -91,7 +91,7 @@ def command(
             _show(told)
         candidate.plan.check()
         if not yes:
-            _ask()
+            confirm("Run this here from now on?", otherwise="nothing was changed")
         file = switch.switch(
             resolved, candidate.artifact, candidate.file, candidate.targets, found.release
         )
@@ -203,18 +203,6 @@ def _show(told: dict[str, Any]) -> None:
     width = None if sys.stderr.isatty() else 200
     out = Console(stderr=True, width=width, highlight=False, emoji=False, markup=False)
     output.describe(told, out=out)
-
-
-def _ask() -> None:
-    from bbnode.daemon.join.invitation import NotConfirmed
-
-    if not sys.stdin.isatty():
-        raise NotConfirmed(
-            "no terminal to ask on: review the program above, then run again with --yes"
-        )
-    typer.echo("Run this here from now on? [y/N] ", nl=False, err=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise NotConfirmed("nothing was changed")
 
 
 def _restart(resolved: ResolvedConfig) -> bool:

@@ -128,6 +128,23 @@ def notes_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
     return "; ".join(filter(None, parts))
 
 
+def progress_text(entry: Mapping[str, Any]) -> str:
+    """Return how far the rounds of one target are, from their entry in the control plane's list."""
+    of = entry["of"] or "any number of"
+    text = f"{entry['target'].partition('#')[0]}: {entry['done']} of {of} rounds"
+    best = entry.get("best") or {}
+    if best.get("round"):
+        text += f", best {best['metric']} {best['value']:.6g} in round {best['round']}"
+    if entry["waiting_for"]:
+        return f"{text}, waiting for {entry['waiting_for']}"
+    if entry.get("stopped"):
+        return f"{text}, stopped: {entry['stopped']}"
+    if entry["complete"]:
+        return f"{text}, complete"
+    running = entry["running"]
+    return f"{text}, {'not running' if running is None else f'round {running} runs'}"
+
+
 def duration(seconds: float) -> str:
     """Return a time as people read it: "0.07", or "12 min", "3 h 05 min" of a long one."""
     if seconds < 10 * _MINUTE_S:
