@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -83,26 +84,31 @@ def test_a_typing_error_costs_no_earlier_run_and_another_program_gets_rounds(
     assert later[0]["round"] == before + 1
 
 
-def test_a_kill_leaves_no_daemon(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def gossiping(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a testbed whose nodes talk with each other, each with its value."""
     program = "bbnode.examples.gossip_averaging:GossipAveraging"
     with subprocess.Popen(
         [*UP, program, "--set", "peer.slots.mass.value=[{i}.0]"],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:
         assert process.stdout is not None
         watchdog = threading.Timer(PATIENCE_S, process.kill)
         watchdog.start()
-        for line in process.stdout:
-            if "estimate = " in line:
-                break
+        next(line for line in process.stdout if "estimate = " in line)
+        yield process
+        watchdog.cancel()
+
+
+def test_a_kill_leaves_no_daemon(tmp_path: Path) -> None:
+    with gossiping(tmp_path) as process:
         locks = sorted((tmp_path / "up-out").glob("nodes/*/state/lock"))
         daemons = [holder_of(lock) for lock in locks]
         assert all(daemons)
         process.kill()
-        watchdog.cancel()
     for pid in daemons:
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(pid).wait(PATIENCE_S)
@@ -110,25 +116,12 @@ def test_a_kill_leaves_no_daemon(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_all_nodes(tmp_path: Path) -> None:
-    program = "bbnode.examples.gossip_averaging:GossipAveraging"
-    with subprocess.Popen(
-        [*UP, program, "--set", "peer.slots.mass.value=[{i}.0]"],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:
+    with gossiping(tmp_path) as process:
         assert process.stdout is not None
-        watchdog = threading.Timer(PATIENCE_S, process.kill)
-        watchdog.start()
-        for line in process.stdout:
-            if "estimate = " in line:  # they talk, each with its value
-                break
         assert running(tmp_path / "up-out")
         process.send_signal(signal.SIGINT)
         process.stdout.read()
         assert process.wait(PATIENCE_S) == 0
-        watchdog.cancel()
     assert running(tmp_path / "up-out") == []
     report = json.loads((tmp_path / "up-out" / "report.json").read_text())
     assert report["ok"]
