@@ -61,6 +61,7 @@ class Driver:
         observe: StepObserver | None = None,
         heard: Callable[[seam.TransportEvent], None] | None = None,
         reach: Callable[[steps.SendEnvelope], bool] | None = None,
+        keep: Callable[[steps.SendEnvelope], bool] = lambda _step: False,
         doubt: Callable[[seam.DeliveryFailed], bool] = lambda _event: False,
         clock_ns: Callable[[], int] = trio_clock_ns,
         worker_threads: int = DEFAULT_WORKER_THREADS,
@@ -70,14 +71,17 @@ class Driver:
         `observe` gets every step after it was carried out, and `heard` every event of the transport
         before the node polls on it; neither may block, and their exceptions are counted and logged.
         `reach` is asked to dial a peer that is to be sent something; it returns True if that peer
-        takes messages now. `doubt` gets an envelope that a peer may have, and returns True if the
-        node hears later, from others, what became of it.
+        takes messages now. `keep` gets an envelope whose peer takes none, and returns True if it is
+        sent later, by `send`, or the node hears from others that it failed. `doubt` gets an
+        envelope that a peer may have, and returns True if the node hears later, from others, what
+        became of it.
         """
         self._node = node
         self._transport = transport
         self._observe = observe
         self._heard = heard
         self._reach = reach
+        self._keep = keep
         self._doubt = doubt
         self._clock_ns = clock_ns
         self._threads = trio.CapacityLimiter(worker_threads)
@@ -127,10 +131,10 @@ class Driver:
         await self._stopped.wait()
 
     def take_rest(self) -> int:
-        """Pass the rest of the transport's events to the node, after `run`.
+        """Pass to the node whatever the transport has received by now, also after `run`.
 
         Returns the number of envelopes. Their senders have their acknowledgement, so they belong in
-        the node's last snapshot.
+        the node's last snapshot, and come before what a peer says of them on a stream.
         """
         envelopes = 0
         with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
@@ -245,6 +249,8 @@ class Driver:
                 self._transport.send(step.peer, step.parts, tag=step.tag)
             except NotConnectedError:
                 if self._reach is None or not self._reach(step):
+                    if self._keep(step):
+                        return
                     raise
                 self._transport.send(step.peer, step.parts, tag=step.tag)
         except BbnodeError as error:

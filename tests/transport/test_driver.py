@@ -25,7 +25,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.values import TRIGGER, Value
 from bbnode.transport.base import Hello
 from bbnode.transport.driver import Driver
-from bbnode.transport.errors import DeniedPeerError, NotAllowedError
+from bbnode.transport.errors import DeniedPeerError, NotAllowedError, NotConnectedError
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.memory import MemoryNetwork, MemoryTransport
 from tests.patience import PATIENCE_S
@@ -271,6 +271,25 @@ async def test_nobody_is_blamed_for_what_we_do_not_allow(
         assert list(server.node.connected_peers("client")) == [CLIENT]
         again = server.node.invoke("server", {"tick": TRIGGER})
         assert (await server.until(steps.ExecutionFinished, execution=again)).ok
+
+
+async def test_what_is_kept_for_a_peer_that_is_away_goes_out_later(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(peer: PeerId, *_: Any, **__: Any) -> None:
+        raise NotConnectedError(f"{peer} is not connected")
+
+    async with parties(compiled) as (server, _):
+        kept: list[steps.SendEnvelope] = []
+        server.driver._keep = lambda step: not kept.append(step)
+        with monkeypatch.context() as patch:
+            patch.setattr(server.backend, "send", away)
+            execution = server.node.invoke("server", {"tick": TRIGGER})
+            sent = await server.until(steps.SendEnvelope)
+        assert kept == [sent]
+        server.driver.send(sent)
+        assert (await server.until(steps.ExecutionFinished, execution=execution)).ok
+        assert "send.failed" not in server.node.counters()
 
 
 async def test_a_transport_that_raises_what_it_should_not_is_logged_once(

@@ -166,12 +166,22 @@ class Daemon:
             observe=self._observe,
             heard=self._heard,
             reach=self._discovery.reach,
+            keep=lambda step: self._resend.keep(step),
             doubt=lambda event: self._restarts.doubt(event),
         )
         self._resend = Resend(
-            saved.unsent if saved else (), send=self._driver.send, failed=self._not_sent
+            saved.unsent if saved else (),
+            # Of a node that goes on: it has not heard yet that its connections are gone.
+            expected=self._node.everyone_connected(),
+            send=self._driver.send,
+            failed=self._not_sent,
         )
-        self._restarts = Restarts(self._node, self._backend, self._resend.tags)
+        self._restarts = Restarts(
+            self._node,
+            self._backend,
+            kept=self._resend.tags,
+            take_received=self._driver.take_rest,
+        )
         self._stop = trio.Event()
         self._reach: Reach | None = None
         self._rounds: list[Rounds] = []
@@ -429,10 +439,10 @@ class Daemon:
             await self._driver.stopped()
             self._driver.take_rest()
             # First, as the rest depends on others.
-            unsent = self._backend.unsent()
+            unsent = self._unsent()
             await self._save_last(unsent)
             await self._backend.stop(grace_s * TRANSPORT_GRACE_SHARE)
-            left = self._backend.unsent()
+            left = self._unsent()
             if self._driver.take_rest() or len(left) != len(unsent):
                 await self._save_last(left)
             unsent = left
@@ -447,6 +457,9 @@ class Daemon:
             logger.warning("stop took too long, leaving")
         _say_what_is_kept(unsent)
         work.cancel_scope.cancel()
+
+    def _unsent(self) -> Sequence[Unsent]:
+        return [*self._resend.unsent(), *self._backend.unsent()]
 
     async def _save_last(self, unsent: Sequence[Unsent]) -> None:
         if await self._checkpointer.save_last(unsent):

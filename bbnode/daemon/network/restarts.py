@@ -4,7 +4,8 @@ Rule: the `session_id` of a hello names a start of a peer. Where it is another o
 this node was restarted itself, the peer is asked which of the open requests it has; whoever waits
 for one that it has lost hears at once. What still waits to be sent is not asked for: it goes to the
 new process. What was under way in that moment is: nobody else knows if it came. A peer that went on
-from its snapshot has its requests, and is waited for.
+from its snapshot has its requests, and is waited for; where it has answered one before it is asked,
+its answer lies here already, and is taken first.
 """
 
 from __future__ import annotations
@@ -39,12 +40,22 @@ class Restarts:
     """Asks peers that were restarted for the requests of this node, and answers theirs."""
 
     def __init__(
-        self, node: Node, transport: Transport, kept: Callable[[PeerId], Collection[int]]
+        self,
+        node: Node,
+        transport: Transport,
+        *,
+        kept: Callable[[PeerId], Collection[int]],
+        take_received: Callable[[], object],
     ) -> None:
-        """`kept` returns the tags of a peer's envelopes that are still to be sent again."""
+        """Create it for one node.
+
+        `kept` returns the tags of a peer's envelopes that are still to be sent again;
+        `take_received` gives the node what its transport has received by now.
+        """
         self._node = node
         self._transport = transport
         self._kept = kept
+        self._take_received = take_received
         # The last start of each peer that we know, the latest last.
         self._sessions: OrderedDict[PeerId, str] = OrderedDict()
         # Envelopes that may have come, and peers that are to be asked.
@@ -111,6 +122,8 @@ class Restarts:
                 blames = each.blames_peer
                 self._node.send_failed(peer, each.reason, tag=each.tag, blames_peer=blames)
             return
+        if gone:
+            self._take_received()
         for wire_req_id in sorted(gone):
             self._node.request_lost(peer, tags[wire_req_id])
         if gone:

@@ -1,22 +1,25 @@
-"""Resending envelopes that were not acknowledged before this node's last stop.
+"""Envelopes that wait for their peers after a start of this node.
 
-Rule: an envelope is sent when its peer connects, under its old ids, so that a peer that has it
-already drops the duplicate. If the peer does not come back in time, the send fails like any other;
-the peer is not blamed, since it was this node that stopped.
+Rule: what was not acknowledged before the last stop is sent when its peer connects, under its old
+ids, so that a peer that has it already drops the duplicate. So is what a node that goes on sends to
+a peer that it was connected with and is not yet again: a program knows nothing of the restart. If
+the peer does not come back in time, the send fails like any other; the peer is not blamed, since it
+was this node that stopped.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import trio
 
 from bbnode.daemon.state.checkpoint import UnsentEnvelope
 from bbnode.engine import steps
+from bbnode.ir.caps import MAX_KEPT_UNSENT_BYTES
 from bbnode.ir.peer import PeerId
-from bbnode.transport.base import ConnectionOpened, TransportEvent
+from bbnode.transport.base import ConnectionOpened, TransportEvent, Unsent
 
 logger = logging.getLogger(__name__)
 
@@ -34,18 +37,24 @@ class Resend:
         self,
         kept: Sequence[UnsentEnvelope],
         *,
+        expected: Iterable[PeerId] = (),
         send: Callable[[steps.SendEnvelope], None],
         failed: Failed,
     ) -> None:
-        """`failed` is called with the peer, the tag, and why."""
+        """Create it with what was kept over the stop.
+
+        `expected` are the peers that are to come back; `failed` is called with the peer, the tag,
+        and why.
+        """
         self._send = send
         self._failed = failed
         # None: there was no room to keep its bytes.
         self._lost = [each for each in kept if each.data is None]
-        self._waiting: dict[PeerId, list[UnsentEnvelope]] = {}
+        self._waiting: dict[PeerId, list[Unsent]] = {}
         for each in kept:
             if each.data is not None:
-                self._waiting.setdefault(each.peer, []).append(each)
+                self._add(Unsent(peer=each.peer, tag=each.tag, parts=(memoryview(each.data),)))
+        self._expected = {*expected, *self._waiting}
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
@@ -56,13 +65,28 @@ class Resend:
         """Return the tags of the envelopes that wait for a peer."""
         return frozenset(each.tag for each in self._waiting.get(peer, ()))
 
+    def unsent(self) -> list[Unsent]:
+        """Return what waits, to be kept over another stop."""
+        return [each for waiting in self._waiting.values() for each in waiting]
+
+    def keep(self, step: steps.SendEnvelope) -> bool:
+        """Keep an envelope until its peer is back; return False where it is not awaited."""
+        if step.peer not in self._expected:
+            return False
+        if step.size + sum(each.size for each in self.unsent()) > MAX_KEPT_UNSENT_BYTES:
+            return False
+        parts = tuple(memoryview(part) for part in step.parts)
+        self._add(Unsent(peer=step.peer, tag=step.tag, parts=parts))
+        return True
+
     def heard(self, event: TransportEvent) -> None:
         """Handle an event of the transport; a peer that connects gets what waits for it."""
-        if not self._waiting or not isinstance(event, ConnectionOpened):
+        if not self._expected or not isinstance(event, ConnectionOpened):
             return
+        self._expected.discard(event.peer)
         found = self._waiting.pop(event.peer, ())
         for each in found:
-            self._send(steps.make_send(each.peer, (), (each.data or b"",), each.tag))
+            self._send(steps.make_send(each.peer, (), each.parts, each.tag))
         if found:
             logger.info("sent again", extra={"peer": str(event.peer), "envelopes": len(found)})
 
@@ -72,7 +96,12 @@ class Resend:
             self._failed(each.peer, each.tag, "there was no room to keep it over a stop")
         self._lost = []
         await trio.sleep(WAIT_S)
+        # Whoever is not back by now is as far as any other peer that is not connected.
+        self._expected = set()
         for peer, waiting in self._waiting.items():
-            for each in waiting:
-                self._failed(peer, each.tag, "the peer did not come back after this node's stop")
+            for unsent in waiting:
+                self._failed(peer, unsent.tag, "the peer did not come back after this node's stop")
         self._waiting = {}
+
+    def _add(self, envelope: Unsent) -> None:
+        self._waiting.setdefault(envelope.peer, []).append(envelope)
