@@ -50,6 +50,15 @@ def main(argv: Sequence[str]) -> int:
     except UnknownJob as error:
         console.print(f"error: {error}", soft_wrap=True)
         return 2
+    kept: Path | None = arguments.folder
+    used = [
+        name for name in jobs if kept and (kept / name).exists() and any((kept / name).iterdir())
+    ]
+    if used:
+        console.print(
+            f"error: {kept}/{used[0]} is not empty; name another --folder", soft_wrap=True
+        )
+        return 2
     absent = {name: job.missing for name, job in jobs.items() if job.missing}
     for name, missing in absent.items():
         console.print(f"{name}: left out, {', '.join(missing)} is not installed")
@@ -57,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     rows, failed = [], False
     for name in jobs.keys() - absent.keys():
-        row = _run(name, arguments.quick, arguments.folder, console)
+        row = _run(name, arguments.quick, kept, console)
         failed |= row is None or row.held < row.claims
         rows += [row] if row else []
     rows.sort(key=lambda row: row.name)

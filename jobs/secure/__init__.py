@@ -32,7 +32,7 @@ def run(terminal: Terminal, quick: bool) -> Outcome:
     terminal.bring(Path(__file__).with_name("programs.py"))
     rng = np.random.default_rng(0)
     weights = 0.7 * rng.normal(size=(FEATURES, CLASSES))
-    rows, rounds = (500, 8) if quick else (20_000, 30)
+    rows, rounds = (500, 20) if quick else (20_000, 30)
     parts = [draw(rows, rng, weights, 0.1 * rng.normal()) for _ in range(CLIENTS)]
     test = draw(5_000, rng, weights, 0.0)
     for number, (x, y) in enumerate(parts):

@@ -63,6 +63,8 @@ def test_the_exit_code_says_if_every_claim_holds(
     assert f"{said}: it is heads (one throw)" in capsys.readouterr().out
     assert (tmp_path / "kept" / "trees" / "side.txt").read_text() == "heads"
     (row,) = json.loads(rows.read_text())
+    assert command.main(["trees", *arguments, *kept]) == 2  # nothing is written over
+    assert "trees is not empty; name another --folder" in capsys.readouterr().out
     assert (row["held"], row["claims"], row["result"]) == (2 - code, 2, "heads")
 
 
