@@ -74,8 +74,8 @@ def main(argv: Sequence[str]) -> int:
         _write(arguments.json, rows)
     if arguments.record:
         ours = {(row.name, row.quick) for row in rows}
-        kept = [row for row in page.recorded(RESULTS) if (row.name, row.quick) not in ours]
-        rows = sorted((*kept, *rows), key=lambda row: (row.quick, row.name))
+        others = [row for row in page.recorded(RESULTS) if (row.name, row.quick) not in ours]
+        rows = sorted((*others, *rows), key=lambda row: (row.quick, row.name))
         _write(RESULTS, rows)
         page.write(rows, page.PAGE)
     return int(failed)
