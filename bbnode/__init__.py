@@ -11,7 +11,10 @@ that the command line starts quickly.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+
+# As `typing` has it, whose import would take longer than all else before the command line runs
+# (`bbnode.__main__`); type checkers know the name.
+TYPE_CHECKING = False
 
 # A node talks to nobody but its peers. From version 1.29 on, ONNX Runtime sends usage data to its
 # maker and keeps a device id in the home directory, unless this variable is set before its import;

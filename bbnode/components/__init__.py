@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from bbnode.components.contracts import DataSource as DataSource
     from bbnode.components.contracts import Index as Index
     from bbnode.components.contracts import Model as Model
+    from bbnode.components.contracts import ModelShapes as ModelShapes
     from bbnode.components.contracts import NoConfig as NoConfig
     from bbnode.components.contracts import OpContext as OpContext
     from bbnode.components.contracts import PeerSelector as PeerSelector

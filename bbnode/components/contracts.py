@@ -329,6 +329,20 @@ class ParameterList:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ModelShapes:
+    """The shapes of what goes in and out of a model, as far as its settings say them.
+
+    Attributes:
+        parameters: the length P of the vector [P] of its parameters.
+        output: of what `forward` makes: lengths of axes, None for open ones, such as that of the
+            batch; None where nothing is known of it, or where it is several tensors.
+    """
+
+    parameters: int
+    output: tuple[int | None, ...] | None = None
+
+
 @dataclass(frozen=True)
 class NoConfig:
     """The Config of components without settings."""
@@ -550,6 +564,20 @@ class Model(Component):
         where a class does not override it.
         """
         raise UnsupportedByModel(component=self.TYPE_NAME, op="pull_back")
+
+    def vector_size(self) -> int | None:
+        """Return P, the number of parameters; None where it changes or is not known.
+
+        Peers compare it before they send each other parameters. It is asked once, when the node
+        is made.
+        """
+        shapes = type(self).shapes_of(self.config)
+        return None if shapes is None else shapes.parameters
+
+    @classmethod
+    def shapes_of(cls, config: Any) -> ModelShapes | None:  # noqa: ARG003 - for concretes
+        """Return the shapes of a model of these settings, for the compiler; None by default."""
+        return None
 
     def output_kind(self) -> OutputKind:
         """Return what the first output of the exported model is; "" where that is not known.

@@ -19,6 +19,7 @@ from multiaddr import Multiaddr
 
 from bbnode.engine.errors import BudgetExceeded, EntryError, IngressClosed, IngressFull
 from bbnode.engine.limits import Limits
+from bbnode.ir.crossing import Unfit
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.making import maker
 from bbnode.ir.peer import PeerId
@@ -159,6 +160,14 @@ class PeerConnected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerUnfit:
+    """A peer that has just connected states sizes that do not fit."""
+
+    peer: PeerId
+    unfit: Unfit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerDisconnected:
     """The transport lost a peer; `ours`: because this node was away, which the peer is not."""
 
@@ -234,6 +243,7 @@ Event: TypeAlias = (
     | InboundRefused
     | Invocation
     | PeerConnected
+    | PeerUnfit
     | PeerDisconnected
     | SendFailed
     | RequestLost

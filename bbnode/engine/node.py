@@ -15,7 +15,7 @@ from typing import Any
 
 from multiaddr import Multiaddr
 
-from bbnode.components.contracts import Component
+from bbnode.components.contracts import Component, Model
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.admission import adopt_event, adopt_inputs, checked_deadline
@@ -23,6 +23,7 @@ from bbnode.engine.bootstrap.targets import BootstrapInfo, BootstrapStatus, Boot
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
 from bbnode.engine.cells import ComponentCell, Facts
 from bbnode.engine.errors import (
+    ComponentConstructionFailed,
     InvalidEventKind,
     InvalidPeerAddress,
     SnapshotRefused,
@@ -44,8 +45,9 @@ from bbnode.engine.snapshot.whole import (
 from bbnode.engine.suspensions import Waiting, WaitReason
 from bbnode.ir.address import named_peer
 from bbnode.ir.caps import MAX_POLL_DECODE_US
-from bbnode.ir.crossing import Crossing, not_taken
+from bbnode.ir.crossing import Crossing, at_node, not_taken, unfit, unrunnable
 from bbnode.ir.envelope import correlation_of
+from bbnode.ir.errors import BbnodeError
 from bbnode.ir.interrupts import let_stop
 from bbnode.ir.peer import PeerId
 from bbnode.ir.slots import Binding
@@ -72,6 +74,16 @@ class Node:
         self._rt = rt
         self._program = rt.program
         self._recorder: Recorder | None = None
+        sizes = _model_sizes(rt.cells)
+        expected = self._program.model_sizes
+        self._crossings = at_node(self._program.crossings, sizes, expected)
+        for slot, (size, other) in unrunnable(sizes, expected).items():
+            number = next(n for n, cell in enumerate(rt.cells) if cell.slot == slot)
+            why = (
+                f"its model has {size:,} parameters, and the program is compiled for {other:,}; "
+                "take its settings out of the configuration, or compile the program with this model"
+            )
+            rt.readiness.can_not_run(number, why)
 
     @property
     def runtime(self) -> Runtime:
@@ -154,8 +166,11 @@ class Node:
 
     @property
     def crossings(self) -> tuple[Crossing, ...]:
-        """The crossings of the installed targets: what they send and take, by site."""
-        return self._program.crossings
+        """The crossings of the installed targets: what they send and take, by site.
+
+        Their sizes are those of this node's own models.
+        """
+        return self._crossings
 
     def set_addresses(self, addresses: Sequence[Multiaddr]) -> None:
         """Replace this node's own addresses (on the polling thread)."""
@@ -264,7 +279,8 @@ class Node:
         """Report a connection with a peer that plays these classes.
 
         `crossings` are those of the peer's program, as it tells them: what this node would send to
-        a site that is not among them fails here, at once. None: it does not tell.
+        a site that is not among them fails here, at once, and so for one that takes another size,
+        for which the peer is chosen no more. None: it does not tell.
         """
         plays = tuple(classes)
         self._rt.ingress.push(
@@ -276,6 +292,9 @@ class Node:
             ),
             must=True,
         )
+        found = unfit(self.crossings, self.classes, crossings, plays)
+        if found is not None:
+            self._rt.ingress.push(ev.PeerUnfit(peer=peer, unfit=found), must=True)
 
     def peer_disconnected(self, peer: PeerId, reason: str) -> None:
         """Report that the last connection with a peer is gone."""
@@ -737,3 +756,31 @@ class Node:
                 correlation=correlation_of(data),
             )
         )
+
+
+def _model_sizes(cells: Iterable[ComponentCell]) -> dict[str, int]:
+    """Return the number of parameters of each model of a node, by slot, where it says it.
+
+    Raises ComponentConstructionFailed where a model can't be asked.
+    """
+    found = {}
+    for cell in cells:
+        if not isinstance(cell.component, Model):
+            continue
+        where = f"slot {cell.slot!r}: {cell.component.TYPE_NAME}.vector_size()"
+        try:
+            size = cell.component.vector_size()
+        except BbnodeError:
+            raise
+        except BaseException as error:
+            let_stop(error)
+            why = f"{where} raised {type(error).__name__}: {error}; report it to its author"
+            raise ComponentConstructionFailed(why) from error
+        if size is not None and (type(size) is not int or size < 0):
+            raise ComponentConstructionFailed(
+                f"{where} returned {size!r:.80}, which is no number of parameters; report it to "
+                "its author"
+            )
+        if size is not None:
+            found[cell.slot] = size
+    return found

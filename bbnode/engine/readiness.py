@@ -1,9 +1,10 @@
 """The readiness of a node: slots that could not be prepared, and what it refuses for them.
 
-Rule: a slot is not ready from the failure of its component's own bootstrap until that succeeds. As
-long as one is not, messages whose ops would use it are refused on arrival, and all connected peers
-have been told the classes of this node for which it does not work, and why. What peers say of
-themselves is theirs: it decides only that selectors leave them out of these classes.
+Rule: a slot is not ready from the failure of its component's own bootstrap until that succeeds, or
+for a node's life where its model has another size than the program counts on. As long as one is
+not, messages whose ops would use it are refused on arrival, and all connected peers have been told
+the classes of this node for which it does not work, and why. What peers say of themselves, sizes
+among it, is theirs: it decides only that selectors leave them out of these classes.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class SlotReadiness:
         "_reports",
         "failed",
         "plans",
+        "unrunnable",
         "untold",
     )
 
@@ -70,6 +72,7 @@ class SlotReadiness:
         self._reports = reports
         self.plans: Plans | None = None  # once all are there
         self.failed: dict[int, str] = {}  # by number of the slot, why
+        self.unrunnable: dict[int, str] = {}  # those of them that no bootstrap mends
         self.untold: dict[PeerId, None] = {}
 
     # -- this node ---------------------------------------------------------------------------
@@ -78,8 +81,14 @@ class SlotReadiness:
         """Return the slots that are not ready, each with the reason."""
         return {self._cells[number].slot: why for number, why in sorted(self.failed.items())}
 
+    def can_not_run(self, number: int, why: str) -> None:
+        """Refuse what uses a slot, whatever its bootstrap says: another start may mend it."""
+        self.unrunnable[number] = why
+        self.prepared(number, why)
+
     def prepared(self, number: int, failure: str) -> None:
         """Take the result of a component's bootstrap; `failure` is empty for a success."""
+        failure = self.unrunnable.get(number, failure)
         if self.failed.get(number, "") == failure:
             return
         if failure:
@@ -157,22 +166,34 @@ class SlotReadiness:
             )
 
     def peers(self) -> dict[PeerId, NotReadyPeer]:
-        """Return the connected peers that say they are not ready."""
-        return {
+        """Return the connected peers that say they are not ready, or whose sizes do not fit."""
+        found = {
             peer: NotReadyPeer(classes=classes, reason=reason)
             for peer, (classes, reason) in self._neighbours.peers.not_ready.items()
         }
+        for peer, unfit in self._neighbours.peers.unfit.items():
+            if not unfit.classes:
+                continue  # only some ports do not fit
+            own = found.get(peer)
+            classes = () if own is None else own.classes
+            reasons = [unfit.reason] if own is None else [unfit.reason, own.reason]
+            found[peer] = NotReadyPeer(
+                classes=tuple(dict.fromkeys((*classes, *unfit.classes))), reason="; ".join(reasons)
+            )
+        return found
 
     # -- snapshots ---------------------------------------------------------------------------
 
     def state(self, _writer: object) -> Any:
         """Return what a snapshot saves: reasons, and who is to be told."""
-        return [sorted(self.failed.items()), sorted(p.to_bytes() for p in self.untold)]
+        # What another start may mend is found again there.
+        failed = sorted((n, why) for n, why in self.failed.items() if n not in self.unrunnable)
+        return [failed, sorted(p.to_bytes() for p in self.untold)]
 
     def load(self, plain: Any, _reader: object) -> None:
         """Load what `state` returned."""
         failed, untold = plain
-        self.failed = dict(failed)
+        self.failed = dict(failed) | self.unrunnable
         self.untold = {PeerId.from_bytes(raw): None for raw in untold}
         if self.failed:
             self._neighbours.not_ready(self._classes())

@@ -296,6 +296,14 @@ class Runtime(Services):
         )
         self.readiness.connected(event.peer)
 
+    def peer_unfit(self, event: ev.PeerUnfit) -> None:
+        """Take note that a peer's sizes do not fit."""
+        if self.neighbours.peers.now_unfit(event.peer, event.unfit) and event.unfit.classes:
+            classes, reason = event.unfit.classes, event.unfit.reason
+            self.reports.telemetry(
+                "peer.not_ready", peer=event.peer, classes=classes, reason=reason
+            )
+
     def peer_disconnected(self, event: ev.PeerDisconnected) -> None:
         """Take note of the loss of a peer; whoever waits for its answer does so for a while."""
         peer = event.peer
@@ -446,6 +454,7 @@ ON_EVENT: Final[Mapping[type, Callable[[Runtime, Any], object]]] = {
     ev.Invocation: Runtime.invoke,
     ev.TimedInvocation: Runtime.invoke,
     ev.PeerConnected: Runtime.peer_connected,
+    ev.PeerUnfit: Runtime.peer_unfit,
     ev.PeerDisconnected: Runtime.peer_disconnected,
     ev.SendFailed: Runtime.send_failed,
     ev.RequestLost: Runtime.request_lost,

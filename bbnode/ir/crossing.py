@@ -1,23 +1,24 @@
 """Crossings: what a program's targets send and take, by site, as peers tell each other.
 
 Rule: two peers whose programs differ work together where their crossings agree, which is where
-they have the same site. Everything beside the site is there to be read: it decides nothing but
-which of the other's crossings is shown as the counterpart of one's own, and whether the sizes that
-both sides declare fit: it is said where they do not, before a value of the wrong size is refused.
+they have the same site, and the sizes that both sides state for it fit. Where sizes do not fit
+nothing is sent there, and the peer is chosen for no work. Everything else is there to be read: it
+decides nothing but which of the other's crossings is shown as the counterpart of one's own. A size
+that nobody states is not compared; and what arrives is checked in any case.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
 import msgpack
 
-from bbnode.ir import keys
+from bbnode.ir import keys, opset
 from bbnode.ir.address import parse_site_suffix, site_suffix
 from bbnode.ir.caps import MAX_CROSSING_TEXT_BYTES, MAX_CROSSINGS, MAX_CROSSINGS_BYTES
 from bbnode.ir.decoding import Boundary, shown, unpack
@@ -37,11 +38,14 @@ _KIND_OF: Final = {
 _SENDS, _TAKES = 1, 2
 # Ops behind which a value is still the same one.
 _PASS_ON: Final = keys.GATE_OPS | {keys.OP_DEADLINE_CHECK, "PassThrough"}
+_CODEC: Final = keys.role_domain("Codec")
 _FIELDS = 6
 # Behind the type, in one text with it, so that earlier releases show it and refuse nothing.
 _OF = " of "
 _SHAPE = r"(?:\[[^][]*\]|\?)"
 _SHAPES = re.compile(rf"{_SHAPE}(?:, {_SHAPE})*")
+_NUMBER = re.compile(r"[0-9]+")
+_SIZE = re.compile(r"[0-9]{1,18}")
 _MAX_SITE = (1 << 64) - 1
 # Encodings of other versions that are kept decoded; a network has two or three versions at a time.
 _KEPT_VERSIONS = 16
@@ -53,7 +57,12 @@ class Crossing:
 
     The texts are empty where a program has more than fits; `type` is empty also in an artifact of
     an earlier release. `shape` is what the program declares of the tensor, as `shape_text` writes
-    it, of a bundle that of each part, with `?` for none; empty where it declares nothing.
+    it, of a bundle that of each part, with `?` for none; empty where it declares nothing. Of a
+    code it is the shape of what the code stands for.
+
+    The last three are a node's own and not told: `declared` is the shape that the program's author
+    declares, `inferred` that which follows from the sizes of its models, and `models` names for
+    each part the slot whose parameters it is, "" for none.
     """
 
     site: int
@@ -64,6 +73,9 @@ class Crossing:
     receiver: str
     type: str
     shape: str = ""
+    declared: str = field(default="", compare=False)
+    inferred: str = field(default="", compare=False)
+    models: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def sized_type(self) -> str:
@@ -87,9 +99,16 @@ def crossings_of(
     found = _crossings_by_site(mains)
     known = _crossings_by_site(others)
     for site, each in found.items():
-        if not each.shape and site in known:
-            found[site] = replace(each, shape=known[site].shape)
+        if site in known:
+            found[site] = _with_shapes(each, known[site])
     return tuple(found[site] for site in sorted(found))
+
+
+def _with_shapes(crossing: Crossing, other: Crossing) -> Crossing:
+    """Return a crossing with what another end of its site says of its shape."""
+    declared = crossing.declared or other.declared
+    inferred = crossing.inferred or other.inferred
+    return replace(crossing, shape=inferred or declared, declared=declared, inferred=inferred)
 
 
 def _crossings_by_site(mains: Iterable[Function]) -> dict[int, Crossing]:
@@ -102,10 +121,10 @@ def _crossings_by_site(mains: Iterable[Function]) -> dict[int, Crossing]:
                 known = found.get(each.site)
                 if known is not None:
                     each = replace(
-                        known,
+                        _with_shapes(known, each),
                         sends=known.sends or each.sends,
                         takes=known.takes or each.takes,
-                        shape=known.shape or each.shape,
+                        models=known.models or each.models,
                     )
                 found[each.site] = each
     return found
@@ -135,7 +154,16 @@ def _crossings(main: Function, node: OpNode) -> Iterator[Crossing]:
                 value = metadata.get(keys.DEST_SITE_NAME_PREFIX + data, "")
                 sites.append((parse_site_suffix(attribute.value), value))
     arrives = node.outputs if takes else node.inputs
-    shape = _shape(main, arrives[0]) if arrives and len(sites) == 1 else ""
+    is_one = bool(arrives) and len(sites) == 1
+    declared = _shape(main, arrives[0]) if is_one else ""
+    inferred = "" if takes else metadata.get(keys.CROSSING_SHAPE_KEY, "")
+    if metadata.get(keys.WIRE_TRANSPORT_KEY) == keys.TRANSPORT_TRIGGER_ONLY or not is_one:
+        inferred = ""  # of several, or of no payload
+    if len(inferred) > MAX_CROSSING_TEXT_BYTES or not _is_shapes(inferred):
+        inferred = ""
+    models: tuple[str, ...] = ()
+    if is_one:
+        models = _loaded(main, arrives[0]) if takes else _read(main, arrives[0])
     to = metadata.get(keys.HOME_KEY if takes else keys.PEER_CLASS_KEY, "")
     scope = metadata.get(keys.PORT_SCOPE_KEY)
     for site, value in sites:
@@ -150,7 +178,10 @@ def _crossings(main: Function, node: OpNode) -> Iterator[Crossing]:
             port=f"{scope}/{port}" if scope else port,
             receiver=main.metadata.get(keys.HOME_KEY, "") if takes else to,
             type=metadata.get(keys.CROSSING_TYPE_KEY, ""),
-            shape=shape,
+            shape=inferred or declared,
+            declared=declared,
+            inferred=inferred,
+            models=models,
         )
 
 
@@ -176,6 +207,149 @@ def _shape(main: Function, value: str) -> str:
     return ", ".join("?" if each is None else shape_text(each) for each in shapes)
 
 
+def _is_shapes(text: str) -> bool:
+    return _SHAPES.fullmatch(text) is not None
+
+
+def _read(main: Function, value: str) -> tuple[str, ...]:
+    """Return the slots of the models whose parameters a value is, part by part; () for none."""
+    name, maker = _source(main, value)
+    is_bundle = maker is not None and maker.op_type == keys.OP_BUNDLE
+    sources = [_source(main, each) for each in maker.inputs] if maker and is_bundle else []
+    found = tuple(_slot_of(each, made, 1) for made, each in sources or [(name, maker)])
+    return found if any(found) else ()
+
+
+def _source(main: Function, value: str) -> tuple[str, OpNode | None]:
+    """Return a value as it was before it was handed on and encoded, and the op that made it."""
+    maker, seen = main.producer(value), {value}
+    while maker is not None and _hands_on(maker, "Encode") and maker.inputs[0] not in seen:
+        value = maker.inputs[0]
+        seen.add(value)
+        maker = main.producer(value)
+    return value, maker
+
+
+def _loaded(main: Function, value: str) -> tuple[str, ...]:
+    """Return the slots of the models that load a value, part by part; () for none."""
+    in_parts = [
+        tuple(_loader(main, each) for each in node.outputs)
+        for node, _ in _ends(main, value)
+        if node.op_type == keys.OP_UNBUNDLE and node.domain == keys.COMPOSITE_DOMAIN
+    ]
+    found = max(in_parts, default=(_loader(main, value),))
+    return found if any(found) else ()
+
+
+def _loader(main: Function, value: str) -> str:
+    """Return the slot of a model that loads a value, the last by name of several; "" for none."""
+    return max((_slot_of(node, name, 0) for node, name in _ends(main, value)), default="")
+
+
+def _ends(main: Function, value: str) -> Iterator[tuple[OpNode, str]]:
+    """Yield the ops that read a value behind all that hand it on or decode it, and as what."""
+    names, seen = [value], {value}
+    while names:
+        name = names.pop()
+        for node in main.readers(name):
+            if not _hands_on(node, "Decode") or node.inputs[0] != name:
+                yield node, name
+                continue
+            fresh = [each for each in node.outputs[:1] if each not in seen]
+            seen.update(fresh)
+            names += fresh
+
+
+def _hands_on(node: OpNode, coding: str) -> bool:
+    """Return True if an op hands its first input on, or is this op of a codec."""
+    is_coding = node.domain == _CODEC and node.op_type == coding
+    return bool(node.inputs) and (node.op_type in _PASS_ON or is_coding)
+
+
+def _slot_of(node: OpNode | None, value: str, side: int) -> str:
+    """Return the slot of which a value is all parameters, that an op reads (0) or makes (1)."""
+    if node is None:
+        return ""
+    vectors = opset.model_vectors(node.domain, node.op_type, node.inputs, node.outputs)
+    return node.metadata.get(keys.SLOT_KEY, "") if value in vectors[side] else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The parameters of a model for which a program was compiled; `fixed`: for no other number."""
+
+    parameters: int
+    fixed: bool = False
+
+
+def model_sizes(metadata: Mapping[str, str]) -> dict[str, ModelSize]:
+    """Return what a program's metadata say of its models, by slot; malformed ones are left out."""
+    found = {}
+    for key, text in metadata.items():
+        number = text.removesuffix(keys.MODEL_SIZE_FIXED)
+        if key.startswith(keys.MODEL_SIZE_PREFIX) and _SIZE.fullmatch(number):
+            slot = key.removeprefix(keys.MODEL_SIZE_PREFIX)
+            found[slot] = ModelSize(int(number), fixed=number != text)
+    return found
+
+
+def at_node(
+    crossings: Sequence[Crossing], sizes: Mapping[str, int], expected: Mapping[str, ModelSize]
+) -> tuple[Crossing, ...]:
+    """Return the crossings of a program as a node has them whose models have these sizes.
+
+    Args:
+        crossings: of the program.
+        sizes: the parameters of each model, by slot, as far as they are known here.
+        expected: those for which the program was compiled. Where all models that had one size have
+            another one, what follows from it is of that one; and is not stated where only some do.
+    """
+    if not sizes:
+        return tuple(crossings)
+    moved: dict[int, set[int]] = {}
+    for slot, size in sizes.items():
+        if slot in expected:
+            moved.setdefault(expected[slot].parameters, set()).add(size)
+    is_one = all(len(now) == 1 for now in moved.values())
+    others = {size: min(now) for size, now in moved.items()}
+    by_size = {f"[{size}]": slot for slot, size in sizes.items()}
+    found = []
+    for each in crossings:
+        follows = bool(each.inferred) and is_one
+        text = _with_sizes(each.inferred, others) if follows else each.declared
+        parts = re.findall(_SHAPE, text) or ["?"] * len(each.models)
+        models = each.models if len(parts) == len(each.models) else ("",) * len(parts)
+        for at, slot in enumerate(models):
+            if slot in sizes:
+                parts[at] = f"[{sizes[slot]}]"
+        # Others that have the size of a model are parameters, too, which an op had in its hands.
+        known = by_size if follows else {}
+        named = tuple(s or known.get(part, "") for s, part in zip(models, parts, strict=True))
+        shape = ", ".join(parts) if any(part != "?" for part in parts) else ""
+        found.append(replace(each, shape=shape, models=named if any(named) else ()))
+    return tuple(found)
+
+
+def with_size(shapes: str, size: int, other: int) -> str:
+    """Return shapes in which all axes of a length have another one."""
+    return _with_sizes(shapes, {size: other})
+
+
+def _with_sizes(shapes: str, moved: Mapping[int, int]) -> str:
+    return _NUMBER.sub(lambda found: str(moved.get(int(found[0]), found[0])), shapes)
+
+
+def unrunnable(
+    sizes: Mapping[str, int], expected: Mapping[str, ModelSize]
+) -> dict[str, tuple[int, int]]:
+    """Return models with which the program can't be run: by slot, their size and the fixed one."""
+    return {
+        slot: (size, expected[slot].parameters)
+        for slot, size in sizes.items()
+        if slot in expected and expected[slot].fixed and expected[slot].parameters != size
+    }
+
+
 def _declared(main: Function, value: str) -> Sequence[Dim] | None:
     declared = main.types.get(value)
     if declared is None or declared.shape is None:
@@ -188,20 +362,25 @@ def _declared(main: Function, value: str) -> Sequence[Dim] | None:
 
 
 def encode_crossings(crossings: Sequence[Crossing]) -> bytes:
-    """Return the encoded form; without texts where they are too long, empty where even that is."""
+    """Return the encoded form; with fewer texts where they are too long.
+
+    The shapes are the first to go, then all texts; empty where even that is too long.
+    """
     if len(crossings) > MAX_CROSSINGS:
         return b""
-    rows = [
-        [
-            *(each.site, _SENDS * each.sends + _TAKES * each.takes, KINDS.index(each.kind)),
-            *(_clipped(each.port), _clipped(each.receiver), _typed(each)),
-        ]
-        for each in crossings
-    ]
-    raw: bytes = msgpack.packb(rows)
-    if len(raw) > MAX_CROSSINGS_BYTES:
-        raw = msgpack.packb([[*row[:3], "", "", ""] for row in rows])
+    for sizes, texts in ((True, True), (False, True), (False, False)):
+        raw: bytes = msgpack.packb([_row(each, sizes=sizes, texts=texts) for each in crossings])
+        if len(raw) <= MAX_CROSSINGS_BYTES:
+            break
     return raw
+
+
+def _row(each: Crossing, *, sizes: bool, texts: bool) -> list[object]:
+    named = (_clipped(each.port), _clipped(each.receiver), _typed(each, sizes=sizes))
+    return [
+        *(each.site, _SENDS * each.sends + _TAKES * each.takes, KINDS.index(each.kind)),
+        *(named if texts else ("", "", "")),
+    ]
 
 
 def _clipped(text: str) -> str:
@@ -212,10 +391,10 @@ def _clipped(text: str) -> str:
     return text
 
 
-def _typed(each: Crossing) -> str:
+def _typed(each: Crossing, *, sizes: bool) -> str:
     """Return the text for the type; without the shape where both are too long."""
     text = _clipped(each.sized_type)
-    return text if text == each.sized_type else _clipped(each.type)
+    return text if sizes and text == each.sized_type else _clipped(each.type)
 
 
 @lru_cache(maxsize=_KEPT_VERSIONS)
@@ -293,7 +472,9 @@ class Disagreement:
 
     `sent` is the type that the sending side sends, `taken` that which the other takes; None: it has
     no such port. `ours` says if it is this side that sends. Both have the declared shape where
-    there is one; `sized` is True where nothing but that differs, so that the value is sent.
+    there is one; `sized` is True where nothing but that differs. `models` are the parameters of
+    the other's model and of ours where it is these that cross, and their numbers differ.
+    `inferred`: our size follows from that of a model, and is no word of the author's on this port.
     """
 
     port: str
@@ -303,9 +484,15 @@ class Disagreement:
     sent: str
     taken: str | None
     sized: bool = False
+    models: tuple[int, int] | None = None
+    site: int = 0
+    inferred: bool = False
 
     def __str__(self) -> str:
         """Return it as one line, for people."""
+        if self.models is not None:
+            theirs, ours = self.models
+            return f"its model has {theirs:,} parameters, ours has {ours:,}"
         kind = "" if self.kind == "send" else f"{self.kind} "
         start = f"{kind}port {shown(self.port or '?')} of class {shown(self.receiver or '?')}: "
         sender, taker = ("we send", "it takes") if self.ours else ("it sends", "we take")
@@ -347,12 +534,72 @@ def _unmatched(
         if same is not None and shapes_fit(each.shape, same.shape):
             continue
         other = same or (named.get(each.counterpart) if each.port else None)
+        own, its = (each, same) if ours else (same, each)
+        models = None if own is None or its is None else _models(its, own)
         yield Disagreement(
             port=each.port, receiver=each.receiver, kind=each.kind, ours=ours,
             sent=each.sized_type if same else each.type,
             taken=None if other is None else other.sized_type if same else other.type,
-            sized=same is not None,
+            sized=same is not None, site=each.site, models=models,
+            inferred=models is not None or (own is not None and own.shape != own.declared),
         )  # fmt: skip
+
+
+def _models(theirs: Crossing, ours: Crossing) -> tuple[int, int] | None:
+    """Return the parameters of the models on both sides of a crossing, where these differ."""
+    pairs = zip(
+        ours.models, re.findall(_SHAPE, ours.shape), re.findall(_SHAPE, theirs.shape), strict=False
+    )
+    for slot, one, other in pairs:
+        lengths = [text[1:-1] for text in (other, one)]
+        if slot and one != other and all(map(_SIZE.fullmatch, lengths)):
+            return int(lengths[0]), int(lengths[1])
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfit:
+    """The work that a peer can't do with this node, because sizes do not fit.
+
+    `suffixes` are sites that this node sends nothing to; `classes` those of the peer's for which it
+    is chosen no more, as its model is another; `reason` is one line.
+    """
+
+    classes: tuple[str, ...]
+    suffixes: tuple[bytes, ...]
+    reason: str
+
+
+def unfit(
+    ours: Sequence[Crossing], our_classes: Collection[str],
+    theirs: Sequence[Crossing] | None, their_classes: Sequence[str],
+) -> Unfit | None:  # fmt: skip
+    """Return what two sides can't do with each other for the sizes that they state; or None."""
+    found = disagreements(ours, our_classes, theirs, their_classes)
+    found = tuple(each for each in found if each.sized)
+    if not found:
+        return None
+    requests = {each.port: each for each in ours if each.sends and each.kind == "request"}
+    classes: list[str] = []
+    suffixes: list[bytes] = []
+    for each in found:
+        asked = requests.get(each.port) if each.kind == "response" and not each.ours else None
+        # A peer that sends without being asked does not say which of its classes does.
+        to: Sequence[str] = their_classes
+        if each.ours:
+            to, site = (each.receiver,), each.site
+        elif asked is not None:
+            to, site = (asked.receiver,), asked.site
+        else:
+            site = None
+        suffixes += [] if site is None else [site_suffix(site)]
+        classes += to if each.inferred else ()
+    told = min(found, key=lambda each: (each.models is None, not each.inferred))
+    return Unfit(
+        classes=tuple(name for name in their_classes if name in classes),
+        suffixes=tuple(dict.fromkeys(suffixes)),
+        reason=f"{told}; let both run the same program{' and model' if told.inferred else ''}",
+    )
 
 
 def shapes_fit(one: str, other: str) -> bool:

@@ -80,6 +80,8 @@ OP_UNBUNDLE = "Unbundle"
 COMPILED_KEY = PREFIX + "compiled"
 COMPILED_CURRENT_VERSION = "v1"
 BINDING_PREFIX = PREFIX + "binding."
+MODEL_SIZE_PREFIX = PREFIX + "model_size."  # + slot: the parameters of its model
+MODEL_SIZE_FIXED = ",fixed"  # behind that: the program can't do with another number
 SEAL_KEY = PREFIX + "seal"  # sha256 of the compiled model without this entry
 
 # --- metadata of exported models ----------------------------------------------------
@@ -138,6 +140,9 @@ DEST_SITE_NAME_PREFIX = PREFIX + "dest_site_name."  # + input
 DEST_SUFFIX_PREFIX = PREFIX + "dest_suffix."  # + input; an attribute, multiaddr bytes
 SITE_ID_KEY = PREFIX + "site_id"  # decimal NodeSiteId, on Recv-flavoured nodes
 CROSSING_TYPE_KEY = PREFIX + "crossing_type"  # on both ends of a wire edge: what crosses, to read
+# On a send, where the sizes of its program's models are known: the shape of what crosses, of a
+# bundle of each part, as it is meant: of a code that of what it stands for.
+CROSSING_SHAPE_KEY = PREFIX + "crossing_shape"
 SENDER_CLASS_KEY = PREFIX + "sender_class"  # comma-joined classes that may send to a site
 TYPE_HASH_KEY = PREFIX + "type_hash"  # decimal wire hash of a Recv's payload
 RECV_SLOT_ID_KEY = PREFIX + "recv_slot_id"

@@ -11,7 +11,7 @@ happens, by its entry point, when one of them is first looked up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,23 @@ def lookup_op(domain: str, op_type: str) -> OpSpec | None:
 
 
 _NONE: Mapping[str, OpSpec] = {}
+
+# Ports of the ops of a Model that are its whole parameter vector, or of its size: [P].
+_VECTORS = frozenset({"params", "delta", "grads", "anchor", "correction"})
+
+
+def model_vectors(
+    domain: str, op_type: str, inputs: Sequence[str], outputs: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return those values that an op of a Model reads, and makes, in the size of its parameters."""
+    spec = lookup_op(domain, op_type) if domain == keys.role_domain("Model") else None
+    if spec is None:
+        return (), ()
+    read, made = (
+        tuple(v for port, v in zip(ports, values, strict=False) if v and port.name in _VECTORS)
+        for ports, values in ((spec.inputs, inputs), (spec.outputs, outputs))
+    )
+    return read, made
 
 
 def ops_of(domain: str) -> tuple[OpSpec, ...]:

@@ -136,8 +136,8 @@ class SimNode:
 
     @property
     def crossings(self) -> tuple[Crossing, ...]:
-        """All that its program sends and takes, as a peer tells it."""
-        return self.program.crossings
+        """All that it sends and takes, as a peer tells it."""
+        return self.program.crossings if self.here is None else self.here.crossings
 
     @property
     def node(self) -> Node:

@@ -394,6 +394,19 @@ def test_errors_of_the_system_are_one_line_and_others_a_traceback(
         run("version")
 
 
+def test_nothing_is_imported_before_an_interrupt_is_silent() -> None:
+    """Python shows its traceback for no longer than it must."""
+    script = (
+        "import sys; before = set(sys.modules); import bbnode.__main__; "
+        "print(*sorted(set(sys.modules) - before - {'__future__'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["bbnode", "bbnode.__main__"]
+
+
 def test_an_interrupt_while_it_imports_is_silent() -> None:
     script = """
 import signal, sys

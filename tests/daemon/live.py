@@ -27,6 +27,7 @@ from bbnode.daemon.network.dial_back import DialBack, DialBackRefused
 from bbnode.daemon.observing.events import step_to_event
 from bbnode.dsl import Graph, Module, PeerSelectorSlot, types
 from bbnode.engine import Node, install, steps
+from bbnode.ir.crossing import encode_crossings
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Hello
 from bbnode.transport.driver import Driver
@@ -36,6 +37,7 @@ from tests.patience import PATIENCE_S
 
 SERVER, CLIENT, STRANGER = (PeerId.from_seed(name) for name in ("server", "client", "stranger"))
 RTT_S = 0.0015
+SHA256 = "0" * 64  # of both nodes' artifact
 
 T = TypeVar("T")
 
@@ -133,7 +135,13 @@ def make(
     """A node that does not run yet; of the program above, unless one is given."""
     if node is None:
         node = install(compiled(), [role], peer_id=peer, seed=1)
-    backend = network.transport(peer, hello=Hello(classes=node.classes, targets=node.targets))
+    hello = Hello(
+        artifact_sha256=SHA256,
+        classes=node.classes,
+        targets=node.targets,
+        crossings=encode_crossings(node.crossings),
+    )
+    backend = network.transport(peer, hello=hello)
     live: Live
     driver = Driver(node, backend, observe=lambda step: live.observe(step))
     resolved = sources.resolve(
@@ -164,7 +172,7 @@ def make(
 
     plane = ControlPlane(
         resolved,
-        artifact_sha256="0" * 64,
+        artifact_sha256=SHA256,
         artifact_targets=node.targets,
         node=node,
         backend=backend,
@@ -188,9 +196,13 @@ async def running(
     client: bool = True,
     limits: ControlLimits | None = None,
     node: Node | None = None,
+    others: Node | None = None,
     **flags: Any,
 ) -> AsyncIterator[Live]:
-    """The server, ready, and by default connected with its client."""
+    """The server, ready, and by default connected with its client; both of a program of ours.
+
+    `node` and `others` are the server's and the client's of another one.
+    """
     network = MemoryNetwork()
     folder = tmp_path / "server"
     server = make(network, SERVER, "server", folder, limits=limits, node=node, **flags)
@@ -202,7 +214,7 @@ async def running(
             await nursery.start(server.plane.run)
             server.plane.host.phase = "ready"
             if client:
-                other = make(network, CLIENT, "client", tmp_path / "client")
+                other = make(network, CLIENT, "client", tmp_path / "client", node=others)
                 await nursery.start(other.backend.run)
                 await nursery.start(other.driver.run)
                 other.backend.keep_connected(SERVER, server.backend.listen_addresses())

@@ -35,15 +35,18 @@ from bbnode.daemon.join.folder import folder
 from bbnode.daemon.join.invitation import read_source
 from bbnode.daemon.join.prepare import JoinOptions, prepare
 from bbnode.daemon.lifecycle import assembly
+from bbnode.daemon.upgrade.candidate import make_candidate
 from bbnode.daemon.upgrade.offers import UpgradedNode, Upgrades
 from bbnode.daemon.upgrade.releases import read_release, release_file
 from bbnode.dsl import Graph, Module, PeerSelectorSlot, types
 from bbnode.ir.peer import PeerId
+from bbnode.programs import FederatedTraining
 from bbnode.transport.base import ConnectionClosed, ConnectionOpened, Direction, Hello
 from bbnode.transport.identity import load_identity
 from tests.daemon.inviting import OWNER, Inviter, inviting
 from tests.daemon.live import in_thread
 from tests.patience import PATIENCE_S
+from tests.programs.files import compiled
 
 
 class Ask(Module):
@@ -447,3 +450,26 @@ def test_a_release_is_of_one_network_and_one_artifact() -> None:
     for cut in range(len(release.raw)):
         with pytest.raises(ReleaseRefused):
             open_release(release.raw[:cut], OWNER.peer_id, OLD_SHA256)
+
+
+def test_it_says_which_sizes_are_others(tmp_path: Path) -> None:
+    """A model with another layer: its peers of before do no work with it."""
+    small, large = (
+        serialize(compiled(FederatedTraining(model=(4, width, 3), evaluate="none")))
+        for width in (5, 6)
+    )
+    (tmp_path / "artifact.onnx").write_bytes(small)
+    new = tmp_path / "new.onnx"
+    new.write_bytes(large)
+    file = tmp_path / "node.toml"
+    file.write_text(
+        '[node]\nstate_dir = "state"\n[artifact]\npath = "artifact.onnx"\ntargets = ["client"]\n'
+    )
+    resolved = sources.resolve(file, environ={})
+    shown = make_candidate(resolved, parse_artifact(large, "new"), new).as_json()
+    assert shown["resized"] == {
+        "slot local": "43 parameters before, 51 now",
+        "request port round of class client": "[43] before, [51] now",
+        "response port round of class server": "[43], ? before, [51], ? now",
+    }
+    assert not make_candidate(resolved, parse_artifact(small, "new"), new).resized

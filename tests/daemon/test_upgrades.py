@@ -15,17 +15,21 @@ from onnx import ModelProto
 
 from bbnode.compiler import Compiler
 from bbnode.components import ConnectedView, ConstantView
+from bbnode.daemon.control import views
 from bbnode.daemon.network.versions import VersionWatch, other_versions
 from bbnode.daemon.paths import StorageError
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.checkpoint import Checkpoint, restore_or_install
 from bbnode.dsl import Graph, IndexSlot, Module, PeerSelectorSlot, types
-from bbnode.engine import Node, install
+from bbnode.engine import Node, install, steps
 from bbnode.engine.errors import SnapshotRefused, StateRefused
 from bbnode.ir.crossing import encode_crossings
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
+from bbnode.programs import FederatedTraining
 from bbnode.transport.base import ConnectionOpened, Direction, Hello, PeerInfo
+from tests.daemon.live import CLIENT, SERVER, running
+from tests.programs.files import compiled
 from tests.sim.programs import SlowNotes
 from tests.sim.versions import version, version_crossings
 
@@ -366,3 +370,56 @@ def test_a_disagreement_is_logged_and_published_once(
     assert caplog.text.count("a version that disagrees") == 1
     comes(hello_of("renamed_port", sha256="c" * 64))  # upgraded again, and no better
     assert len(events) == 2
+
+
+@cache
+def trained(width: int) -> ModelProto:
+    return compiled(FederatedTraining(model=(4, width, 3), evaluate="none"))
+
+
+def install_trained(width: int, role: str, peer: PeerId) -> Node:
+    config = {"data": {"path": "none.npz"}} if role == "client" else {}
+    return install(trained(width), [role], peer_id=peer, config=config)
+
+
+@pytest.mark.parametrize("sha256", [OLD, NEW])
+def test_a_model_of_another_size_is_listed_whichever_version_it_is_of(
+    sha256: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    node, other = install_trained(5, "server", ME), install_trained(6, "client", OTHER)
+    hello = Hello(
+        artifact_sha256=sha256, classes=("client",), crossings=encode_crossings(other.crossings)
+    )
+    (found,) = other_versions(node, OLD, [info(hello)])
+    assert (found.version, found.differs) == (
+        sha256[:8], ("its model has 51 parameters, ours has 43",),
+    )  # fmt: skip
+    events: list[Any] = []
+    opened = ConnectionOpened(
+        peer=OTHER, address=Multiaddr("/memory/2"), direction=Direction.INBOUND, hello=hello
+    )
+    VersionWatch(node, OLD, events.append).heard(opened)
+    # Of one version the engine says it, when it leaves the peer out.
+    assert len(events) == ("a version that disagrees" in caplog.text) == (sha256 == NEW)
+
+
+async def test_a_model_of_another_size_is_shown(tmp_path: Path) -> None:
+    node, other = install_trained(5, "server", SERVER), install_trained(6, "client", CLIENT)
+    why = "its model has 51 parameters, ours has 43; let both run the same program and model"
+    async with running(tmp_path, node=node, others=other) as server:
+        host = server.plane.host
+        (peer,) = views.peers(host)
+        assert peer["not_ready"] == why
+        (shown,) = views.versions(host)
+        assert shown["differs"] == ["its model has 51 parameters, ours has 43"]
+        checks = {each["check"]: (each["ok"], each["detail"]) for each in views.health(host)}
+        assert checks["peers"] == (False, f"not ready: {CLIENT.short}: {why}")
+        ok, detail = checks["versions"]
+        assert not ok
+        assert detail.endswith(f"; that disagree: {CLIENT.short}: {shown['differs'][0]}")
+        said = [s for s in server.seen if isinstance(s, steps.Telemetry)]
+        assert [(s.name, s.attributes["reason"]) for s in said] == [("peer.not_ready", why)]
+        assert node.connected_peers("client") == ()
+    assert [each.reason for each in other.peers_not_ready().values()] == [
+        "its model has 43 parameters, ours has 51; let both run the same program and model"
+    ]

@@ -20,6 +20,7 @@ from bbnode.ir.crossing import (
     encode_crossings,
     not_taken,
     shapes_fit,
+    unfit,
 )
 from bbnode.ir.errors import DecodeError
 from tests.sim.versions import version_crossings
@@ -239,3 +240,23 @@ def test_sites_without_texts_still_decide(change: Callable[[Crossing], Crossing]
     assert not_taken(server, told, ["client"]) == not_taken(server, client, ["client"])
     (line,) = disagreements(server, ["server"], told, ["client"])
     assert "we send Tensor.FLOAT" in str(line)
+
+
+@given(CROSSINGS, st.lists(st.text(max_size=30), max_size=20))
+def test_whatever_a_peer_states_is_compared(ours: tuple[Crossing, ...], told: list[str]) -> None:
+    texts = [*told, "T of [²]", "T of [" + "9" * 40 + "]", "T of [-1]", "T of ?, [3]"]
+    theirs = tuple(
+        replace(each, sends=each.takes, takes=each.sends, type=text)
+        for each, text in zip(ours, texts, strict=False)
+    )
+    theirs = decode_crossings(encode_crossings(theirs)) or ()
+    sized = [replace(each, shape="[3]", inferred="[3]", models=("m",)) for each in ours]
+    found = unfit(sized, ["r", *(e.receiver for e in ours)], theirs, ["r"])
+    assert found is None or found.reason.isprintable()
+
+
+def test_shapes_go_before_all_texts_do() -> None:
+    many = tuple(made(i, type="Tensor.FLOAT", shape="[1250], " * 20 + "?") for i in range(120))
+    found = decode_crossings(encode_crossings(many))
+    assert found is not None
+    assert {(each.port, each.type, each.shape) for each in found} == {("p", "Tensor.FLOAT", "")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from bbnode.compiler import Compiler
 from bbnode.dsl import Module
+from bbnode.sim import SimNode
 
 FEATURES = 4
 CLASSES = 3
@@ -17,6 +19,12 @@ _RULE = np.random.default_rng(0).normal(size=(FEATURES, CLASSES))
 
 def compiled(program: Module) -> ModelProto:
     return Compiler().bind_all(program.bindings()).compile(program.build())
+
+
+def stating_nothing(*nodes: SimNode) -> None:
+    """Connect nodes as those of an earlier release, which do not say what they send and take."""
+    for one, other in permutations(nodes, 2):
+        one.node.peer_connected(other.peer_id, other.classes, (other.address,), None)
 
 
 def examples(folder: Path, name: str, count: int, *, seed: int, numbers: bool = False) -> str:

@@ -14,7 +14,7 @@ from bbnode.components.gossip import topology
 from bbnode.dsl import BadArgument
 from bbnode.programs import DecentralizedSGD, MoshpitAveraging, MoshpitTraining
 from bbnode.sim import MS, LinkModel, Network, SimNode
-from tests.programs.files import CLASSES, FEATURES, compiled, examples
+from tests.programs.files import CLASSES, FEATURES, compiled, examples, stating_nothing
 from tests.programs.strategies.federation import SOFTMAX, Client, close
 
 TRAINING = {name: value for name, value in SOFTMAX.items() if name not in ("clients", "evaluate")}
@@ -173,6 +173,8 @@ def test_a_neighbour_with_weights_of_another_model_is_refused(tmp_path: Path) ->
     np.savez(tmp_path / "small.npz", x=np.ones((9, 1), np.float32), y=np.zeros(9, np.int64))
     small = {"data": {"path": str(tmp_path / "small.npz")}}
     liar = net.add("liar", lies, ["peer"], config=small)
+    net.run_until_idle()
+    stating_nothing(honest, liar)
     for node in (honest, liar):
         node.invoke("peer", {"tick": values.TRIGGER})
     net.run_until_idle()

@@ -29,7 +29,7 @@ from bbnode.dsl import BackendSlot, BadArgument, Graph, ModelSlot, Output
 from bbnode.programs import FederatedSGD, FederatedTraining, GossipTraining, TrainingProgram
 from bbnode.sim import Network, SimNode
 from tests.components.fakes import CTX, onnx_model
-from tests.programs.files import CLASSES, FEATURES, compiled, examples, linear
+from tests.programs.files import CLASSES, FEATURES, compiled, examples, linear, stating_nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +193,8 @@ def test_a_neighbour_with_weights_of_another_size_is_refused(tmp_path: Path) -> 
     np.savez(tmp_path / "small.npz", x=np.ones((9, 1), np.float32), y=np.zeros(9, np.int64))
     small = {"data": {"path": str(tmp_path / "small.npz")}}
     liar = net.add("liar", compiled(Liar()), ["peer"], config=small)
+    net.run_until_idle()
+    stating_nothing(honest, liar)
     liar.invoke("peer", {"tick": values.TRIGGER})
     net.run_until_idle()
     assert [failure.kind for failure in honest.failures()] == ["ContributionRefused"]

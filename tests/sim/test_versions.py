@@ -93,3 +93,24 @@ def test_a_peer_that_comes_back_upgraded_is_sent_to_again() -> None:
     server.invoke("server", {"x": X})
     net.run_until_idle()
     assert len(server.seen(steps.PeerResolveFailed)) == 2
+
+
+def test_a_port_of_another_declared_size_is_left_out_and_the_rest_works() -> None:
+    net = Network(0)
+    server = net.add("server", version("sized"), ["server"])
+    client = net.add("client", version("sized", "resized"), ["client"])
+    net.run_until_idle()
+    server.invoke("server", {"x": np.zeros(4, np.float32)})
+    net.run_until_idle()
+    missed = server.seen(steps.PeerResolveFailed)
+    assert {step.peer for step in missed} == {client.peer_id}
+    assert all(
+        step.reason
+        == "size: response port 'ask' of class 'server': it sends Tensor.FLOAT of [5], we take "
+        "Tensor.FLOAT of [4]; let both run the same program"
+        for step in missed
+    )
+    assert not server.seen(steps.WireReceiveFailed)
+    assert server.node.connected_peers("client") == (client.peer_id,)
+    assert server.node.peers_not_ready() == {}
+    assert len(client.seen(steps.PeerResolveFailed)) == 1  # "update", which the server takes of [4]

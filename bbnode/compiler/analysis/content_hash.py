@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
+from bbnode.ir import keys
 from bbnode.ir.graph import Attribute, Function, OpNode
 from bbnode.ir.onnx_file import attribute_content
 
@@ -73,10 +74,13 @@ def _framed(data: bytes) -> bytes:
 
 
 def _said_by(node: OpNode, prints: AttributePrints) -> tuple[object, ...]:
-    """All that a node says, but where its source stood."""
+    """All that a node says, but where its source stood, and what follows from slots' settings."""
+    metadata = sorted(node.metadata.items())
+    if keys.CROSSING_SHAPE_KEY in node.metadata:
+        metadata = [entry for entry in metadata if entry[0] != keys.CROSSING_SHAPE_KEY]
     return (
         *(node.op_type, node.domain, node.overload, node.name, node.doc_string),
-        *(node.inputs, node.outputs, node.after, sorted(node.metadata.items())),
+        *(node.inputs, node.outputs, node.after, metadata),
         prints.content(node.attributes) if node.attributes else (),
         _text(node.extras) if node.extras else "",
     )

@@ -6,13 +6,16 @@ value have to agree; a length says more than a name, and a name more than nothin
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from bbnode.compiler.analysis.signatures import versions_of
 from bbnode.compiler.errors import ShapeContradiction, Where
 from bbnode.compiler.typing import onnx_types
 from bbnode.compiler.typing.onnx_types import MAX_INFERRED_ELEMENTS, InferenceFailed
+from bbnode.components.contracts import ModelShapes
 from bbnode.ir import keys, opset, types
 from bbnode.ir.graph import (
     Function,
@@ -78,6 +81,14 @@ def sends_by_port(nodes: Iterable[OpNode]) -> dict[str, list[OpNode]]:
     return {node.name: members for members in ports.values() for node in members}
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A part of a value: its shape, and if it is there as a code of that."""
+
+    shape: Shape | None
+    is_code: bool
+
+
 class FunctionShapes:
     """The shapes of one function's values; `solve` finds them.
 
@@ -85,7 +96,14 @@ class FunctionShapes:
         found: by value, as far as they are known.
     """
 
-    def __init__(self, function: Function, program: Program) -> None:
+    def __init__(
+        self, function: Function, program: Program, models: Mapping[str, ModelShapes] | None = None
+    ) -> None:
+        """Begin with what is declared.
+
+        `models` are the shapes of models, by slot: with them shapes are followed over codecs
+        and bundles too, so that `crossing` can say what is sent.
+        """
         self.function = function
         self.found: dict[str, Shape] = {
             name: declared.shape
@@ -93,6 +111,9 @@ class FunctionShapes:
             if declared.shape is not None
         }
         self._constants: dict[str, Tensor] = {}
+        self._models = models or {}
+        # Of what is no tensor of its own: of a code what it stands for, of a bundle its parts.
+        self._held: dict[str, tuple[_Held, ...]] = {}
         self._versions = versions_of(function, program)
         self._ir_version = program.ir_version
 
@@ -150,6 +171,9 @@ class FunctionShapes:
         if node.op_type == "Constant" and value is not None and isinstance(value.value, Tensor):
             self._constant(node, value.value)
             return
+        if self._models:
+            self._of_models(node)
+            self._holds(node)
         read: dict[str, list[str]] = {}
         for port, name in zip(spec.inputs, node.inputs, strict=False):
             if isinstance(port.type, str) and name:
@@ -160,7 +184,57 @@ class FunctionShapes:
             if len(sources) == 1 and name:
                 self._pass_on(node, sources[0], name)
 
+    def _of_models(self, node: OpNode) -> None:
+        """Ops of a model whose shapes are known: vectors, outputs, gradients by inputs."""
+        shapes = self._models.get(node.metadata.get(keys.SLOT_KEY, ""))
+        if shapes is None or node.domain != keys.role_domain("Model"):
+            return
+        vectors = opset.model_vectors(node.domain, node.op_type, node.inputs, node.outputs)
+        for name in itertools.chain(*vectors):
+            self._take(node, name, (shapes.parameters,))
+        if node.op_type == "Forward":
+            self._take(node, node.outputs[0], shapes.output)
+        elif node.op_type == "GradientWithInput" or node.attr("to_input"):
+            self._take(node, node.outputs[1], self.found.get(node.inputs[0]))
+
+    def _holds(self, node: OpNode) -> None:
+        """Ops of codecs, and of bundles."""
+        source, *_ = (*node.inputs, "")
+        if node.domain == keys.role_domain("Codec") and node.outputs:
+            if node.op_type == "Encode":
+                self._held[node.outputs[0]] = (_Held(self.found.get(source), is_code=True),)
+            elif node.op_type == "Decode" and len(self._held.get(source, ())) == 1:
+                self._take(node, node.outputs[0], self._held[source][0].shape)
+        elif node.domain == keys.COMPOSITE_DOMAIN and node.op_type == keys.OP_BUNDLE:
+            parts = tuple(map(self._part, node.inputs))
+            self._held.update((name, parts) for name in node.outputs)
+        elif node.domain == keys.COMPOSITE_DOMAIN and node.op_type == keys.OP_UNBUNDLE:
+            for name, part in zip(node.outputs, self._held.get(source, ()), strict=False):
+                if part.is_code:
+                    self._held[name] = (part,)
+                else:
+                    self._take(node, name, part.shape)
+
+    def _part(self, name: str) -> _Held:
+        held = self._held.get(name, ())
+        return held[0] if len(held) == 1 else _Held(self.found.get(name), is_code=False)
+
+    def crossing(self, value: str) -> str:
+        """Return the shape of what a send sends as text, of a bundle of each part; "" for none."""
+        parts = self._held.get(value) or (self._part(value),)
+        if all(part.shape is None for part in parts):
+            return ""
+        # A name may be any text, and only lengths are compared.
+        return ", ".join(
+            "?"
+            if part.shape is None
+            else shape_text([axis if isinstance(axis, int) else None for axis in part.shape])
+            for part in parts
+        )
+
     def _pass_on(self, node: OpNode, source: str, name: str) -> None:
+        if source in self._held:
+            self._held[name] = self._held[source]
         shape = self.found.get(source)
         if shape is None:
             return

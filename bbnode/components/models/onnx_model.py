@@ -39,6 +39,7 @@ from bbnode.components.contracts import (
     DataSource,
     ListedParameter,
     Model,
+    ModelShapes,
     OpContext,
     OutputKind,
     ParameterList,
@@ -885,6 +886,26 @@ class OnnxModel(Model):
         self._params = self._checked(params, "saved parameters")
         self._local = self._checked_local(local)
         return told
+
+    def vector_size(self) -> int | None:
+        """Return the length of the parameter vector."""
+        return self.size
+
+    @classmethod
+    def shapes_of(cls, config: OnnxModelConfig) -> ModelShapes | None:
+        """Return the length of the parameter vector, and the shape of the output if it is one.
+
+        Raises AutodiffError for a model that can't be trained.
+        """
+        with _opened(config) as (model, apart):
+            graphs = _derive(config, with_own_weights(model, config.trainable, apart), apart)
+        federated = config.running_statistics == "federated"
+        tensors = (*graphs.initial, *(graphs.statistics if federated else ()))
+        size = sum(math.prod(tensor.dims) for tensor in tensors)
+        dims = [dim if isinstance(dim, int) else None for dim in graphs.output_dims]
+        if not dims or len(model.graph.output) != 1:
+            return ModelShapes(size)
+        return ModelShapes(size, (None, *dims[1:]))
 
     def output_kind(self) -> OutputKind:
         """Return what the first output is, by the loss that it was trained with."""

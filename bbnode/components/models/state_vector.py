@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from bbnode.components.contracts import Model, OpContext
+from bbnode.components.contracts import Model, ModelShapes, OpContext
 from bbnode.components.errors import ParameterMismatch, UnsupportedByModel
 from bbnode.components.registry import register_component
 from bbnode.ir import codec
@@ -47,6 +47,11 @@ class StateVector(Model):
         super().__init__(config)
         self.require(config.size >= 1, f"size is {config.size}; 1 or more")
         self._vector: Vector | None = None  # zeros
+
+    @classmethod
+    def shapes_of(cls, config: StateVectorConfig) -> ModelShapes:
+        """Return its length."""
+        return ModelShapes(config.size)
 
     def params(self, ctx: OpContext) -> Value:
         """Return the vector, read-only."""

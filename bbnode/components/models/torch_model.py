@@ -182,6 +182,11 @@ class TorchModel(OnnxModel):
         # The base asks no more of its graphs, where the methods below do not.
         self._graphs = cast(TrainingGraphs, facts)
 
+    @classmethod
+    def shapes_of(cls, config: OnnxModelConfig) -> None:  # noqa: ARG003
+        """Return None: the module is each node's own."""
+        return
+
     @offload(reads_only=True)
     def bootstrap(self, ctx: OpContext) -> None:
         """Check the data, where the program trains on them.

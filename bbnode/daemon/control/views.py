@@ -91,7 +91,7 @@ def peer_info(p: PeerInfo, now_s: float, not_ready: str) -> answers.PeerView:
 
 
 def versions(host: Host) -> list[answers.VersionView]:
-    """Return the connected peers that run another version of the program, and how it differs."""
+    """Return the connected peers with another version of the program or another model."""
     return [
         {
             "peer": str(each.peer),
@@ -200,12 +200,14 @@ def _peers_ready(host: Host) -> tuple[bool, str]:
 
 
 def _versions(host: Host) -> tuple[bool, str]:
-    others = versions(host)
-    differing = sum(bool(each["differs"]) for each in others)
+    others = other_versions(host.node, host.artifact_sha256, host.backend.peers())
+    differing = [f"{e.peer.short}: {'; '.join(e.differs)}" for e in others if e.differs]
     if not others:
         return True, "all connected peers run this version of the program"
-    detail = f"peers with another version of the program: {len(others)}; they disagree: {differing}"
-    return not differing, detail
+    count = f"peers with another version of the program or another model: {len(others)}"
+    if not differing:
+        return True, f"{count}; they agree with this one in all that crosses"
+    return False, f"{count}; that disagree: {listed(differing, SHOWN_PEERS)}"
 
 
 def _listening(host: Host) -> tuple[bool, str]:

@@ -1,7 +1,8 @@
-"""Connected peers that run another version of the program, and where it disagrees with ours.
+"""Connected peers that run another version of the program or another model, and where they differ.
 
 Rule: versions work together where their crossings agree. A disagreement is named in the log once,
-in `status` and in the metrics for as long as the peer is connected; it ends no connection.
+in `status` and in the metrics for as long as the peer is connected; it ends no connection. Two
+nodes of one version disagree where one has another model of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _REMEMBERED: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherVersion:
-    """A peer that runs another artifact; `differs` is empty where all crossings agree.
+    """A peer that runs another artifact, or this one with a model of another size.
+
+    `differs` is empty where all crossings agree.
 
     `tells` is False for a peer of an earlier release, which does not say what it sends and takes.
     """
@@ -47,21 +50,26 @@ def version_of(artifact_sha256: str) -> str:
 
 
 def other_versions(node: Node, sha256: str, peers: Iterable[PeerInfo]) -> list[OtherVersion]:
-    """Return the connected peers that run another version than this node's."""
+    """Return the connected peers that run another version than this node's, or another model."""
     found = (_compared(node, sha256, p.peer, p.hello) for p in peers)
     return [each for each in found if each is not None]
 
 
 def _compared(node: Node, sha256: str, peer: PeerId, hello: Hello) -> OtherVersion | None:
     """Return the other version that a peer runs; None where it runs the same, or no program."""
-    if hello.artifact_sha256 in ("", sha256):
+    if not hello.artifact_sha256:
         return None
     theirs = decode_crossings(hello.crossings)
-    # Types and declared sizes: what does not fit is said before a round fails on it.
     found = disagreements(node.crossings, node.classes, theirs, hello.classes)
-    lines = [str(each) for each in found[:_SHOWN]]
-    if len(found) > _SHOWN:
-        lines.append(f"and {len(found) - _SHOWN} more")
+    if hello.artifact_sha256 == sha256:
+        found = tuple(each for each in found if each.sized)
+        if not found:
+            return None
+    # Several crossings may say the same of one model.
+    every = list(dict.fromkeys(map(str, found)))
+    lines = every[:_SHOWN]
+    if len(every) > _SHOWN:
+        lines.append(f"and {len(every) - _SHOWN} more")
     return OtherVersion(
         peer=peer,
         version=version_of(hello.artifact_sha256),
@@ -89,6 +97,8 @@ class VersionWatch:
         found = _compared(self._node, self._sha256, event.peer, event.hello)
         if found is None or not found.differs or self._told.get(event.peer) == found.version:
             return
+        if found.version == version_of(self._sha256):
+            return  # for its model alone, which the engine's "peer.not_ready" tells
         self._told[event.peer] = found.version
         self._told.move_to_end(event.peer)
         if len(self._told) > _REMEMBERED:

@@ -330,7 +330,7 @@ def judge_upgrade(told: Mapping[str, Any]) -> Finding:
     ]
     if not offers and not differing:
         return _passed("nobody offers another program")
-    cure = "see `bbnode upgrade`" if offers else "give both the same version of the program"
+    cure = "see `bbnode upgrade`" if offers else "give both the same program and model"
     return _warning("; ".join((*offers, *differing)), cure)
 
 

@@ -14,15 +14,17 @@ from bbnode.components.contracts import ComponentError, Model
 from bbnode.components.errors import NotExportable
 from bbnode.components.registry import UnknownComponentType, build_config, component_class
 from bbnode.daemon import paths
-from bbnode.daemon.artifacts.artifact import Artifact
+from bbnode.daemon.artifacts.artifact import Artifact, load_artifact
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.join.plan import Plan, make_plan
 from bbnode.daemon.lifecycle import assembly
 from bbnode.daemon.state import checkpoint
+from bbnode.daemon.upgrade.switch import present
 from bbnode.engine import plan_program, saved_components
 from bbnode.engine.errors import SnapshotRefused
 from bbnode.engine.planning.program import SlotPlan
 from bbnode.ir.caps import MAX_ARTIFACT_BYTES
+from bbnode.ir.crossing import shapes_fit
 from bbnode.ir.errors import BbnodeError
 
 # An upgrade may be so many times as large as what it replaces, unless somebody agrees to more.
@@ -45,6 +47,8 @@ class Candidate:
     targets: tuple[str, ...]
     # By slot: what is taken over of the last checkpoint.
     taken_over: Mapping[str, str] = field(default_factory=dict)
+    # By slot or port: what has another size than in the present program.
+    resized: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return everything that a user has to know before it runs."""
@@ -53,6 +57,7 @@ class Candidate:
             "artifact_bytes": self.artifact.size,
             **self.plan.as_json(),
             "taken_over": dict(self.taken_over),
+            "resized": dict(self.resized),
         }
 
 
@@ -76,7 +81,38 @@ def make_candidate(resolved: ResolvedConfig, artifact: Artifact, file: Path) -> 
         plan=plan,
         targets=targets,
         taken_over=_taken_over(resolved, artifact, targets),
+        resized=_resized(resolved, artifact, targets),
     )
+
+
+def _resized(
+    resolved: ResolvedConfig, artifact: Artifact, targets: tuple[str, ...]
+) -> dict[str, str]:
+    """Return the models and ports of both programs that have another size in the new one.
+
+    A peer that runs the other program does no work with this node there.
+    """
+    given = resolved.config.artifact
+    try:
+        old = load_artifact(present(resolved), expected_sha256=given.sha256)
+        before = plan_program(old.model, list(given.targets))
+    except BbnodeError as error:
+        return {"(all)": f"unknown: {error}"}
+    now = plan_program(artifact.model, list(targets))
+    own = {slot.name for slot in now.slots}
+    found = {}
+    for slot, size in before.model_sizes.items():
+        other = now.model_sizes.get(slot, size).parameters
+        if slot in own and other != size.parameters:
+            found[f"slot {slot}"] = f"{size.parameters:,} parameters before, {other:,} now"
+    shapes = {each.counterpart: each.shape for each in before.crossings}
+    for each in now.crossings:
+        shape = shapes.get(each.counterpart, "")
+        if not shapes_fit(shape, each.shape):
+            kind = "" if each.kind == "send" else f"{each.kind} "
+            name = f"{kind}port {each.port} of class {each.receiver}"
+            found[name] = f"{shape} before, {each.shape} now"
+    return found
 
 
 def _taken_over(

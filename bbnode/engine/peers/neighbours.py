@@ -23,11 +23,13 @@ from bbnode.engine.peers.governor import BlockReason, Change, Health, PeerGovern
 from bbnode.engine.snapshot.codec import (
     PEER,
     PLAIN,
+    UNFIT,
     SnapshotReader,
     SnapshotWriter,
     many,
     mapping,
 )
+from bbnode.ir.crossing import Unfit
 from bbnode.ir.peer import PeerId
 
 
@@ -62,6 +64,7 @@ class PeersWithSelf:
 _CLASSES = mapping(PEER, many(PLAIN))
 _NOT_TAKEN = mapping(PEER, many(PLAIN))
 _NOT_READY = mapping(PEER, PLAIN)
+_UNFIT = mapping(PEER, UNFIT)
 
 
 # Why nothing is sent to a site that the peer's hello does not name.
@@ -80,6 +83,7 @@ class ConnectedPeers:
         "classes",
         "not_ready",
         "not_taken",
+        "unfit",
     )
 
     def __init__(self) -> None:
@@ -88,6 +92,8 @@ class ConnectedPeers:
         self.not_taken: dict[PeerId, frozenset[bytes]] = EMPTY
         # What peers say of themselves: classes for which they do not work now, and why.
         self.not_ready: dict[PeerId, tuple[tuple[str, ...], str]] = EMPTY
+        # Peers that state sizes which do not fit ours.
+        self.unfit: dict[PeerId, Unfit] = EMPTY
         self._snapshot: PeersSnapshot | None = None
 
     def __contains__(self, peer: object) -> bool:
@@ -112,6 +118,7 @@ class ConnectedPeers:
         self._snapshot = None
         self.not_taken.pop(peer, None)
         self.not_ready.pop(peer, None)
+        self.unfit.pop(peer, None)
         return self.classes.pop(peer, None) is not None
 
     def now_lacks(self, peer: PeerId, sites: frozenset[bytes]) -> None:
@@ -127,6 +134,16 @@ class ConnectedPeers:
         if self.not_ready is EMPTY:
             self.not_ready = {}
         self.not_ready[peer] = classes, reason
+        self._snapshot = None
+        return True
+
+    def now_unfit(self, peer: PeerId, found: Unfit) -> bool:
+        """Choose a peer for none of these classes while it is connected; False if it is not."""
+        if peer not in self.classes:
+            return False
+        if self.unfit is EMPTY:
+            self.unfit = {}
+        self.unfit[peer] = found
         self._snapshot = None
         return True
 
@@ -150,6 +167,8 @@ class ConnectedPeers:
             by_class: dict[str, list[PeerId]] = {}
             for peer in everyone:
                 not_ready = self.not_ready.get(peer, ((), ""))[0]
+                if peer in self.unfit:
+                    not_ready = (*not_ready, *self.unfit[peer].classes)
                 for name in self.classes[peer]:
                     if name not in not_ready:
                         by_class.setdefault(name, []).append(peer)
@@ -169,11 +188,12 @@ class ConnectedPeers:
             _CLASSES.save(self.classes, writer),
             _NOT_TAKEN.save(lacking, writer),
             _NOT_READY.save(self.not_ready, writer),
+            *([_UNFIT.save(self.unfit, writer)] if self.unfit else ()),
         ]
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
-        classes, lacking, not_ready = plain
+        classes, lacking, not_ready, *unfit = plain
         self.classes = _CLASSES.load(classes, reader)
         loaded_reasons = _NOT_READY.load(not_ready, reader)
         self.not_ready = {
@@ -181,6 +201,7 @@ class ConnectedPeers:
         }
         loaded = _NOT_TAKEN.load(lacking, reader)
         self.not_taken = {peer: frozenset(sites) for peer, sites in loaded.items()}
+        self.unfit = _UNFIT.load(unfit[0], reader) if unfit else EMPTY
         self._snapshot = None
 
 
@@ -252,6 +273,7 @@ class Neighbours:
         changed = self.peers.connect(peer, classes)
         self.peers.not_taken.pop(peer, None)
         self.peers.not_ready.pop(peer, None)
+        self.peers.unfit.pop(peer, None)
         if not_taken:
             self.peers.now_lacks(peer, frozenset(not_taken))
         self.peers.invalidate()
@@ -313,6 +335,9 @@ class Neighbours:
         lacking = self.peers.not_taken
         if lacking and suffix in lacking.get(peer, ()):
             return VERSION_REASON
+        unfit = self.peers.unfit.get(peer) if self.peers.unfit else None
+        if unfit is not None and suffix in unfit.suffixes:
+            return f"size: {unfit.reason}"
         governor = self.governor
         reason = governor.check_inbound(peer) if governor.denies else None
         if reason is None:

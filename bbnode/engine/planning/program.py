@@ -38,7 +38,7 @@ from bbnode.engine.planning.sites import RecvSite, ResponseSite, answer_types
 from bbnode.engine.stores import StorePlan
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
-from bbnode.ir.crossing import Crossing, crossings_of
+from bbnode.ir.crossing import Crossing, ModelSize, crossings_of, model_sizes
 from bbnode.ir.flatten import (
     ENGINE_DOMAIN,
     OP_START,
@@ -139,6 +139,7 @@ class ProgramPlan:
     digest: bytes
     name: str = ""  # of the program: its root Module's
     crossings: tuple[Crossing, ...] = ()
+    model_sizes: Mapping[str, ModelSize] = field(default_factory=dict)  # by slot, at its compile
     by_name: dict[str, TargetPlan] = field(init=False)
     classes: tuple[str, ...] = field(init=False)  # which its nodes play, in order of the targets
 
@@ -228,6 +229,7 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         digest=_digest(model, program, mains),
         name=program.name,
         crossings=crossings_of(mains, all_mains.values()),
+        model_sizes=model_sizes(program.metadata),
     )
 
 

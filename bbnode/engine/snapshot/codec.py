@@ -19,6 +19,7 @@ from bbnode.engine.ingress import ByteBudget, Charge
 from bbnode.engine.scheduler import Timer
 from bbnode.ir import codec, types
 from bbnode.ir.address import address_from_bytes
+from bbnode.ir.crossing import Unfit
 from bbnode.ir.decoding import unbounded
 from bbnode.ir.errors import BbnodeError, DecodeError
 from bbnode.ir.peer import PeerId
@@ -317,3 +318,6 @@ class RowForm(Generic[T]):
         """Make the object; ValueError for a list of another length."""
         pairs = zip(self._fields, plain, strict=True)
         return self._make(**{name: form.load(saved, reader) for (name, form), saved in pairs})
+
+
+UNFIT: RowForm[Unfit] = RowForm(Unfit, classes=many(PLAIN), suffixes=many(PLAIN), reason=PLAIN)

@@ -13,6 +13,7 @@ from bbnode.engine.snapshot.codec import (
     CHARGE,
     PEER,
     PLAIN,
+    UNFIT,
     VALUE,
     RowForm,
     SnapshotReader,
@@ -73,6 +74,11 @@ _ROWS: dict[str, tuple[type, RowForm[Any]]] = {
                 "addresses": many(ADDRESS),
                 "not_taken": many(PLAIN),
             },
+        ),
+        (
+            "unfit",
+            ev.PeerUnfit,
+            {"peer": PEER, "unfit": UNFIT},
         ),
         ("disconnected", ev.PeerDisconnected, {"peer": PEER, "reason": PLAIN, "ours": PLAIN}),
         (
