@@ -13,7 +13,6 @@ class Series(FederatedTraining):
     optimizer = "adam"
     learning_rate = 0.003
     batch = 32
-    epochs = 2
+    keep_optimizer_state = True
     clients = 3
-    weighted = False
     deadline_s = 600.0
