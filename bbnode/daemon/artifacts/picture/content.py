@@ -41,6 +41,8 @@ from bbnode.ir.slots import Binding
 
 # Beyond this nobody reads a picture, and laying it out would take minutes.
 MAX_BOXES = 1500
+# Rows that the edges pass, added up: what the layout's time grows with (8 s on one core at most).
+MAX_PASSED_ROWS = 60_000
 MAX_LISTED_OPS = 400
 # A line of a box has room for this much.
 MAX_ARGUMENTS = 4
@@ -60,7 +62,13 @@ Point = tuple[float, float]
 
 
 class PictureTooLarge(DeploymentError):
-    """The program has more ops than a picture can show."""
+    """The program has more ops, or more edges between them, than a picture can show."""
+
+    def __init__(self, found: str, most: int) -> None:
+        super().__init__(
+            f"the artifact has {found}, a picture shows at most {most}; use `bbnode inspect` "
+            "without --svg and --html, or `bbnode compile --dump-after` for the text"
+        )
 
 
 @dataclass(slots=True)
@@ -236,7 +244,7 @@ class DrawnProgram:
 def read(program: Program, *, fold: bool = True) -> DrawnProgram:
     """Return the picture's content; with `fold`, constants are lines in the boxes of their readers.
 
-    Raises PictureTooLarge above `MAX_BOXES`.
+    Raises PictureTooLarge above `MAX_BOXES`, and `layout` above `MAX_PASSED_ROWS`.
     """
     mains = mains_of(program)
     subgraphs = {f.name: f for f in program.functions if f.domain == keys.BACKEND_SUBGRAPH_DOMAIN}
@@ -245,10 +253,7 @@ def read(program: Program, *, fold: bool = True) -> DrawnProgram:
     ]
     total = sum(len(function.nodes) for function in (*mains, *bodies))
     if total > MAX_BOXES:
-        raise PictureTooLarge(
-            f"the artifact has {total} ops, a picture shows at most {MAX_BOXES}; use `bbnode "
-            "inspect` without --svg and --html, or `bbnode compile --dump-after` for the text"
-        )
+        raise PictureTooLarge(f"{total} ops", MAX_BOXES)
     bindings = bindings_of(program)
     crossings = list(wire_edges(mains))
     mains = _from_home(mains, crossings, home_of(program))
@@ -260,7 +265,7 @@ def read(program: Program, *, fold: bool = True) -> DrawnProgram:
     ]
     callers = _callers(mains, bodies)
     panels = [reader.panel(callers) for reader in readers]
-    folded = {}
+    folded: dict[str, list[str]] = {}
     if fold:
         for reader, panel in zip(readers, panels, strict=True):
             folded |= reader.fold_constants(panel)
@@ -504,7 +509,9 @@ class _Reader:
             for edge in edges:
                 values.setdefault(edge.target, []).append(_value_of(node))
         for box, shown in values.items():
-            box.lines = (*box.lines, f"{'constants' if shown[1:] else 'constant'} {', '.join(shown)}")
+            word = "constants" if shown[1:] else "constant"
+            listed = ", ".join(shown[:MAX_ARGUMENTS]) + ", …" * (len(shown) > MAX_ARGUMENTS)
+            box.lines = (*box.lines, f"{word} {listed}")
         panel.boxes = [box for box in panel.boxes if box.key not in folded]
         panel.edges = [edge for edge in panel.edges if edge.source.key not in folded]
         return folded

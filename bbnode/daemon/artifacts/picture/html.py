@@ -120,10 +120,10 @@ _PAGE = """<!DOCTYPE html>
 <input id="search" type="search" placeholder="Find an op, slot, value…" aria-label="Find">
 {fold}
 <span>
-<button id="out" title="Smaller (−)">&minus;</button>
+<button id="out" title="Smaller (-)">&minus;</button>
 <button id="percent" title="100 %, at the first ops (0)">100 %</button>
 <button id="in" title="Larger (+)">+</button>
-<button id="fit" title="All of it (F)">Fit</button>
+<button id="fit" title="All of it, or of a long program its width (F)">Fit</button>
 </span>
 <button id="help" title="Legend (?)" aria-controls="side">Legend</button>
 </header>
@@ -147,9 +147,9 @@ _PAGE = """<!DOCTYPE html>
 </main>
 <footer>
 <span>scroll or drag: move</span>
-<span><kbd>Ctrl</kbd> + scroll, <kbd>+</kbd> <kbd>−</kbd>: zoom</span>
+<span><kbd>Ctrl</kbd> + scroll, <kbd>+</kbd> <kbd>&minus;</kbd>: zoom</span>
 <span><kbd>0</kbd> 100 %</span>
-<span><kbd>F</kbd> all of it</span>
+<span><kbd>F</kbd> fit</span>
 <span>click an op: its values and settings</span>
 <span><kbd>/</kbd> find</span>
 </footer>

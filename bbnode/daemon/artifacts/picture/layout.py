@@ -5,7 +5,7 @@ bootstrap or a Module body that it calls.
 
 Rule: data flows down in curves between rows. A wire leaves its op below, runs level in the gap
 between two rows, down in the gutter beside a panel, level again, and enters its receiver from
-above; each wire has a track of its own in every gap and gutter, so no two run on one line.
+above; wires that pass the same height have tracks of their own, so no two run on one line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from bbnode.daemon.artifacts.picture import placing, text
+from bbnode.daemon.artifacts.picture import content, placing, text
 from bbnode.daemon.artifacts.picture.content import (
     Box,
     Chip,
@@ -41,6 +41,9 @@ SMALL = 12.0
 BOX_TITLE_SIZE = 14.0
 PANEL_PADDING = 26.0
 MIN_PANEL_WIDTH = 240.0
+# A longer name of a class or message is cut: it makes nothing wider.
+MAX_HEADER_WIDTH = 420.0
+MAX_LABEL_WIDTH = 300.0
 HEADER_TITLE = 56.0
 CHIP_HEIGHT = 21.0
 CHIP_GAP = 6.0
@@ -63,7 +66,7 @@ def lay_out(program: DrawnProgram, *, captioned: bool = True) -> DrawnProgram:
     """Place everything: fill in the places of all parts, and drop edges that others imply.
 
     With `captioned` there is room for the title above and for the legend below; otherwise the page
-    around the picture has both.
+    around the picture has both. Raises PictureTooLarge where edges pass too many rows.
     """
     for panel in program.panels:
         for box in panel.boxes:
@@ -128,6 +131,11 @@ def _place_rows(
     rows = [place_of[row] for row in rows[: len(boxes)]]
     for box, row in zip(boxes, rows, strict=True):
         box.row = row
+    passed = sum(rows[target] - rows[source] for source, target in every)
+    if passed > content.MAX_PASSED_ROWS:
+        raise content.PictureTooLarge(
+            f"edges that pass {passed} rows of ops", content.MAX_PASSED_ROWS
+        )
     columns = []
     for panel, members in zip(program.panels, numbers, strict=True):
         # Edges for the order are drawn where nothing else implies them.
@@ -185,6 +193,24 @@ def _gutter_of(program: DrawnProgram, wire: DrawnWire) -> int:
     return source - 1 if target < source else source
 
 
+def _gaps_of(wire: DrawnWire) -> tuple[int, int]:
+    """Return the gaps in which a wire leaves and enters, by the row below; it may be one."""
+    return wire.source.row + 1, wire.target.row
+
+
+def _lanes(program: DrawnProgram) -> dict[DrawnWire, int]:
+    """Return each wire's lane in its gutter, from 0; wires in one lane share no gap of rows."""
+    ends: dict[int, list[int]] = {}
+    found: dict[DrawnWire, int] = {}
+    for wire in sorted(program.wires, key=_gaps_of):
+        first, last = _gaps_of(wire)
+        taken = ends.setdefault(_gutter_of(program, wire), [])
+        lane = next((lane for lane, end in enumerate(taken) if end < first), len(taken))
+        taken[lane : lane + 1] = [last]
+        found[wire] = lane
+    return found
+
+
 def _place_panels(
     program: DrawnProgram, columns: Sequence[placing.Columns], *, at_least: float
 ) -> dict[int, tuple[float, float]]:
@@ -193,9 +219,10 @@ def _place_panels(
     widths: dict[int, float] = {}
     for panel, column in zip(program.panels, columns, strict=True):
         title = text.width_of(panel.title, 18, bold=True) + text.width_of("1,500 ops", SMALL) + 16
-        header = max(title, text.width_of(panel.subtitle, SMALL)) + 32
+        header = min(MAX_HEADER_WIDTH, max(title, text.width_of(panel.subtitle, SMALL)) + 32)
         width = max(MIN_PANEL_WIDTH, header, column.width + 2 * PANEL_PADDING)
         widths[panel.column] = max(widths.get(panel.column, 0.0), width)
+    lanes = _lanes(program)
     x = MARGIN
     for number in sorted(widths):
         width = widths[number]
@@ -205,9 +232,9 @@ def _place_panels(
                 for box in panel.boxes:
                     box.rect.x += x + (width - column.width) / 2
         x += width
-        wires = [wire for wire in program.wires if _gutter_of(program, wire) == number]
+        wires = [wire for wire in lanes if _gutter_of(program, wire) == number]
         labels = max((_label_width(wire) + 24 for wire in wires), default=0.0)
-        tracks = TRACK * (len(wires) + 3) if wires else 0.0
+        tracks = TRACK * (max(lanes[wire] for wire in wires) + 4) if wires else 0.0
         found[number] = (x, max(EMPTY_GUTTER, labels, tracks))
         if number < len(widths) - 1 or wires:
             x += found[number][1]
@@ -233,7 +260,7 @@ def _place_heights(
             panel.header_height = header
     boxes = [box for panel in program.panels for box in panel.boxes]
     count = max((box.row for box in boxes), default=-1) + 1
-    tracks = Counter(row for w in program.wires for row in (w.source.row + 1, w.target.row))
+    tracks = Counter(gap for wire in program.wires for gap in set(_gaps_of(wire)))
     heights = [0.0] * (count + 1)
     for box in boxes:
         pills = PILL_HEIGHT * (len(box.before) + len(box.behind))
@@ -319,9 +346,12 @@ def _draw_lines(
             drawn += [(x, rows[int(row)][1]), (x, rows[int(row)][2])]
         edge.points = (*drawn, (enters[edge], _top(edge.target)))
     used: Counter[int] = Counter()
-    lanes: Counter[int] = Counter()
+    lanes = _lanes(program)
+    last_lane: dict[int, int] = {}
+    for wire, lane in lanes.items():
+        gutter = _gutter_of(program, wire)
+        last_lane[gutter] = max(last_lane.get(gutter, 0), lane)
     labels: dict[int, list[float]] = {}
-    in_gutter = Counter(_gutter_of(program, wire) for wire in program.wires)
 
     def track(gap: int) -> float:
         used[gap] += 1
@@ -331,9 +361,10 @@ def _draw_lines(
         gutter = _gutter_of(program, wire)
         left, width = gutters[gutter]
         middle = left + width / 2
-        x = middle + TRACK * (lanes[gutter] - (in_gutter[gutter] - 1) / 2)
-        lanes[gutter] += 1
-        first, second = track(wire.source.row + 1), track(wire.target.row)
+        x = middle + TRACK * (lanes[wire] - last_lane[gutter] / 2)
+        upper, lower = _gaps_of(wire)
+        first = track(upper)
+        second = first if lower == upper else track(lower)
         wire.points = (
             *((leaves[wire], _bottom(wire.source)), (leaves[wire], first), (x, first)),
             *((x, second), (enters[wire], second), (enters[wire], _top(wire.target))),
@@ -379,7 +410,7 @@ def _top(box: Box) -> float:
 
 
 def _label_width(wire: DrawnWire) -> float:
-    return text.width_of(wire.label, LABEL_SIZE) + 2 * LABEL_PADDING
+    return min(MAX_LABEL_WIDTH, text.width_of(wire.label, LABEL_SIZE) + 2 * LABEL_PADDING)
 
 
 def _free(wanted: float, taken: list[float]) -> float:

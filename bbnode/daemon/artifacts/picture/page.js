@@ -9,7 +9,7 @@
   let svg = null, panels = [], size = null, boxes = new Map(), edges = [], chosen = null;
 
   // --- scroll and zoom: the view scrolls as any page does, so only the scale is ours -----------
-  const LEAST = 0.1, MOST = 3, STEP = 1.25;
+  const LEAST = 0.1, LEGIBLE = 0.25, MOST = 3, STEP = 1.25;
   let scale = 1, untouched = true;
   const rescale = (to) => {
     scale = to;
@@ -40,12 +40,11 @@
     const first = [...svg.querySelectorAll(".body")].map((body) => body.getBBox());
     const near = first.filter((box) => box.y + box.height < view.clientHeight);
     if (size.width <= view.clientWidth || !near.length) return;
-    let left = Math.min(...near.map((box) => box.x)), right = Math.max(...near.map((box) => box.x + box.width));
-    if (right - left > view.clientWidth - 32) {
-      const top = near.reduce((a, b) => (b.y < a.y ? b : a));
-      left = right = top.x + top.width / 2;
-    }
-    view.scrollLeft = (left + right - view.clientWidth) / 2;
+    // No further to the right than it takes to see them, or the topmost of them.
+    const left = Math.min(...near.map((box) => box.x)), right = Math.max(...near.map((box) => box.x + box.width));
+    const top = near.reduce((a, b) => (b.y < a.y ? b : a));
+    const all = right - left + 64 < view.clientWidth;
+    view.scrollLeft = (all ? right : top.x + top.width) + 32 - view.clientWidth;
   };
   const draw = (picture, frames) => {
     svg = picture;
@@ -63,7 +62,7 @@
     names.replaceChildren(...panels.flatMap((panel) => {
       const left = at.left - frame.left + panel.x * scale, top = at.top - frame.top + panel.y * scale;
       const from = Math.max(0, left), to = Math.min(view.clientWidth, left + panel.width * scale);
-      if (top + 30 * scale > 0 || top + panel.height * scale < 40 || to - from < 60) return [];
+      if ((top + 30 * scale > 0 && left > -8) || top + panel.height * scale < 40 || to - from < 60) return [];
       const label = make("div", panel.title);
       label.style.left = `${from}px`;
       label.style.maxWidth = `${to - from}px`;
@@ -105,7 +104,12 @@
   view.addEventListener("pointerup", drop);
   view.addEventListener("pointercancel", drop);
   const reopen = () => { open(); untouched = true; };
-  const fit = () => { rescale(whole()); view.scrollTo(0, 0); untouched = false; };
+  // A long program's width: all of it would be a thread.
+  const fit = () => {
+    rescale(whole() < LEGIBLE ? Math.min(1, view.clientWidth / size.width) : whole());
+    view.scrollTo(0, 0);
+    untouched = false;
+  };
   const bare = () => { side.hidden = !side.hidden; get("help").setAttribute("aria-expanded", !side.hidden); };
   const unfold = () => {
     if (pictures.length < 2) return;

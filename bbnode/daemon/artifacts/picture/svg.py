@@ -139,7 +139,9 @@ def _document(program: DrawnProgram, *, captioned: bool) -> Iterator[str]:
     yield "</defs>"
     yield f'<rect width="{w}" height="{h}" fill="{PAPER}"/>'
     if captioned:
-        yield _text(layout.MARGIN, layout.MARGIN + 22, program.name, size=22, bold=True)
+        room = program.width - 2 * layout.MARGIN
+        name = text.fit(program.name, 22, room, bold=True)
+        yield _text(layout.MARGIN, layout.MARGIN + 22, name, size=22, bold=True)
         yield _text(layout.MARGIN, layout.MARGIN + 42, summary(program), colour=SOFT_INK)
     for panel in program.panels:
         yield from _panel(panel)
@@ -157,12 +159,13 @@ def _document(program: DrawnProgram, *, captioned: bool) -> Iterator[str]:
 
 def _panel(panel: Panel) -> Iterator[str]:
     r = panel.rect
-    yield _rect(r, 10, PANEL, PANEL_LINE)
-    yield _text(r.x + 16, r.y + 25, panel.title, size=18, bold=True)
+    yield _rect(r, 10, PANEL, PANEL_LINE, kind="panel")
+    ops = text.counted(panel.ops, "op")
+    room = r.width - 48 - text.width_of(ops, layout.SMALL)
+    yield _text(r.x + 16, r.y + 25, text.fit(panel.title, 18, room, bold=True), size=18, bold=True)
     subtitle = text.fit(panel.subtitle, layout.SMALL, r.width - 30)
     yield _text(r.x + 16, r.y + 43, subtitle, colour=SOFT_INK)
-    said = text.counted(panel.ops, "op")
-    yield _text(r.x + r.width - 16, r.y + 25, said, colour=SOFT_INK, anchor="end")
+    yield _text(r.x + r.width - 16, r.y + 25, ops, colour=SOFT_INK, anchor="end")
     for chip in panel.chips:
         c = chip.rect
         line, fill = ROLE_COLOURS.get(chip.role, PLAIN)
@@ -256,7 +259,8 @@ def _wire(index: int, wire: DrawnWire) -> str:
 def _wire_label(index: int, wire: DrawnWire) -> str:
     colour, r = WIRE_COLOURS[index % len(WIRE_COLOURS)], wire.place
     at = (r.centre, r.y + 14.2)
-    label = _text(*at, wire.label, size=layout.LABEL_SIZE, colour=colour, anchor="middle")
+    shown = text.fit(wire.label, layout.LABEL_SIZE, r.width - 2 * layout.LABEL_PADDING + 0.1)
+    label = _text(*at, shown, size=layout.LABEL_SIZE, colour=colour, anchor="middle")
     return _between(wire, "edge label", wire.tooltip, _rect(r, 4, PAPER, colour) + label)
 
 
