@@ -182,7 +182,7 @@ def _show(told: dict[str, Any], *, as_json: bool, indent: int | None) -> None:
         output.json_object(told, indent=indent)
         return
     out = output.console()
-    columns = PEER_COLUMNS
+    columns: tuple[str, ...] = PEER_COLUMNS
     peers = told["peers"]
     if out.width < WIDTH_OF_PEERS:
         # In full it would wrap; its end is enough for the commands that take one.
