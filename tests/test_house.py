@@ -5,35 +5,19 @@ Rule: a fault is found here with its place, so that whoever made it can mend it 
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "bbnode"
+from tests.sources import PACKAGE, ROOT, modules, read, source_of
 
 # Docstrings say what a thing does or is. Sentences that begin so have to be turned around first.
 BAD_BEGINNING = re.compile(r"(Whether|What|Who|Whose|Whom|How|Gives?|Takes? up)\b")
 
 # Documents that are not in the repository.
 CITES_ELSEWHERE = re.compile(r"\bDESIGN\b|\bFACTS\b|\b[Ii]ssue \d+\b|\bseed `\d")
-
-
-def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def where(path: Path, line: int = 1) -> str:
@@ -46,9 +30,8 @@ def where(path: Path, line: int = 1) -> str:
 def test_no_two_classes_have_one_name() -> None:
     classes: dict[str, list[str]] = defaultdict(list)
     for path in modules().values():
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ClassDef):
-                classes[node.name].append(where(path, node.lineno))
+        for line, name in source_of(path).classes:
+            classes[name].append(where(path, line))
     twice = {name: places for name, places in classes.items() if len(places) > 1}
     assert not twice, twice
 
@@ -65,24 +48,10 @@ def imports() -> dict[str, set[str]]:
     graph = {}
     for name, path in known.items():
         # The package itself loads none of the names that it lists for type checkers.
-        found = set() if name == "bbnode" else set(_imports_of(tree_of(path), known))
-        graph[name] = found - {name}
+        loads = () if name == "bbnode" else source_of(path).loads
+        found = {full if (full := f"{m}.{n}") in known else m for m, n in loads}
+        graph[name] = (found & known.keys()) - {name}
     return graph
-
-
-def _imports_of(tree: ast.Module, known: dict[str, Path]) -> Iterator[str]:
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                yield from (m for m in (full if full in known else node.module,) if m in known)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
-        waiting.extend(ast.iter_child_nodes(node))
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -127,12 +96,9 @@ def test_a_circle_would_be_found() -> None:
 def test_docstrings_begin_with_what_a_thing_does_or_is() -> None:
     faults = []
     for path in modules().values():
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node) or ""
-                if BAD_BEGINNING.match(text):
-                    line = getattr(node, "lineno", 1)
-                    faults.append(f"{where(path, line)}: {text.splitlines()[0]}")
+        for line, text in source_of(path).docstrings:
+            if BAD_BEGINNING.match(text):
+                faults.append(f"{where(path, line)}: {text.splitlines()[0]}")
     assert not faults, "\n".join(faults)
 
 
@@ -168,16 +134,10 @@ FACES = ("bbnode.dsl", "bbnode.compiler", "bbnode.components", "bbnode.ops", "bb
 def test_examples_use_the_public_faces_alone() -> None:
     faults = []
     for path in sorted((PACKAGE / "examples").glob("*.py")):
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bbnode"):
-                if node.module not in FACES and not node.module.startswith("bbnode.examples."):
-                    faults.append(f"{where(path, node.lineno)}: {node.module}")
-            elif isinstance(node, ast.Import):
-                faults += [
-                    f"{where(path, node.lineno)}: {alias.name}"
-                    for alias in node.names
-                    if alias.name.startswith("bbnode")
-                ]
+        for line, module, names_follow in source_of(path).from_imports:
+            is_face = module in FACES or module.startswith("bbnode.examples.")
+            if module.startswith("bbnode") and not (names_follow and is_face):
+                faults.append(f"{where(path, line)}: {module}")
     assert not faults, "\n".join(faults)
 
 
@@ -194,3 +154,19 @@ def test_examples_use_the_public_faces_alone() -> None:
 )
 def test_beginnings(source: str, bad: bool) -> None:
     assert (BAD_BEGINNING.match(source) is not None) == bad
+
+
+def test_a_source_gives_its_imports_classes_and_docstrings() -> None:
+    text = (
+        '"""Head."""\nimport a\nfrom b import c\nif x:\n    from d import e\n'
+        'class K:\n    """Kind."""\n    from f import g\n'
+        "    def m(self):\n        import h\n        importlib.import_module('i')\n"
+        "class L: pass\n"
+    )
+    found = read(text, PACKAGE / "ir" / "x.py")
+    assert [name for _, name in found.imports] == ["a", "b.c", "d.e", "f.g", "h", "i"]
+    assert set(found.loads) == {("a", ""), ("b", "c"), ("d", "e"), ("f", "g")}
+    assert {(line, name) for line, name in found.classes} == {(6, "K"), (12, "L")}
+    assert [text for _, text in found.docstrings] == ["Head.", "Kind."]
+    assert (found.has_docstring, found.statements) == (True, 6)
+    assert not read("x = 1", PACKAGE / "x.py").has_docstring

@@ -6,14 +6,12 @@ Rule: a layer imports only what its row names. Imports inside functions and unde
 
 from __future__ import annotations
 
-import ast
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "bbnode"
+from tests.sources import PACKAGE, modules, read, source_of
 
 ALL_LAYERS = frozenset(
     {
@@ -97,45 +95,10 @@ ENGINE_NEVER = frozenset(
 ENGINE_THREADING_FILES = frozenset({"ingress.py", "completion.py", "completions.py"})
 
 
-def _modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
-
-
 def _layer(path: Path) -> str:
     """The layer of a file; `bbnode` itself for the file at the root of the package."""
     parts = path.relative_to(PACKAGE).parts
     return parts[0] if len(parts) > 1 else "bbnode"
-
-
-def _imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and absolute dotted name of everything a file imports, wherever it does."""
-    return _imports_of(path.read_text(encoding="utf-8"), path)
-
-
-def _imports_of(source: str, path: Path) -> Iterator[tuple[int, str]]:
-    package = ("bbnode", *path.relative_to(PACKAGE).parent.parts)
-    for node in ast.walk(ast.parse(source, str(path))):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package[: len(package) - node.level + 1]
-                base = ".".join((*parents, *([node.module] if node.module else [])))
-            # `from bbnode import ir` imports bbnode.ir: the names count as well.
-            for alias in node.names:
-                yield node.lineno, f"{base}.{alias.name}"
-        elif isinstance(node, ast.Call) and _is_dynamic_import(node):
-            argument = node.args[0] if node.args else None
-            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                yield node.lineno, argument.value
-
-
-def _is_dynamic_import(call: ast.Call) -> bool:
-    function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name in {"import_module", "__import__"}
 
 
 def _within(name: str, prefixes: tuple[str, ...]) -> bool:
@@ -189,9 +152,9 @@ def test_every_directory_is_a_layer_of_the_table() -> None:
 def test_a_layer_imports_only_what_its_row_names(layer: str) -> None:
     faults = [
         f"{path.relative_to(PACKAGE.parent)}:{line}: imports {name}: {reason}"
-        for path in _modules()
+        for path in modules().values()
         if _layer(path) == layer
-        for line, name in _imports(path)
+        for line, name in source_of(path).imports
         if (reason := _verdict(path, name)) is not None
     ]
     assert not faults, "\n".join(faults)
@@ -199,17 +162,15 @@ def test_a_layer_imports_only_what_its_row_names(layer: str) -> None:
 
 def test_every_module_states_its_rule_and_postpones_annotations() -> None:
     faults = []
-    for path in _modules():
-        if path.name.endswith("_pb2.py"):
+    for path in modules().values():
+        source = source_of(path)
+        if path.name.endswith("_pb2.py") or not source.statements:
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
         where = str(path.relative_to(PACKAGE.parent))
-        if not tree.body:
-            continue
-        if ast.get_docstring(tree) is None:
+        if not source.has_docstring:
             faults.append(f"{where}: no module docstring")
-        only_docstring = len(tree.body) == 1 and ast.get_docstring(tree) is not None
-        if not only_docstring and "__future__.annotations" not in {n for _, n in _imports(path)}:
+        only_docstring = source.statements == 1 and source.has_docstring
+        if not only_docstring and "__future__.annotations" not in {n for _, n in source.imports}:
             faults.append(f"{where}: no `from __future__ import annotations`")
     assert not faults, "\n".join(faults)
 
@@ -255,10 +216,10 @@ ACCEPTED = [
 @pytest.mark.parametrize(("file", "source"), REFUSED)
 def test_a_forbidden_import_is_found(file: str, source: str) -> None:
     path = PACKAGE / file
-    assert any(_verdict(path, name) for _, name in _imports_of(source, path))
+    assert any(_verdict(path, name) for _, name in read(source, path).imports)
 
 
 @pytest.mark.parametrize(("file", "source"), ACCEPTED)
 def test_an_allowed_import_is_not_refused(file: str, source: str) -> None:
     path = PACKAGE / file
-    assert not [name for _, name in _imports_of(source, path) if _verdict(path, name)]
+    assert not [name for _, name in read(source, path).imports if _verdict(path, name)]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from bbnode.cli import output
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from bbnode.daemon.control.client import ControlClient
 
 Act = TypeVar("Act", bound=Callable[..., Any])
+
+# A command's first sentence, whole.
+_SUMMARY_CHARS = 300
 
 DEFAULT_CONFIG = Path("node.toml")
 
@@ -115,7 +120,10 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
             options = {name: (kind, parameter.default)}
         for option, (annotation, value) in options.items():
             made[option] = inspect.Parameter(
-                option, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=annotation
+                option,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=value,
+                annotation=_with_metavar(annotation),
             )
 
     def call(**given: Any) -> Any:
@@ -129,6 +137,26 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+# The word for an option's value in --help, where the option names none; all our floats are times.
+_METAVARS = {int: "N", float: "SECONDS", str: "NAME", Path: "PATH"}
+
+
+def _with_metavar(annotation: Any) -> Any:
+    """Return an option's annotation with a word for its value instead of the name of a type."""
+    options = [each for each in getattr(annotation, "__metadata__", ()) if _is_option(each)]
+    if not options or options[-1].metavar is not None:
+        return annotation
+    kind = get_args(annotation)[0]
+    (word, *_) = (*(_METAVARS[t] for t in (kind, *get_args(kind)) if t in _METAVARS), None)
+    option = copy(options[-1])
+    option.metavar = word
+    return Annotated[kind, option]
+
+
+def _is_option(info: object) -> bool:
+    return isinstance(info, typer.models.OptionInfo)
+
+
 def _expanding(add: Callable[[Any], Any]) -> Callable[[Act], Act]:
     def decorate(function: Act) -> Act:
         add(expanded(function))
@@ -137,11 +165,24 @@ def _expanding(add: Callable[[Any], Any]) -> Callable[[Act], Act]:
     return decorate
 
 
+class WholeSentences(TyperGroup):
+    """A group whose help has the first sentence of each command, however long."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each command with its help."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, each.get_short_help_str(_SUMMARY_CHARS)) for name, each in found if each]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 class group(typer.Typer):  # noqa: N801 - called like the function that makes a command
     """A command that has commands of its own: `app = group("…")`, then `@app.command()`."""
 
     def __init__(self, help_text: str) -> None:
-        super().__init__(help=help_text, add_completion=False, rich_markup_mode=None)
+        super().__init__(
+            cls=WholeSentences, help=help_text, add_completion=False, rich_markup_mode=None
+        )
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Act], Act]:
         """Add the decorated function as a command."""

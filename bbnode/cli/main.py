@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = app(args=arguments, prog_name="bbnode", standalone_mode=False)
         sys.stdout.flush()
     except TyperException as error:
-        output.error(f"{error.format_message()} ({_help_hint(error)})")
+        output.error(f"{error.format_message().rstrip('.')} ({_help_hint(error)})")
         return error.exit_code
     except (KeyboardInterrupt, Abort):
         return exits.INTERRUPTED

@@ -11,6 +11,7 @@ import csv
 import json
 import math
 import os
+import re
 import sys
 import traceback as tb
 from collections.abc import Iterable, Mapping, Sequence
@@ -120,6 +121,15 @@ def _csv_cell(value: object) -> str:
             return str(value)
     text = printable(str(value))
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+
+
+# PeerIds in base58; the end of one tells it from others, and the commands take it.
+_PEER_ID = re.compile(r"\b[1-9A-HJ-NP-Za-km-z]{40,46}([1-9A-HJ-NP-Za-km-z]{6})\b")
+
+
+def short_peer(text: str) -> str:
+    """Return a text with each PeerId in it as its end, as in `…jo8hW9`."""
+    return _PEER_ID.sub(r"…\1", text)
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

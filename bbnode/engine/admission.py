@@ -158,10 +158,8 @@ def check_parts(value: Value, depth: int = 0) -> None:
 def _check_name(target: TakesInputs, name: str) -> None:
     if name not in target.inputs:
         known = ", ".join(target.inputs) or "none"
-        raise UnknownInput(
-            f"{target.name} has no input {name!r}{did_you_mean(name, target.inputs)}; "
-            f"it has: {known}"
-        )
+        near = did_you_mean(name, target.inputs, f"it has: {known}")
+        raise UnknownInput(f"{target.name} has no input {name!r}{near}")
 
 
 def _check_shape(target: TakesInputs, name: str, value: Value, bindings: dict[str, int]) -> None:

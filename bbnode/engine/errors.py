@@ -47,8 +47,9 @@ class UnknownTarget(InstallError):
         self.target = target
         self.known = tuple(known)
         classes = [name.split("#")[0] for name in self.known]
-        hint = did_you_mean(target, [*self.known, *classes])
-        super().__init__(f"no target {target!r}{hint}; there is: {', '.join(self.known) or 'none'}")
+        there = f"there is: {', '.join(self.known) or 'none'}"
+        hint = did_you_mean(target, [*self.known, *classes], there)
+        super().__init__(f"no target {target!r}{hint}")
 
 
 class UnreachableOps(InstallError):
@@ -432,9 +433,15 @@ def _authors_frame(traceback: TracebackType | None) -> str:
     return place
 
 
-def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `known`, or ""."""
-    if not isinstance(given, str):  # a host may give any object
-        return ""
-    near = difflib.get_close_matches(given, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def did_you_mean(given: object, known: Iterable[str], listing: str = "") -> str:
+    """Return `; did you mean 'x'?` for the nearest of `known`, or "".
+
+    `listing`, such as "it has: x, y", goes behind it, or stands alone where nothing is near.
+    """
+    # A host may give any object.
+    near = difflib.get_close_matches(given, list(known), n=1) if isinstance(given, str) else []
+    if not near:
+        return f"; {listing}" if listing else ""
+    return f"; did you mean {near[0]!r}?" + (
+        f" {listing[0].upper()}{listing[1:]}" if listing else ""
+    )

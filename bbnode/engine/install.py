@@ -184,9 +184,9 @@ def _make_components(
     plans = {slot.name: slot for slot in program.slots}
     for name in config:
         if name not in plans:
+            near = did_you_mean(name, plans, f"slots here: {', '.join(plans) or 'none'}")
             raise UnknownSlot(
-                f"the config has settings for slot {name!r}, which no installed target uses"
-                f"{did_you_mean(name, plans)}; slots here: {', '.join(plans) or 'none'}"
+                f"the config has settings for slot {name!r}, which no installed target uses{near}"
             )
     made: dict[str, Component] = {}
     order = _dependency_order(program, classes)

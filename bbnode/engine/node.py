@@ -149,10 +149,8 @@ class Node:
             if cell.slot == slot:
                 return cell
         known = [cell.slot for cell in self._rt.cells]
-        raise UnknownSlot(
-            f"this node has no slot {slot!r}{did_you_mean(slot, known)}; it has: "
-            f"{', '.join(known) or 'none'}"
-        )
+        near = did_you_mean(slot, known, f"it has: {', '.join(known) or 'none'}")
+        raise UnknownSlot(f"this node has no slot {slot!r}{near}")
 
     @property
     def incarnation(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from collections import Counter
 
 import pytest
 
@@ -38,7 +40,7 @@ def test_one_component_is_shown(name: str, capsys: pytest.CaptureFixture[str]) -
     assert main(["components", name]) == 0
     shown = capsys.readouterr().out
     assert "bbnode.ArrayDataSource  (DataSource)" in shown
-    assert "path = (required)    (str, from the node's own configuration alone)" in shown
+    assert "path = (required)    (text, from the node's own configuration alone)" in shown
     assert main(["components", name, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == "bbnode/components/1"
@@ -72,3 +74,20 @@ def test_a_broken_package_does_not_hide_the_others(
 def test_a_name_that_nothing_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["components", "ArrayDataSorce"]) == 2
     assert "did you mean 'bbnode.ArrayDataSource'" in capsys.readouterr().err
+
+
+def test_settings_are_in_the_words_of_toml_and_each_has_a_meaning_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in registry.known_types():
+        if not name.startswith("bbnode."):
+            continue
+        settings = list(component_settings(registry.component_class(name).Config))
+        meanings = Counter(each.meaning for each in settings)
+        assert not [text for text, times in meanings.items() if times > 1], name
+        assert main(["components", name]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if line[:3] != "   "]
+        keys = [line for line in lines if re.match(r"  \w+ = ", line)]
+        assert len(keys) == len(settings)
+        python = r"\b(tuple|str|int|float|bool|None|Literal|Mapping|dict|True|False)\b|\|"
+        assert not [line for line in keys if re.search(python, re.sub(r"'.*?'", "", line))], name

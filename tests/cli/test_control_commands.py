@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from rich.console import Console
 
 from bbnode.cli import exits, output, values
+from bbnode.cli.commands.status import _summary
 from bbnode.cli.main import main
 from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.config.sources import ConfigError
@@ -71,6 +73,13 @@ async def test_status(tmp_path: Path, shell: Any) -> None:
         assert lines["peers"] == "1 connected (1 client ready)"
         assert len(lines) <= 8
         assert max(map(len, out.splitlines())) <= 80
+        # What it waits for names three peers at most, by their ends, and fits a terminal.
+        peers = [str(PeerId.from_seed(number)) for number in range(5)]
+        wait = {"what": "Ask_0", "why": "responses", "whom": ", ".join(peers), "remaining_s": 60.0}
+        shown = dict(_summary({**told, "waiting": [wait]}))["waiting"]
+        ends = ", ".join(f"…{peer[-6:]}" for peer in peers[:3])
+        assert shown == f"Ask_0: responses of {ends}, 2 more, 60 s left"
+        assert len(shown) <= 70
         code, out, _ = await bb("status", "--verbose")
         for shown in (str(SERVER), str(CLIENT), "direct", "health", "rtt ms", "transport.links"):
             assert shown in out
@@ -97,12 +106,20 @@ async def test_status_follows_events_until_the_end(tmp_path: Path, shell: Any) -
     assert (second["schema"], second["event"]["type"]) == ("bbnode/event/1", "mine")
 
 
-async def test_peers(tmp_path: Path, shell: Any) -> None:
+async def test_peers(tmp_path: Path, shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as live:
         bb = shell(live)
         told = await bb.json("peers")
         assert (told["schema"], told["peers"][0]["peer"]) == ("bbnode/peers/1", str(CLIENT))
         assert str(CLIENT) in (await bb("peers"))[1]
+        # A narrow terminal shows the end of each, which `--why` takes.
+        console = Console(width=80, file=(narrow := io.StringIO()))
+        monkeypatch.setattr(output, "console", lambda: console)
+        await bb("peers")
+        monkeypatch.undo()
+        (line,) = (each for each in narrow.getvalue().splitlines() if "client" in each)
+        assert f"…{str(CLIENT)[-6:]}" in line
+        assert "direct" in line
 
         told = await bb.json("peers", "--why", CLIENT)
         assert told["schema"] == "bbnode/peer/1"
@@ -255,6 +272,9 @@ async def test_invoke(tmp_path: Path, shell: Any) -> None:
         assert (told["ok"], told["outputs"]["asked"]) == (True, [1.5, 2.5])
         file = tmp_path / "q.npy"
         np.save(file, np.float32([4, 5]))
+        code, _, err = await bb("invoke", "server")
+        assert "no value for question" in err
+        assert "-i NAME=VALUE" in one_line(err)
         code, out, _ = await bb("invoke", "server", "-i", f"question=@{file}")
         assert code == 0
         assert out.startswith("asked = [4. 5.]  (float32[2])\nanswers = answers: 1, missing: 0\n")

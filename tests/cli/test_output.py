@@ -7,8 +7,18 @@ import json
 import pytest
 
 from bbnode.cli import output
+from bbnode.ir.peer import PeerId
 
 ATTACK = "a\x1b[2Jb\x9b31mc\u202ed"
+
+
+def test_peer_ids_are_short_in_any_text() -> None:
+    peer = str(PeerId.from_seed(7))
+    end = f"…{peer[-6:]}"
+    assert output.short_peer(peer) == end
+    assert output.short_peer(f"2 of 3 came: {peer}, {peer}") == f"2 of 3 came: {end}, {end}"
+    for other in ("model", "execution 17", f"x{peer}l", "a" * 45):
+        assert output.short_peer(other) == other
 
 
 @pytest.mark.parametrize("say", [output.data, output.note, output.error])

@@ -5,24 +5,42 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from functools import cache
+from html import unescape
 from itertools import combinations, pairwise
 
+import numpy as np
 import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bbnode.daemon.artifacts.picture import PictureTooLarge, content, to_html, to_svg
-from bbnode.daemon.artifacts.picture.content import Box, DrawnProgram, Rect, read
+from bbnode.daemon.artifacts.picture.content import Box, DrawnProgram, Panel, Rect, read
 from bbnode.daemon.artifacts.picture.layout import lay_out
-from bbnode.daemon.artifacts.picture.placing import GAP, place, rows_of, without_implied
+from bbnode.daemon.artifacts.picture.placing import (
+    GAP,
+    Stacking,
+    parts_of,
+    place,
+    rows_of,
+    without_implied,
+)
+from bbnode.daemon.artifacts.picture.svg import DARK
 from bbnode.daemon.artifacts.picture.text import clean, duration, fit, width_of
+from bbnode.examples.multi_target import compile_program
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, Program
 from bbnode.ir.onnx_file import model_of, program_of
-from tests.daemon.views import federated, relay
+from tests.daemon.views import federated, relay, scaffold, store
 
-MODELS = {"federated": lambda: federated()[0], "relay": relay}
+MODELS = {
+    "federated": lambda: federated()[0],
+    "relay": relay,
+    "retrieval": cache(compile_program),
+    "scaffold": scaffold,
+    "store": store,
+}
 
 
 @pytest.fixture(params=sorted(MODELS))
@@ -43,7 +61,7 @@ def placed(graph: Program) -> DrawnProgram:
 def mains(program: Program) -> list[Function]:
     """The partitions, in the order of the picture."""
     found = [f for f in program.functions if keys.TARGET_KEY in f.metadata]
-    classes = ["server", "client", "coordinator", "worker", "relay"]
+    classes = ["server", "client", "coordinator", "worker", "relay", "door", "encoder", "store"]
     return sorted(found, key=lambda main: classes.index(main.metadata[keys.HOME_KEY]))
 
 
@@ -67,9 +85,10 @@ def whole(box: Box) -> Rect:
 
 
 def test_every_op_is_a_box_or_on_one(graph: Program) -> None:
-    found = read(graph)
-    assert [panel.ops for panel in found.panels] == [len(main.nodes) for main in mains(graph)]
-    for panel, main in zip(found.panels, mains(graph), strict=True):
+    found = read(graph, fold=False)
+    panels = [panel for panel in found.panels if "bootstrap" not in panel.subtitle]
+    assert [panel.ops for panel in panels] == [len(main.nodes) for main in mains(graph)]
+    for panel, main in zip(panels, mains(graph), strict=True):
         numbers = {box.number for box in panel.boxes}
         for index, node in enumerate(main.nodes):
             on_another = node.op_type in keys.GATE_OPS or node.op_type == keys.OP_DEADLINE_CHECK
@@ -126,9 +145,20 @@ def test_a_program_that_nobody_could_read_is_refused(monkeypatch: pytest.MonkeyP
         to_svg(federated()[0])
 
 
+def test_edges_that_nobody_could_follow_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "MAX_PASSED_ROWS", 20)
+    with pytest.raises(PictureTooLarge, match=r"edges that pass \d+ rows.*at most 20"):
+        to_html(federated()[0])
+
+
 def test_the_home_class_is_leftmost_then_those_that_it_reaches(placed: DrawnProgram) -> None:
-    classes = [panel.title for panel in placed.panels]
-    assert classes in (["server", "client"], ["coordinator", "worker", "relay"])
+    classes = [panel.peer_class for panel in placed.panels]
+    assert classes in (
+        ["server", "client"],
+        ["coordinator", "worker", "relay"],
+        ["door", "encoder", "store"],
+        ["store", "store"],
+    )
     lefts = [panel.rect.x for panel in placed.panels]
     assert lefts == sorted(lefts)
 
@@ -151,10 +181,71 @@ def test_the_legend_names_every_sign_of_the_picture_and_no_other(placed: DrawnPr
         if not box.role:
             kind = "input" if box.is_port else box.kind
             assert ("box", kind) in samples or kind == "backend"
-    lines = {edge.kind for panel in placed.panels for edge in panel.edges} | {"wire"}
-    assert {name for sign, name in samples if sign == "line"} == lines
-    assert "gate" in samples.values()
+    lines = {edge.kind for panel in placed.panels for edge in panel.edges}
+    lines |= {"wire"} if placed.wires else set()
+    assert {name for sign, name in samples if sign == "line"} >= lines
+    assert ("gate" in samples.values()) == any(box.before or box.behind for box in boxes)
     assert len({each.label for each in placed.legend}) == len(placed.legend)
+
+
+def values_in(panel: Panel) -> dict[str, str]:
+    """The line of constants in each box that has one, by the box's title."""
+    return {
+        box.title: line for box in panel.boxes for line in box.lines if line.startswith("constant")
+    }
+
+
+def test_constants_are_lines_in_the_boxes_of_their_readers() -> None:
+    program = program_of(scaffold())
+    folded, whole = read(program), read(program, fold=False)
+    assert len(folded.folded) == 8
+    assert values_in(folded.panels[0])["Slice"] == "constants [15], [30]"
+    assert not values_in(whole.panels[0])
+    for few, every in zip(folded.panels, whole.panels, strict=True):
+        assert few.ops == every.ops
+        gone = {box.key for box in every.boxes} - {box.key for box in few.boxes}
+        assert gone == {key for key in folded.folded if key in gone}
+        # Those that wait for something are a step of the program, and stay.
+        left = [box for box in few.boxes if box.title == "Constant"]
+        assert all(any(edge.target is box for edge in few.edges) for box in left)
+        assert all(edge.source.key not in gone for edge in few.edges)
+    boxes = {box.key for panel in folded.panels for box in panel.boxes}
+    for key, readers in folded.folded.items():
+        assert folded.details[key]["op"] == "Constant"
+        assert readers
+        assert set(readers) <= boxes
+    assert whole.folded == {}
+    assert whole.details == folded.details
+
+
+def test_a_constant_that_no_op_reads_or_that_is_malformed_is_drawn_or_shown_by_its_shape() -> None:
+    def constant(name: str, tensor: onnx.TensorProto) -> onnx.NodeProto:
+        return onnx.helper.make_node("Constant", [], [name], name=name, value=tensor)
+
+    def tensor(dims: list[int], raw: bytes) -> onnx.TensorProto:
+        return onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=dims, raw_data=raw)
+
+    model = federated()[0]
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    (main,) = (f for f in model.functions if any(m.value == "client" for m in f.metadata_props))
+    read_by = onnx.helper.make_node("Bundle", ["a", "b", "c"], ["all"], name="all")
+    read_by.domain = keys.COMPOSITE_DOMAIN
+    main.node.extend(
+        (
+            constant("a", tensor([2], np.array([4, 2]).tobytes())),
+            constant("b", tensor([2], b"short")),
+            constant("c", tensor([9], np.arange(9).tobytes())),
+            constant("lone", tensor([], np.array(7).tobytes())),
+            constant("out", tensor([], np.array(7).tobytes())),
+            read_by,
+        )
+    )
+    main.output.append("out")
+    found = read(program_of(model))
+    (panel,) = (each for each in found.panels if each.title == "client")
+    (box,) = (each for each in panel.boxes if found.details.get(each.key, {}).get("name") == "all")
+    assert box.lines[-1] == "constants [4, 2], int64[2], int64[9]"
+    assert [each.title for each in panel.boxes if each.title == "Constant"] == ["Constant"] * 2
 
 
 # --- layout --------------------------------------------------------------------------------
@@ -219,6 +310,42 @@ def test_wires_run_around_boxes_and_share_no_track(placed: DrawnProgram) -> None
     assert not any(covers(label, panel.rect) for label in labels for panel in placed.panels)
 
 
+def rows_of_panel(panel: Panel) -> tuple[int, int]:
+    rows = [box.row for box in panel.boxes]
+    return min(rows), max(rows)
+
+
+def test_the_second_part_of_a_class_stands_below_its_first() -> None:
+    partition, bootstrap = lay_out(read(program_of(store()))).panels
+    assert bootstrap.subtitle == "bootstrap of store, before it is ready"
+    assert (partition.rect.x, partition.rect.width) == (bootstrap.rect.x, bootstrap.rect.width)
+    assert bootstrap.rect.y > partition.rect.bottom
+    assert rows_of_panel(bootstrap)[0] > rows_of_panel(partition)[1]
+    # Two deliveries of one class: no wider than the wider one, and one below the other.
+    client = lay_out(read(program_of(scaffold()))).panels[1]
+    places = {box.lines[0]: whole(box) for box in client.boxes if box.title.startswith("Recv")}
+    first, second = places["round ← server"], places["taken ← server"]
+    assert second.y > max(whole(box).bottom for box in client.boxes if box.title == "SendResp")
+    assert abs(first.centre - second.centre) < client.rect.width / 2
+    for panel in lay_out(read(program_of(compile_program()))).panels:
+        index = {box: number for number, box in enumerate(panel.boxes)}
+        edges = [(index[edge.source], index[edge.target]) for edge in panel.edges]
+        parts = parts_of(range(len(index)), edges)
+        assert len(parts) > 1
+        heights = sorted(
+            (min(panel.boxes[b].row for b in part), max(panel.boxes[b].row for b in part))
+            for part in parts
+        )
+        assert all(upper[1] < lower[0] for upper, lower in pairwise(heights))
+
+
+def test_panels_of_a_class_that_send_back_stand_side_by_side() -> None:
+    found = read(program_of(federated()[0]))
+    for panel in found.panels:
+        panel.peer_class = "both"
+    assert [panel.column for panel in lay_out(found).panels] == [0, 1]
+
+
 edges_of = st.integers(1, 14).flatmap(
     lambda count: st.tuples(
         st.just(count),
@@ -235,6 +362,27 @@ def test_rows_lead_down_but_for_edges_that_close_a_ring(drawn) -> None:
     assert all(rows[s] < rows[t] for s, t in forward if set(edges) == set(forward))
     assert len(rows) == count
     assert min(rows) >= 0
+
+
+@given(edges_of, st.lists(st.integers(0, 3), min_size=14, max_size=14))
+def test_stacked_groups_share_no_row_unless_a_path_leads_back(drawn, groups) -> None:
+    count, edges = drawn
+    members = [[box for box in range(count) if groups[box] == group] for group in range(4)]
+    members = [group for group in members if group]
+    plain = rows_of(count, edges)
+    forward = [(s, t) for s, t in edges if plain[s] < plain[t]]
+    stacking = Stacking(count, forward)
+    upper, *others = members
+    put = [lower for lower in others[:1] if not stacking.leads_back(lower, upper)]
+    for lower in put:
+        between = stacking.put_below(upper, lower)
+        rows = stacking.rows()
+        assert max(rows[b] for b in upper) < rows[between] < min(rows[b] for b in lower)
+    stacking.stack(members)
+    rows = stacking.rows()
+    assert all(rows[s] < rows[t] for s, t in forward)
+    for lower in put:
+        assert max(rows[b] for b in upper) < min(rows[b] for b in lower)
 
 
 @given(edges_of)
@@ -280,24 +428,83 @@ def test_svg_is_well_formed_and_the_same_each_time(model: onnx.ModelProto) -> No
         assert panel.subtitle in texts
 
 
-def test_pictures_open_whole_with_their_legend(model: onnx.ModelProto) -> None:
-    """The file alone is shrunk to its window; the page fits it when it opens, and on a resize."""
-    drawn, page = to_svg(model), to_html(model)
+def legend_of(page: str) -> list[str]:
+    (section,) = re.findall(r'<section id="legend">(.*?)</section>', page, re.DOTALL)
+    rows = ET.fromstring(f"<section>{section}</section>").find("div")
+    assert rows is not None
+    return [span.text for span in rows.findall("span") if span.text]
+
+
+def test_the_picture_opens_whole_with_its_legend(model: onnx.ModelProto) -> None:
+    drawn = to_svg(model)
     (head,) = re.findall(r"<svg [^>]*>", drawn)
     assert re.search(r'viewBox="0 0 [\d.]+ [\d.]+"', head)
     assert "max-width:100%;max-height:100vh" in head
-    assert page.rstrip().endswith("</html>")
-    (script,) = re.findall(r"<script>\n(.*?)</script>", page, re.DOTALL)
-    assert script.rstrip().endswith("describe(null);\n  fit();\n})();")
-    assert "new ResizeObserver(() => { if (fitted) fit(); })" in script
-    root = ET.fromstring(drawn)
-    legend = root.find(".//*[@class='legend']")
+    legend = ET.fromstring(drawn).find(".//*[@class='legend']")
     assert legend is not None
-    labels = [each.text for each in legend if each.text]
-    (section,) = re.findall(r'<section id="legend">(.*?)</section>', page, re.DOTALL)
-    shown = ET.fromstring(f"<section>{section}</section>")
-    assert [span.text for span in shown.findall("span") if span.text] == labels
-    assert {"Model", "over the network", "gate", "sends or receives"} <= set(labels)
+    assert legend_of(to_html(model)) == [each.text for each in legend if each.text]
+
+
+def test_the_page_opens_at_100_percent_where_the_program_begins(model: onnx.ModelProto) -> None:
+    page = to_html(model)
+    assert page.rstrip().endswith("</html>")
+    head, *_ = re.findall(r"<svg xmlns[^>]*>", page)
+    (size,) = re.findall(
+        r'width="([\d.]+)" height="([\d.]+)" viewBox="0 0 ([\d.]+) ([\d.]+)"', head
+    )
+    assert size[:2] == size[2:]
+    assert ">100 %</button>" in page
+    (script,) = re.findall(r"<script>\n(.*?)</script>", page, re.DOTALL)
+    opening = script[script.index("const open = ") : script.index("const draw = ")]
+    assert opening.startswith("const open = () => {\n    rescale(1);\n    view.scrollTop = 0;")
+    # The last thing that it does; a resize does it again until somebody moves it.
+    assert script.rstrip().endswith("open();\n  view.focus({ preventScroll: true });\n})();")
+    assert "if (untouched) open();" in script
+    # Neither title nor legend takes room in the picture: the page around it has both.
+    picture = page[page.index("<svg xmlns") : page.index("</svg>")]
+    assert 'class="legend"' not in picture
+    (top,) = {float(y) for y in re.findall(r'class="panel"[^>]* y="([\d.]+)"', picture)[:1]}
+    assert top < 30
+
+
+def test_text_is_readable_where_it_opens_on_light_and_dark(model: onnx.ModelProto) -> None:
+    for drawn in (to_svg(model), to_html(model)):
+        sizes = [float(size) for size in re.findall(r'font-size="([\d.]+)"', drawn)]
+        assert min(sizes) >= 12
+    page = to_html(model)
+    assert min(float(s) for s in re.findall(r"font(?:-size)?: (?:\d+ )?([\d.]+)px", page)) >= 12
+    colours = set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]+)"', page))
+    assert colours <= set(DARK)
+    for light, dark in DARK.items():
+        assert f'svg [fill="{light}"] {{ fill: {dark}; }}' in page
+    assert page.count("prefers-color-scheme: dark") == 2
+
+
+def test_the_page_says_how_to_move_zoom_and_find(model: onnx.ModelProto) -> None:
+    page = to_html(model)
+    (footer,) = re.findall(r"<footer>(.*?)</footer>", page, re.DOTALL)
+    words = " ".join(ET.fromstring(f"<p>{unescape(footer)}</p>").itertext())
+    for word in ("scroll or drag: move", "Ctrl", "zoom", "100 %", "fit", "click an op", "find"):
+        assert word in words
+    (actions,) = re.findall(r"const act = \{(.*?)\};", page)
+    assert set(re.findall(r'<button id="(\w+)"', page)) <= set(re.findall(r"\w+", actions))
+
+
+def test_constants_are_drawn_as_boxes_on_demand() -> None:
+    page = to_html(scaffold())
+    assert ">Show 8 constants</button>" in page
+    (spare,) = re.findall(r'<template id="unfolded">(.*?)</template>', page, re.DOTALL)
+    (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page)
+    content = json.loads(data)
+    drawn, whole = page.replace(spare, ""), set(re.findall(r'data-key="([^"]+)"', spare))
+    assert set(content["folded"]) <= whole
+    assert set(re.findall(r'data-key="([^"]+)"', drawn)) == whole - set(content["folded"])
+    assert set(content["folded"]) <= set(content["details"])
+    assert set(content["folded"]) <= set(content["parts"])
+    assert [len(frames) for frames in content["drawings"]] == [2, 2]
+    without = to_html(relay())
+    assert "<template" not in without
+    assert 'id="fold"' not in without
 
 
 def test_html_loads_nothing_and_holds_all_details(model: onnx.ModelProto, graph: Program) -> None:
@@ -319,19 +526,32 @@ def test_html_loads_nothing_and_holds_all_details(model: onnx.ModelProto, graph:
             assert set(value["boxes"]) <= keys_drawn
 
 
-def test_names_of_the_program_stay_text() -> None:
-    evil = '</script><script>alert(1)</script>&"\x1b'
-    program = program_of(federated()[0])
-    program.name = evil
+EVIL = "</script></template></style></title></svg><script>alert(1)</script>&\"'\x1b{0}{title}<!--"
+
+
+@pytest.mark.parametrize("made", [lambda: federated()[0], scaffold, store])
+def test_names_of_the_program_stay_text(made) -> None:
+    program = program_of(made())
+    plain = to_html(model_of(program))
+    program.name = EVIL
     for function in program.functions:
+        if keys.HOME_KEY in function.metadata:
+            function.metadata[keys.HOME_KEY] += EVIL
         for node in function.nodes:
-            node.source_line = node.metadata[keys.PORT_KEY] = evil
+            node.name = f"{node.name}{EVIL}"
+            node.source_line = node.metadata[keys.PORT_KEY] = node.metadata[EVIL] = EVIL
     model = model_of(program)
     ET.fromstring(to_svg(model))
     page = to_html(model)
-    assert page.count("</script>") == 2
-    assert "alert(1)</script>" not in page
+    for tag in ("script", "style", "template", "title", "svg", "body"):
+        for form in (f"<{tag}", f"</{tag}>"):
+            if tag not in ("svg", "title"):  # one for each box and line
+                assert page.count(form) == plain.count(form)
+    assert "<script>alert" not in page
+    assert "<!--" not in page
     assert "\x1b" not in page
+    # A name makes nothing wider than the widest header and label.
+    assert lay_out(read(program)).width < 2 * lay_out(read(program_of(made()))).width
 
 
 def test_texts_are_cut_to_their_room() -> None:
@@ -340,4 +560,5 @@ def test_texts_are_cut_to_their_room() -> None:
     assert cut.endswith("…")
     assert width_of(cut, 12) <= 60
     assert clean("<a href='x'>\x00") == "&lt;a href=&#x27;x&#x27;&gt;�"
+    assert fit("x" * 9999, 12, 60) == fit("x" * 99, 12, 60)
     assert [duration(n) for n in (40, 250_000_000, 1_500_000_000)] == ["40 ns", "250 ms", "1.5 s"]

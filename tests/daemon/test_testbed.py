@@ -137,7 +137,7 @@ def test_counts_of_nodes(asked: str, made: dict[str, int]) -> None:
         ("client=-1", "at least 1"),
         ("client=²", "at least 1"),
         ("client=1e3", "at least 1"),
-        ("clinet=1", "no class 'clinet'; did you mean 'client'?; it has: server, client"),
+        ("clinet=1", "no class 'clinet'; did you mean 'client'? It has: server, client"),
         ("client=1,client=2", "named twice"),
         ("client+client=2", "named twice"),
         ("client=100000", "more than the 256"),
@@ -552,6 +552,7 @@ def test_the_view_shows_rounds_names_states_and_failures(terminal: bool) -> None
         coded = {"codec.raw_bytes": 400_000, "codec.code_bytes": 100_300}
         view.round_finished(row(1, responded=["A"], missing=["B"], metrics=coded))
         assert view._running == {"server": 2}
+        assert view._progress() == "round 2/2, answered by nobody yet"
         view.round_finished(row(2, ok=False, outputs={}, failures=["too few"]))
         view.value("client-0", "estimate", [1.0, 2.0])
     text = out.getvalue()

@@ -11,7 +11,7 @@ import trio.testing
 
 from bbnode.daemon.invoke.rounds import FAILED_ROUNDS, ROUND_SLACK_S
 from bbnode.daemon.observing import watch
-from bbnode.daemon.observing.doctor import CheckResult, judge_going_on
+from bbnode.daemon.observing.doctor import CheckResult, judge_progress
 from bbnode.daemon.observing.watch import LIVENESS_CHECKS, LOOK_EVERY_S, Watch, WatchTargets
 from bbnode.engine.suspensions import Waiting
 from tests.daemon.test_rounds import A, B, Bench, C, settle
@@ -276,7 +276,7 @@ def test_each_thing_is_named_once() -> None:
 @pytest.mark.parametrize(
     ("told", "verdict", "detail"),
     [
-        ({"ready": True, "reasons": [], "waiting": []}, CheckResult.PASSED, "nothing stands still"),
+        ({"ready": True, "reasons": [], "waiting": []}, CheckResult.PASSED, "nothing is stalled"),
         (
             {
                 "ready": True,
@@ -298,5 +298,5 @@ def test_each_thing_is_named_once() -> None:
     ],
 )
 def test_a_doctor_sees_it(told: dict[str, Any], verdict: CheckResult, detail: str) -> None:
-    found = judge_going_on(told)
+    found = judge_progress(told)
     assert (found.verdict, found.detail) == (verdict, detail)

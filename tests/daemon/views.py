@@ -29,6 +29,8 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.examples.federated_digits import FederatedRound
+from bbnode.programs.retrieval.store import VectorStore
+from bbnode.programs.strategies.drift import Scaffold
 
 
 class Relay(Module):
@@ -75,3 +77,17 @@ def relay() -> onnx.ModelProto:
 def federated() -> tuple[onnx.ModelProto, CompileReport]:
     program = FederatedRound()
     return compiler_for(program).compile_with_report(program.build(), explain=True)
+
+
+@cache
+def store() -> onnx.ModelProto:
+    """One class with a partition and a bootstrap."""
+    program = VectorStore()
+    return compiler_for(program).compile(program.build())
+
+
+@cache
+def scaffold() -> onnx.ModelProto:
+    """A round with constants, and with a second delivery at the class "client"."""
+    program = Scaffold(model=(4, 3), clients=2)
+    return compiler_for(program).compile(program.build())

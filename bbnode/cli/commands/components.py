@@ -5,6 +5,7 @@ Rule: a component that can't be imported is a line that says why; the others are
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import typer
@@ -88,7 +89,36 @@ def _show(name: str, as_json: bool) -> None:
         return
     output.data("\nkeys of [slots.NAME] in node.toml:")
     for each in settings:
-        default = "(required)" if each.default is None else each.default
+        default = "(required)" if each.default is None else _TOML.get(each.default, each.default)
         local = ", from the node's own configuration alone" if each.is_local else ""
-        output.data(f"  {each.name} = {default}    ({each.kind}{local})")
+        output.data(f"  {each.name} = {default}    ({_in_toml(each.kind)}{local})")
         output.data(f"      {each.meaning}")
+
+
+# Defaults as node.toml has them; a text in single quotes is TOML already.
+_TOML = {"None": "(not set)", "()": "[]", "True": "true", "False": "false"}
+# Types of Python, the longer spelling first, in the words of TOML.
+_KINDS = (
+    (r"^(?:Mapping|dict)\[.*\]", "table"),
+    (r"tuple\[(tuple\[\w+, \w+\]), \.\.\.\]", r"list of \1"),
+    (r"tuple\[(\w+), \.\.\.\]", r"list of \1"),
+    (r"tuple\[(\w+), \w+\]", r"pair of \1"),
+    (r"Literal\['(\w+)'\]", r'"\1"'),
+    (r" \| None$", ""),
+    (r" \| ", " or "),
+    (r"\bbytes or str or Path\b", "path"),
+    (r"\bstr\b", "text"),
+    (r"\bint\b", "integer"),
+    (r"\bfloat\b", "number"),
+    (r"\bbool\b", "true or false"),
+    (r"^Lora$", "table"),
+)
+
+
+def _in_toml(kind: str) -> str:
+    """Return a setting's type in the words of TOML: "list of text" for `tuple[str, ...]`."""
+    if kind.startswith('"'):  # choices
+        return kind
+    for python, words in _KINDS:
+        kind = re.sub(python, words, kind)
+    return kind

@@ -33,6 +33,7 @@ def command(
         Path | None,
         typer.Argument(
             help="Directory of the node; default: that of the file $BBNODE_CONFIG, else this one.",
+            metavar="DIR",
             show_default=False,
         ),
     ] = None,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import onnx
     from rich.console import Console
 
-NANOSECONDS_PER_MS = 1_000_000
 MAX_PARAMETERS_SHOWN = 40  # of each model; all of them with --json
 
 
@@ -113,8 +112,8 @@ def _render(description: Mapping[str, Any], out: Console, *, verbose: bool) -> N
         names = {t["name"]: t["name"] for t in targets}
     output.table(
         "targets",
-        ("target", "ops", "inputs", "outputs"),
-        [[t[key] for key in ("name", "ops", "inputs", "outputs")] for t in targets],
+        ("class" if names.keys() != set(names.values()) else "target", "ops", "inputs", "outputs"),
+        [[names[t["name"]], *(t[key] for key in ("ops", "inputs", "outputs"))] for t in targets],
         out=out,
     )
     output.table(
@@ -139,13 +138,15 @@ def _render(description: Mapping[str, Any], out: Console, *, verbose: bool) -> N
     if not verbose:
         rows = [
             [
-                edge["value"],
+                (edge["port"] or edge["value"])
+                + ": answer" * edge["op"].startswith(keys.OP_SEND_RESP),
+                edge["crosses"],
                 names.get(edge["from"], edge["from"]),
                 names.get(edge["to"], edge["to"]),
             ]
             for edge in edges
         ]
-        output.table("messages", ("value", "from", "to"), rows, out=out)
+        output.table("messages", ("message", "carries", "from", "to"), rows, out=out)
         output.note("graphs of backends, sites, deadlines and gates: --verbose")
         return
     if description["parts"]:
@@ -192,6 +193,8 @@ def _render_parameters(description: Mapping[str, Any], out: Console) -> None:
 
 
 def _edge(edge: Mapping[str, Any]) -> list[object]:
+    from bbnode.daemon.artifacts.picture.text import duration
+
     deadline = edge["deadline_ns"]
     # Where nobody gave one it is a limit of each node.
     is_open = edge["deadline_from"] == keys.DEADLINE_FROM_NOBODY
@@ -202,6 +205,6 @@ def _edge(edge: Mapping[str, Any]) -> list[object]:
         edge["to"],
         edge["site_id"],
         edge["transport"],
-        "-" if not deadline or is_open else f"{deadline / NANOSECONDS_PER_MS:g} ms",
+        "-" if not deadline or is_open else duration(deadline),
         edge["gates"],
     ]

@@ -45,6 +45,8 @@ def command(
     ] = None,
 ) -> int:
     """Start one execution of a target."""
+    from bbnode.daemon.control.errors import ControlError
+
     given = values.parse_inputs(inputs or [])
     if save and not wait:
         raise typer.BadParameter("needs the outputs: leave out --no-wait", param_hint="--save")
@@ -54,7 +56,13 @@ def command(
         body: dict[str, Any] = {"target": target, "inputs": given, "wait_s": wait_s, "exact": wait}
         if deadline_s is not None:
             body["deadline_s"] = deadline_s
-        told = client.post("/v1/invoke", body)
+        try:
+            told = client.post("/v1/invoke", body)
+        except ControlError as error:
+            if error.kind != "MissingInput":
+                raise
+            text = f"{error} (here: -i NAME=VALUE for each, or one with `bbnode emit`)"
+            raise ControlError(error.kind, text, error.status) from error
     code = values.report(told, waited_s=wait_s, as_json=node.as_json)
     if save and code == exits.OK:
         for path in files.write(told):

@@ -232,7 +232,10 @@ def show(
 @app.command("import")
 def import_(
     what: Annotated[
-        str, typer.Argument(help="A statement, a revocation list, or a file with one of them.")
+        str,
+        typer.Argument(
+            help="A statement, a revocation list, or a file with one of them.", metavar="TEXT|FILE"
+        ),
     ],
     node: RunningNode = RunningNode(),
 ) -> None:

@@ -15,6 +15,9 @@ from bbnode.cli import output
 from bbnode.cli.common import PEER_COLUMNS, RunningNode, group
 from bbnode.cli.values import peer_text
 
+# Columns of a terminal that the table of peers takes with PeerIds in full.
+WIDTH_OF_PEERS = 128
+
 PeerArgument = Annotated[
     str,
     typer.Argument(
@@ -179,8 +182,15 @@ def _show(told: dict[str, Any], *, as_json: bool, indent: int | None) -> None:
         output.json_object(told, indent=indent)
         return
     out = output.console()
-    rows = [[peer.get(name) for name in PEER_COLUMNS] for peer in told["peers"]]
-    output.table("peers", [name.replace("_", " ") for name in PEER_COLUMNS], rows, out=out)
+    columns: tuple[str, ...] = PEER_COLUMNS
+    peers = told["peers"]
+    if out.width < WIDTH_OF_PEERS:
+        # In full it would wrap; its end is enough for the commands that take one.
+        peers = [{**peer, "peer": output.short_peer(peer["peer"])} for peer in peers]
+        if not any(peer.get("queued") for peer in peers):
+            columns = tuple(name for name in columns if name != "queued")
+    rows = [[peer.get(name) for name in columns] for peer in peers]
+    output.table("peers", [name.replace("_", " ") for name in columns], rows, out=out)
     absent = [w for w in told["wanted"] if not w["connected"]]
     if absent:
         output.describe({"not connected": absent}, out=out)

@@ -17,8 +17,7 @@ import typer
 from bbnode.cli import output
 from bbnode.cli.common import PEER_COLUMNS, RunningNode
 
-# Characters of a PeerId and of a digest that tell one from another.
-SHORT_PEER_CHARS = 6
+# Characters of a digest that tell one from another.
 DIGEST_CHARS = 8
 # Peers and waits that the summary names.
 SHOWN = 3
@@ -57,7 +56,7 @@ def _summary(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the lines of the summary: a name and a text."""
     from bbnode.daemon.observing.round_table import duration, progress_text
 
-    yield "name", f"{status['name']} (…{status['peer_id'][-SHORT_PEER_CHARS:]})"
+    yield "name", f"{status['name']} ({output.short_peer(status['peer_id'])})"
     up = duration(status["uptime_s"])
     state = f"{status['phase']}, up {up}{'' if up[-1].isalpha() else ' s'}"
     yield "state", state
@@ -81,7 +80,7 @@ def _summary(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _peers(peers: Sequence[Mapping[str, Any]]) -> str:
     ready = Counter(name for peer in peers if not peer["not_ready"] for name in peer["classes"])
     unready = [
-        f"…{peer['peer'][-SHORT_PEER_CHARS:]} is not: {peer['not_ready']}"
+        f"{output.short_peer(peer['peer'])} is not: {peer['not_ready']}"
         for peer in peers
         if peer["not_ready"]
     ]
@@ -93,8 +92,12 @@ def _peers(peers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _wait(waiting: Mapping[str, Any]) -> str:
-    whom = f" for {waiting['whom']}" if waiting["whom"] else ""
-    return f"{waiting['what']}: {waiting['why']}{whom}, {waiting['remaining_s']:.0f} s left"
+    names = waiting["whom"].split(", ") if waiting["whom"] else []
+    more = len(names) - SHOWN
+    shown = [output.short_peer(name) for name in names[:SHOWN]]
+    whom = ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])
+    of_whom = f" of {whom}" if whom else ""
+    return f"{waiting['what']}: {waiting['why']}{of_whom}, {waiting['remaining_s']:.0f} s left"
 
 
 def _warnings(status: Mapping[str, Any]) -> Iterator[str]:
@@ -103,7 +106,7 @@ def _warnings(status: Mapping[str, Any]) -> Iterator[str]:
         if not check["ok"] and check["check"] not in ("phase", "peers"):
             yield f"{check['check']}: {check['detail']}"
     for offer in status.get("offers", ()):
-        peer = f"…{offer['peer'][-SHORT_PEER_CHARS:]}"
+        peer = output.short_peer(offer["peer"])
         yield (f"an upgrade is offered: program {offer['version']} by {peer}; see `bbnode upgrade`")
     upgrade = status.get("upgrade")
     if upgrade and upgrade["left"]:

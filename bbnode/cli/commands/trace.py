@@ -25,7 +25,9 @@ SHOWN_ELSEWHERE = frozenset(
 def command(
     execution: Annotated[
         int | None,
-        typer.Argument(help="Number of the execution; none: list those known.", min=0),
+        typer.Argument(
+            help="Number of the execution; none: list those known.", min=0, metavar="EXECUTION"
+        ),
     ] = None,
     node: RunningNode = RunningNode(),
     also: Annotated[
@@ -41,6 +43,8 @@ def command(
         if on is not None or execution is None:
             told = client.get("/v1/trace") if on is None else client.put("/v1/trace", {"on": on})
             _show_state(told, as_json=node.as_json)
+            if on is None and not told["tracing"]:
+                output.note("to begin: bbnode trace --on")
             return
         traces = [client.get(f"/v1/trace/{execution}")]
     requests = sorted({s["wire_req_id"] for s in traces[0]["steps"] if s.get("wire_req_id")})

@@ -42,6 +42,7 @@ def command(
         typer.Argument(
             help="package.module:Class, file.py:Class, file.py with one Module, or a compiled "
             "artifact (.onnx); default: that of pyproject.toml.",
+            metavar="PROGRAM",
             show_default=False,
         ),
     ] = None,

@@ -18,7 +18,9 @@ def command(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Methods, or parts of their names; without any: all.", show_default=False
+            help="Methods, or parts of their names; without any: all.",
+            show_default=False,
+            metavar="METHOD",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -36,7 +36,9 @@ def command(
 ) -> None:
     """Wait until a node is ready, or has enough peers."""
     if not ready and peers is None:
-        raise typer.BadParameter("say for what: --ready, --peers N, or both", param_hint="--ready")
+        raise typer.BadParameter(
+            "say what to wait for: one of them, or both", param_hint="--ready, --peers"
+        )
     if peer_class is not None and peers is None:
         raise typer.BadParameter("it goes with --peers", param_hint="--class")
     from bbnode.daemon.control.errors import ControlTimeout, NotRunning

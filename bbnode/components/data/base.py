@@ -353,12 +353,14 @@ class SplitConfig:
 
     Attributes:
         split: "all" examples, or the part for "train", "test" or "validation".
-        test_fraction, validation_fraction: parts of the examples that are held out for these
-            splits, of each class alike where labels are classes; 0 to 1, together below 1.
+        test_fraction: part of the examples that is held out for the split "test", of each class
+            alike where labels are classes; 0 to 1, with the validation fraction below 1.
+        validation_fraction: the same for the split "validation".
         split_seed: of the split. Apart from `seed`, so that runs with different seeds are
             measured on the same held-out examples.
-        shard, shards: this peer's share of the split, counted from 0, and how many there are;
-            for experiments that share one data set out.
+        shard: number of this peer's share of the split, from 0; for experiments that share one
+            data set out.
+        shards: number of shares into which the split is divided.
         partition: how it is shared out. "iid" deals shuffled examples; "shards" sorts them by
             label, cuts two pieces per peer, and deals those, so that a peer sees few classes;
             "dirichlet" gives each peer a drawn mix of classes, "quantity" a drawn number of

@@ -147,7 +147,8 @@ class StandardizedConfig(SplitConfig):
         standardize: "none"; "given": by `mean` and `std`; "federated": by the statistics of all
             peers, which a program such as `FederatedStatistics` sends, or the file `statistics`
             has. Nothing is given out before they are there.
-        mean, std: one number for each feature, or one for all: (value - mean) / std.
+        mean: subtracted from the values: one number for each feature, or one for all.
+        std: what the difference is divided by: one number for each feature, or one for all.
         statistics: path of a file (JSON) with `mean` and `std`; statistics that a program sends
             are written to it.
     """

@@ -418,7 +418,8 @@ class TextDataSourceConfig(SplitConfig):
         task: "classification": each line is an example, and has a label (a line of text begins
             with it, and a tab). "language_model": the lines follow each other, and are cut into
             blocks; the label of each token is the next one.
-        text, label: names of the fields of a JSON object.
+        text: name of the field of a JSON object that holds the text.
+        label: name of the field that holds its label.
         classes: names of the labels, in the order of their numbers; the same on all peers. Empty:
             labels are integers from 0.
         length: tokens of an example; shorter texts are padded, longer ones cut.

@@ -89,7 +89,8 @@ class HyParViewConfig(OverlayConfig):
         passive_size: peers that stand by, 2 to 1,024.
         active_walk: hops of a join until the newcomer is taken as a neighbour (ARWL), 1 to 32.
         passive_walk: hops before that end at which it is taken into a passive view (PRWL).
-        shuffle_active, shuffle_passive: peers of each view that a shuffle offers (ka, kp).
+        shuffle_active: peers of the active view that a shuffle offers (ka).
+        shuffle_passive: peers of the passive view that a shuffle offers (kp).
     """
 
     active_size: int = 5

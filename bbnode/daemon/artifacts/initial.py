@@ -67,7 +67,7 @@ class GivenWeights:
         if source is not None and source not in self.models:
             raise InitialWeightsRefused(
                 f"{self.path} has no model in slot {source!r:.80}"
-                f"{did_you_mean(source, self.models)}; there is: {listed}"
+                f"{did_you_mean(source, self.models, f'there is: {listed}')}"
             )
         name = slot if source is None and slot in self.models else source
         if name is None and len(self.models) > 1:
@@ -169,10 +169,8 @@ def initialize(
     held = _model_slots(program)
     for slot in slots:
         if slot not in held:
-            raise InitialWeightsRefused(
-                f"the program sets no model in slot {slot!r:.80}{did_you_mean(slot, held)}; models "
-                f"are in: {', '.join(held) or 'none'}"
-            )
+            near = did_you_mean(slot, held, f"models are in: {', '.join(held) or 'none'}")
+            raise InitialWeightsRefused(f"the program sets no model in slot {slot!r:.80}{near}")
     if not held:
         raise InitialWeightsRefused(
             "the program sets no model: a slot that is bound without settings "

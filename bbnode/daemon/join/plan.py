@@ -137,9 +137,9 @@ def make_plan(artifact: Artifact, config: NodeConfig) -> Plan:
     names = [slot.name for slot in program.slots]
     for name in config.slots:
         if name not in names:
+            near = did_you_mean(name, names, f"slots: {', '.join(names) or 'none'}")
             raise UnknownSlot(
-                f"there are settings for slot {name!r}, which the target does not use"
-                f"{did_you_mean(name, names)}; slots: {', '.join(names) or 'none'}"
+                f"there are settings for slot {name!r}, which the target does not use{near}"
             )
     caps = config.limits.effective()
     return Plan(

@@ -270,7 +270,7 @@ def _no_answer(text: str) -> str:
     return why
 
 
-def _going_on(context: CheckContext) -> Finding:
+def _progress(context: CheckContext) -> Finding:
     """Check that nothing in the running node has stalled."""
     if not context.running:
         return _skipped("no daemon runs")
@@ -285,10 +285,10 @@ def _going_on(context: CheckContext) -> Finding:
         return _skipped(str(error))
     except (ControlError, ControlTimeout) as error:
         return _failed(str(error), "the daemon does not answer: read its log")
-    return judge_going_on(told)
+    return judge_progress(told)
 
 
-def judge_going_on(told: Mapping[str, Any]) -> Finding:
+def judge_progress(told: Mapping[str, Any]) -> Finding:
     """Return the finding from a daemon's readiness, the JSON of `GET /readyz`."""
     if not told["ready"]:
         reasons = "; ".join(f"{each['what']}: {each['detail']}" for each in told["reasons"])
@@ -299,7 +299,7 @@ def judge_going_on(told: Mapping[str, Any]) -> Finding:
             waiting,
             "start those peers, or see why they do not connect: bbnode peers",
         )
-    return _passed("nothing stands still")
+    return _passed("nothing is stalled")
 
 
 def _upgrade(context: CheckContext) -> Finding:
@@ -443,7 +443,7 @@ CHECKS: dict[str, Check] = {
     "identity": _identity,
     "ports": _ports,
     "bootstrap": _reach,
-    "going on": _going_on,
+    "progress": _progress,
     "upgrade": _upgrade,
     "dial-back": _dial_back,
     "artifact": _artifact,

@@ -22,6 +22,7 @@ from bbnode.components.backends.ort import OrtBackend
 from bbnode.components.contracts import OutputKind
 from bbnode.components.data.data_file import read_whole
 from bbnode.components.data.description import DataDescription
+from bbnode.components.errors import DataUnavailable
 from bbnode.daemon.predicting.inputs import (
     Examples,
     ExamplesRefused,
@@ -133,6 +134,8 @@ def predict(model: Path, given: Given) -> Predictions:
 
 
 def _load(path: Path) -> onnx.ModelProto:
+    if not path.exists():
+        raise DataUnavailable(f"{path}: there is no such file; `bbnode export` writes a model")
     content = read_whole(path, "the model", MAX_ARTIFACT_BYTES)
     try:
         model = onnx.load_model_from_string(content)

@@ -151,8 +151,8 @@ def chosen(models: Sequence[str], slot: str | None, *, where: str) -> str:
     if not models:
         raise NoSuchModel(f"{where} has no model; `bbnode inspect` shows the slots of each class")
     if slot is not None:
-        near = did_you_mean(slot, models)
-        raise NoSuchModel(f"{where} has no model in slot {slot!r:.80}{near}; there is: {listed}")
+        near = did_you_mean(slot, models, f"there is: {listed}")
+        raise NoSuchModel(f"{where} has no model in slot {slot!r:.80}{near}")
     if len(models) > 1:
         raise NoSuchModel(f"{where} has several models; choose one with --slot: {listed}")
     return models[0]

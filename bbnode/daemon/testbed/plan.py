@@ -132,10 +132,8 @@ def parse_nodes(text: str, program: RunnableProgram) -> tuple[NodeGroup, ...]:
             )
         for each in classes:
             if each not in program.classes:
-                raise NodesRefused(
-                    f"--nodes: the program has no class {each!r}"
-                    f"{did_you_mean(each, program.classes)}; it has: {known}"
-                )
+                near = did_you_mean(each, program.classes, f"it has: {known}")
+                raise NodesRefused(f"--nodes: the program has no class {each!r}{near}")
         if classes in asked or len(set(classes)) < len(classes):
             raise NodesRefused(f"--nodes: {name!r} is named twice")
         asked[classes] = count
@@ -302,16 +300,12 @@ def find_invocation(
     name = target.partition("#")[0]
     played = program.classes.get(name)
     if played is None:
-        raise NothingToInvoke(
-            f"--invoke: the program has no class {name!r}{did_you_mean(name, program.classes)}; "
-            f"it has: {', '.join(program.classes)}"
-        )
+        near = did_you_mean(name, program.classes, f"it has: {', '.join(program.classes)}")
+        raise NothingToInvoke(f"--invoke: the program has no class {name!r}{near}")
     for each in inputs:
         if each not in played.inputs:
-            raise NothingToInvoke(
-                f"--input: {name!r} has no input {each!r}{did_you_mean(each, played.inputs)}; it "
-                f"has: {_typed(played)}"
-            )
+            near = did_you_mean(each, played.inputs, f"it has: {_typed(played)}")
+            raise NothingToInvoke(f"--input: {name!r} has no input {each!r}{near}")
     begun = [part for part in played.parts if any(each in inputs for each in part)]
     wanted = begun[0] if len(begun) == 1 else tuple(played.inputs)
     # What is not given: a trigger is, whatever it is called.
@@ -362,10 +356,8 @@ def _parsed(
         section, _, rest = setting.key.partition(".")
         slot = rest.partition(".")[0]
         if section == "slots" and slot not in slots:
-            raise ConfigError(
-                f"--set: no class of the program has a slot {slot!r}{did_you_mean(slot, slots)}; "
-                f"slots: {', '.join(sorted(slots)) or 'none'}"
-            )
+            near = did_you_mean(slot, slots, f"slots: {', '.join(sorted(slots)) or 'none'}")
+            raise ConfigError(f"--set: no class of the program has a slot {slot!r}{near}")
         if setting.index is not None and not any(
             setting.peer_class in group.classes and setting.index < group.count for group in groups
         ):
@@ -489,10 +481,8 @@ def _check_slots(node: PlannedNode, plan: LocalPlan, config: NodeConfig) -> None
     slots = _slots(node, plan.program)
     for name in config.slots:
         if name not in slots:
-            raise SettingsRefused(
-                f"{node.name}: it has no slot {name!r}{did_you_mean(name, slots)}; its slots: "
-                f"{', '.join(slots) or 'none'}"
-            )
+            near = did_you_mean(name, slots, f"its slots: {', '.join(slots) or 'none'}")
+            raise SettingsRefused(f"{node.name}: it has no slot {name!r}{near}")
     for name, slot in slots.items():
         settings = config.slots.get(name, {})
         if node.index and not settings:
@@ -506,5 +496,7 @@ def _check_slots(node: PlannedNode, plan: LocalPlan, config: NodeConfig) -> None
 
 
 def totals(groups: Sequence[NodeGroup]) -> str:
-    """Return the numbers of nodes as text: "1 server, 3 client"."""
-    return ", ".join(f"{group.count} {'+'.join(group.classes)}" for group in groups)
+    """Return the numbers of nodes as text: "1 server, 3 clients"."""
+    return ", ".join(
+        f"{group.count} {'+'.join(group.classes)}{'s' * (group.count != 1)}" for group in groups
+    )

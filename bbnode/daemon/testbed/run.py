@@ -156,10 +156,8 @@ class LocalTestbed:
         """Prepare a run; nothing is written or started yet. Raises UnknownNode."""
         for name in options.logs:
             if name not in plan.nodes:
-                raise UnknownNode(
-                    f"--logs: there is no node {name!r}{did_you_mean(name, plan.nodes)}; nodes: "
-                    f"{', '.join(plan.nodes)}"
-                )
+                near = did_you_mean(name, plan.nodes, f"nodes: {', '.join(plan.nodes)}")
+                raise UnknownNode(f"--logs: there is no node {name!r}{near}")
         self._plan = plan
         self._options = options
         self._out = options.out.absolute()

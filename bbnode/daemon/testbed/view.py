@@ -150,7 +150,7 @@ class RoundsView(LiveView):
         if len(self._running) == 1:
             (running,) = self._running.values()
             answered = ", ".join(sorted(set(self._answered))) or "nobody yet"
-            return f"round {running}{of}: answered: {printable(answered)}"
+            return f"round {running}{of}, answered by {printable(answered)}"
         return f"{len(self._rows)}{'' if self._named else of} rounds"
 
     def _value_table(self) -> Table:

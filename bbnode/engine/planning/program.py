@@ -114,8 +114,8 @@ class TargetPlan:
         others = "; ".join(map(", ".join, self.parts))
         way = f", or those of one part ({others})" if len(self.parts) > 1 else ""
         raise MissingInput(
-            f"{self.name}: no value for {missing}; give all inputs{way} (deliver_event gives one "
-            "input of a target)"
+            f"{self.name}: no value for {missing}; give all inputs{way}, or deliver one alone as "
+            "an event"
         )
 
 

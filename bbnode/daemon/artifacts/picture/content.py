@@ -1,8 +1,9 @@
 """The content of a picture: panels of boxes, edges in them, wires between them.
 
 Rule: a gate or deadline check is drawn on the box of the op that it guards; every other op has a
-box of its own. What is not drawn (values of implied edges, metadata, attributes) is text in the
-details of a box; long values are cut. `layout` fills in the positions.
+box of its own, but for constants, which are a line in the boxes of their readers unless asked for.
+What is not drawn (values of implied edges, metadata, attributes) is text in the details of a box;
+long values are cut. `layout` fills in the positions.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import prod
 from typing import TypedDict
 
 from bbnode.daemon.artifacts.inspect import (
@@ -23,17 +25,30 @@ from bbnode.daemon.artifacts.inspect import (
 from bbnode.daemon.artifacts.listing import cut, short, show
 from bbnode.daemon.artifacts.picture import text
 from bbnode.ir import keys
-from bbnode.ir.errors import DeploymentError
-from bbnode.ir.graph import AttributeKind, Function, OpNode, Program, is_onnx_op, is_role
+from bbnode.ir.errors import AuthorError, DeploymentError
+from bbnode.ir.graph import (
+    Attribute,
+    AttributeKind,
+    Function,
+    OpNode,
+    Program,
+    Tensor,
+    is_onnx_op,
+    is_role,
+)
 from bbnode.ir.reopen import home_of
 from bbnode.ir.slots import Binding
 
 # Beyond this nobody reads a picture, and laying it out would take minutes.
 MAX_BOXES = 1500
+# Rows that the edges pass, added up: what the layout's time grows with (8 s on one core at most).
+MAX_PASSED_ROWS = 60_000
 MAX_LISTED_OPS = 400
 # A line of a box has room for this much.
 MAX_ARGUMENTS = 4
 MAX_ARGUMENT_CHARS = 24
+# A constant of more elements is shown by its type and shape.
+MAX_ELEMENTS_SHOWN = 4
 
 _TX_GATES = frozenset({keys.OP_PEER_HEALTH_GATE_TX, keys.OP_BACKOFF_GATE_TX})
 _SHOWN_IN_A_BOX = frozenset(
@@ -47,7 +62,13 @@ Point = tuple[float, float]
 
 
 class PictureTooLarge(DeploymentError):
-    """The program has more ops than a picture can show."""
+    """The program has more ops, or more edges between them, than a picture can show."""
+
+    def __init__(self, found: str, most: int) -> None:
+        super().__init__(
+            f"the artifact has {found}, a picture shows at most {most}; use `bbnode inspect` "
+            "without --svg and --html, or `bbnode compile --dump-after` for the text"
+        )
 
 
 @dataclass(slots=True)
@@ -147,17 +168,20 @@ class Chip:
 
 @dataclass(slots=True, kw_only=True)
 class Panel:
-    """One function: a partition, or a Module body that partitions call.
+    """One function: a partition, a bootstrap, or a Module body that partitions call.
 
-    `ops` counts gates and deadline checks as well.
+    `ops` counts gates and deadline checks as well, and constants that are not drawn. Panels of one
+    `peer_class` stand below each other, where `layout` can: `column` is where.
     """
 
     title: str
     subtitle: str
+    peer_class: str
     ops: int
     slots: tuple[Binding, ...]
     boxes: list[Box]
     edges: list[Edge]
+    column: int = 0
     rect: Rect = field(default_factory=Rect)
     header_height: float = 0.0
     chips: list[Chip] = field(default_factory=list)
@@ -202,19 +226,26 @@ class Sample:
 
 @dataclass(slots=True, kw_only=True)
 class DrawnProgram:
-    """Everything that a picture shows; `details` by key of box or pill."""
+    """Everything that a picture shows; `details` by key of box or pill.
+
+    `folded` has the constants that are not drawn, by key: the keys of the boxes that read them.
+    """
 
     name: str
     panels: list[Panel]
     wires: list[DrawnWire]
     details: Mapping[str, Detail]
+    folded: Mapping[str, Sequence[str]] = field(default_factory=dict)
     legend: list[Sample] = field(default_factory=list)
     width: float = 0.0
     height: float = 0.0
 
 
-def read(program: Program) -> DrawnProgram:
-    """Return the picture's content. Raises PictureTooLarge above `MAX_BOXES`."""
+def read(program: Program, *, fold: bool = True) -> DrawnProgram:
+    """Return the picture's content; with `fold`, constants are lines in the boxes of their readers.
+
+    Raises PictureTooLarge above `MAX_BOXES`, and `layout` above `MAX_PASSED_ROWS`.
+    """
     mains = mains_of(program)
     subgraphs = {f.name: f for f in program.functions if f.domain == keys.BACKEND_SUBGRAPH_DOMAIN}
     bodies = [
@@ -222,10 +253,7 @@ def read(program: Program) -> DrawnProgram:
     ]
     total = sum(len(function.nodes) for function in (*mains, *bodies))
     if total > MAX_BOXES:
-        raise PictureTooLarge(
-            f"the artifact has {total} ops, a picture shows at most {MAX_BOXES}; use `bbnode "
-            "inspect` without --svg and --html, or `bbnode compile --dump-after` for the text"
-        )
+        raise PictureTooLarge(f"{total} ops", MAX_BOXES)
     bindings = bindings_of(program)
     crossings = list(wire_edges(mains))
     mains = _from_home(mains, crossings, home_of(program))
@@ -235,15 +263,32 @@ def read(program: Program) -> DrawnProgram:
         _Reader(f"p{index}", function, bindings.get(function.name, []), subgraphs, far_ends)
         for index, function in enumerate((*mains, *bodies))
     ]
-    panels = [reader.panel() for reader in readers]
+    callers = _callers(mains, bodies)
+    panels = [reader.panel(callers) for reader in readers]
+    folded: dict[str, list[str]] = {}
+    if fold:
+        for reader, panel in zip(readers, panels, strict=True):
+            folded |= reader.fold_constants(panel)
     wires = list(_wires(readers, crossings))
     return DrawnProgram(
         name=program.name,
         panels=panels,
         wires=wires,
         legend=list(_legend(panels, wires)),
+        folded=folded,
         details={key: detail for reader in readers for key, detail in reader.details().items()},
     )
+
+
+def _callers(mains: Sequence[Function], bodies: Sequence[Function]) -> dict[str, str]:
+    """Return the class of peer that calls each Module body first, by the body's name."""
+    found: dict[str, str] = {}
+    for function in (*mains, *bodies):
+        for node in function.nodes:
+            if node.domain == keys.MODULE_DOMAIN:
+                caller = found.get(function.name) or class_of(function)
+                found.setdefault(node.op_type, caller)
+    return found
 
 
 # What boxes without a role are; a backend's ops may have no slot of their own.
@@ -416,17 +461,60 @@ class _Reader:
         known = self.function.kind_of(name)
         return "" if known is None else known.name
 
-    def panel(self) -> Panel:
-        """Return the function's panel, nothing of it placed."""
-        is_main = keys.TARGET_KEY in self.function.metadata
+    def panel(self, callers: Mapping[str, str]) -> Panel:
+        """Return the function's panel, nothing of it placed; `callers` as `_callers` returns."""
+        function = self.function
+        title, subtitle, peer_class = class_of(function), function.name, class_of(function)
+        if keys.TARGET_KEY not in function.metadata:
+            title = function.name
+            subtitle = "called by partitions"
+            if function.metadata.get(keys.MODULE_PHASE_KEY) == keys.BOOTSTRAP_PHASE:
+                subtitle = f"bootstrap of {peer_class}, before it is ready"
+            elif not function.metadata.get(keys.HOME_KEY):
+                peer_class = callers.get(function.name, peer_class)
         return Panel(
-            title=class_of(self.function) if is_main else self.function.name,
-            subtitle=self.function.name if is_main else "called by partitions",
+            title=title,
+            subtitle=subtitle,
+            peer_class=peer_class,
             ops=len(self.function.nodes),
             slots=tuple(sorted(self._bindings.values(), key=lambda b: (b.slot_id, b.slot))),
             boxes=self.boxes,
             edges=list(self._edges()),
         )
+
+    def fold_constants(self, panel: Panel) -> dict[str, list[str]]:
+        """Take constants out of the panel and write their values into the boxes of their readers.
+
+        A constant that waits for something, that others wait for, or that is an output stays.
+        Returns the keys of the readers, by the key of the constant.
+        """
+        constants = {
+            self.box_of[node]: node
+            for node in self.function.nodes
+            if node.op_type == "Constant" and node not in self._pills
+        }
+        leaving: dict[Box, list[Edge]] = {}
+        for edge in panel.edges:
+            constants.pop(edge.target, None)
+            leaving.setdefault(edge.source, []).append(edge)
+        values: dict[Box, list[str]] = {}
+        folded: dict[str, list[str]] = {}
+        for box, node in constants.items():
+            edges = leaving.get(box, [])
+            if box.before or box.behind or not edges:
+                continue
+            if any(edge.kind != "data" or edge.target.is_port for edge in edges):
+                continue
+            folded[box.key] = [edge.target.key for edge in edges]
+            for edge in edges:
+                values.setdefault(edge.target, []).append(_value_of(node))
+        for box, shown in values.items():
+            word = "constants" if shown[1:] else "constant"
+            listed = ", ".join(shown[:MAX_ARGUMENTS]) + ", …" * (len(shown) > MAX_ARGUMENTS)
+            box.lines = (*box.lines, f"{word} {listed}")
+        panel.boxes = [box for box in panel.boxes if box.key not in folded]
+        panel.edges = [edge for edge in panel.edges if edge.source.key not in folded]
+        return folded
 
     def _edges(self) -> Iterator[Edge]:
         """Yield data edges, then `after` and `control_after` edges between other pairs of boxes."""
@@ -495,7 +583,7 @@ class _Reader:
                     if name
                 ],
                 waits=[made(name) for name in node.after],
-                attributes={short(name): show(each) for name, each in node.attributes.items()},
+                attributes={short(name): _shown(each) for name, each in node.attributes.items()},
                 metadata={short(key): cut(value) for key, value in notes.items() if value},
                 graph=[] if graph is None else list(_graph_lines(graph)),
                 guards=[],
@@ -542,12 +630,35 @@ def _arguments(node: OpNode) -> list[str]:
     for name, attribute in node.attributes.items():
         if name.startswith(keys.PREFIX) or name == keys.ATTR_DEADLINE_NS:
             continue
-        value = show(attribute)
+        value = _shown(attribute)
         if attribute.kind is AttributeKind.TENSOR:
             shown.append(value)
         elif attribute.kind in _SHOWN_IN_A_BOX and len(value) <= MAX_ARGUMENT_CHARS:
             shown.append(f"{name}={value}")
     return shown[:MAX_ARGUMENTS]
+
+
+def _value_of(constant: OpNode) -> str:
+    """Return the value of a constant as text."""
+    values = [_shown(attribute) for attribute in constant.attributes.values()]
+    return ", ".join(values) or "?"
+
+
+def _shown(attribute: Attribute) -> str:
+    """Return an attribute's value as `show` does, but of a small tensor the values."""
+    tensor = attribute.value
+    if attribute.kind is not AttributeKind.TENSOR or not isinstance(tensor, Tensor):
+        return show(attribute)
+    if prod(tensor.shape) > MAX_ELEMENTS_SHOWN:
+        return show(attribute)
+    try:
+        values = tensor.numpy()
+    except AuthorError:  # a malformed one
+        return show(attribute)
+    is_float = values.dtype.kind == "f"
+    numbers = [f"{each:.6g}" if is_float else str(each) for each in values.flat]
+    listed = ", ".join(map(cut, numbers))
+    return cut(listed if not values.ndim else f"[{listed}]")
 
 
 def _graph_lines(graph: Function) -> Iterator[str]:

@@ -1,16 +1,19 @@
-"""The picture's geometry: panels side by side, rows below each other, wires around boxes.
+"""The picture's geometry: classes side by side, rows below each other, wires around boxes.
+
+A class has a column, in which its panels stand below each other: its partition, and below it a
+bootstrap or a Module body that it calls.
 
 Rule: data flows down in curves between rows. A wire leaves its op below, runs level in the gap
 between two rows, down in the gutter beside a panel, level again, and enters its receiver from
-above; each wire has a track of its own in every gap and gutter, so no two run on one line.
+above; wires that pass the same height have tracks of their own, so no two run on one line.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from bbnode.daemon.artifacts.picture import placing, text
+from bbnode.daemon.artifacts.picture import content, placing, text
 from bbnode.daemon.artifacts.picture.content import (
     Box,
     Chip,
@@ -24,51 +27,70 @@ from bbnode.daemon.artifacts.picture.content import (
 
 MARGIN = 24.0
 TITLE_HEIGHT = 62.0
-BOX_WIDTH = 212.0
-TITLE_LINE = 20.0
-LINE = 14.0
+MIN_BOX_WIDTH = 128.0
+MAX_BOX_WIDTH = 236.0
+TITLE_LINE = 21.0
+LINE = 16.0
 BOX_PADDING = 8.0
-PILL_HEIGHT = 17.0
+PILL_HEIGHT = 18.0
 ROW_GAP = 34.0
+STACK_GAP = 16.0  # between two panels of a class
 TRACK = 11.0
+# The smallest text of a picture: whoever opens it at 100 % can read all of it.
+SMALL = 12.0
+BOX_TITLE_SIZE = 14.0
 PANEL_PADDING = 26.0
-MIN_PANEL_WIDTH = 300.0
-HEADER_TITLE = 54.0
-CHIP_HEIGHT = 20.0
+MIN_PANEL_WIDTH = 240.0
+# A longer name of a class or message is cut: it makes nothing wider.
+MAX_HEADER_WIDTH = 420.0
+MAX_LABEL_WIDTH = 300.0
+HEADER_TITLE = 56.0
+CHIP_HEIGHT = 21.0
 CHIP_GAP = 6.0
-CHIP_SIZE = 11.0
-LABEL_SIZE = 11.0
-LABEL_HEIGHT = 19.0
-LABEL_PADDING = 9.0
+CHIP_SIZE = SMALL
+LABEL_SIZE = SMALL
+LABEL_HEIGHT = 20.0
+LABEL_PADDING = 8.0
 EMPTY_GUTTER = 36.0
 PORT_SPACING = 22.0
-LEGEND_SIZE = 11.0
-LEGEND_LINE = 20.0
+LEGEND_SIZE = SMALL
+LEGEND_LINE = 21.0
 LEGEND_GAP = 22.0
-MIN_PICTURE_WIDTH = 900.0
+MIN_PICTURE_WIDTH = 520.0
 # Of the signs of the legend.
 SIGN_WIDTHS = {"box": 26.0, "line": 30.0, "gate": 26.0, "": 0.0}
 SIGN_GAP = 7.0
 
 
-def lay_out(program: DrawnProgram) -> DrawnProgram:
-    """Place everything: fill in the places of all parts, and drop edges that others imply."""
+def lay_out(program: DrawnProgram, *, captioned: bool = True) -> DrawnProgram:
+    """Place everything: fill in the places of all parts, and drop edges that others imply.
+
+    With `captioned` there is room for the title above and for the legend below; otherwise the page
+    around the picture has both. Raises PictureTooLarge where edges pass too many rows.
+    """
     for panel in program.panels:
         for box in panel.boxes:
             box.rect = Rect(width=_box_width(box), height=_box_height(box))
-    columns = _place_rows(program)
-    gutters = _place_panels(program, columns)
-    tops = _place_heights(program)
+    columns, header_rows = _place_rows(program)
+    gutters = _place_panels(program, columns, at_least=MIN_PICTURE_WIDTH if captioned else 0.0)
+    tops = _place_heights(program, header_rows, captioned=captioned)
     _draw_lines(program, columns, gutters, tops)
     return program
 
 
 def _box_width(box: Box) -> float:
-    """Return the width of a box: ports are pills as wide as their name."""
+    """Return the width of a box: as wide as its longest text, within bounds."""
     if box.is_port:
-        longest = max(text.width_of(t, 12, bold=True) for t in (box.title, *box.lines))
-        return min(BOX_WIDTH, max(70.0, longest + 30))
-    return BOX_WIDTH
+        longest = max(text.width_of(t, SMALL, bold=True) for t in (box.title, *box.lines))
+        return min(MAX_BOX_WIDTH, max(70.0, longest + 30))
+    longest = text.width_of(box.title, BOX_TITLE_SIZE, bold=True) + 26 + 4 * SMALL
+    for index, line in enumerate(box.lines):
+        # The deadline stands at the right end of the first line.
+        timed = 6 + text.width_of(f"≤ {box.deadline}", SMALL) if box.deadline and not index else 0
+        longest = max(longest, text.width_of(line, SMALL) + 24 + timed)
+    for pill in (*box.before, *box.behind):
+        longest = max(longest, text.width_of(pill.label, SMALL) + 40)
+    return min(MAX_BOX_WIDTH, max(MIN_BOX_WIDTH, longest))
 
 
 def _box_height(box: Box) -> float:
@@ -77,8 +99,15 @@ def _box_height(box: Box) -> float:
     return 2 * BOX_PADDING + TITLE_LINE - 4 + LINE * lines
 
 
-def _place_rows(program: DrawnProgram) -> list[placing.Columns]:
-    """Set the row of each box; return the columns of each panel, whose edges are those to draw."""
+def _place_rows(
+    program: DrawnProgram,
+) -> tuple[list[placing.Columns], dict[int, int]]:
+    """Set the row of each box and the column of each panel.
+
+    Returns:
+        The columns of each panel, whose edges are those to draw; and the rows in which the header
+        of a panel stands that is below another, by the panel's index.
+    """
     boxes = [box for panel in program.panels for box in panel.boxes]
     number = {box: index for index, box in enumerate(boxes)}
 
@@ -87,11 +116,28 @@ def _place_rows(program: DrawnProgram) -> list[placing.Columns]:
 
     every = [ends(edge) for panel in program.panels for edge in panel.edges]
     every += [ends(wire) for wire in program.wires]
-    rows = placing.rows_of(len(boxes), every)
+    stacking = placing.Stacking(len(boxes), every)
+    numbers = [[number[box] for box in panel.boxes] for panel in program.panels]
+    headers = _stack_panels(program, stacking, numbers)
+    natural = placing.rows_of(len(boxes), every)
+    for panel, members in zip(program.panels, numbers, strict=True):
+        parts = placing.parts_of(members, [ends(edge) for edge in panel.edges])
+        stacking.stack(sorted(parts, key=lambda part: (min(natural[b] for b in part), part[0])))
+    # Rows in which nothing stands are left out.
+    rows = stacking.rows()
+    used = {*rows[: len(boxes)], *(rows[header] for header in headers.values())}
+    place_of = {row: index for index, row in enumerate(sorted(used))}
+    header_rows = {panel: place_of[rows[header]] for panel, header in headers.items()}
+    rows = [place_of[row] for row in rows[: len(boxes)]]
     for box, row in zip(boxes, rows, strict=True):
         box.row = row
+    passed = sum(rows[target] - rows[source] for source, target in every)
+    if passed > content.MAX_PASSED_ROWS:
+        raise content.PictureTooLarge(
+            f"edges that pass {passed} rows of ops", content.MAX_PASSED_ROWS
+        )
     columns = []
-    for panel in program.panels:
+    for panel, members in zip(program.panels, numbers, strict=True):
         # Edges for the order are drawn where nothing else implies them.
         optional = {ends(edge) for edge in panel.edges if edge.kind != "data"}
         kept = placing.without_implied(rows, every, optional) if optional else set()
@@ -102,7 +148,7 @@ def _place_rows(program: DrawnProgram) -> list[placing.Columns]:
         ]
         columns.append(
             placing.place(
-                [number[box] for box in panel.boxes],
+                members,
                 rows,
                 [box.rect.width for box in boxes],
                 [ends(edge) for edge in panel.edges],
@@ -110,60 +156,123 @@ def _place_rows(program: DrawnProgram) -> list[placing.Columns]:
         )
         for box in panel.boxes:
             box.rect.x = columns[-1].centres[number[box]] - box.rect.width / 2
-    return columns
+    return columns, header_rows
 
 
-def _gutter_of(wire: DrawnWire) -> int:
-    """Return the gutter that a wire runs down in: that with number g lies right of panel g."""
-    source, target = wire.panels
+def _stack_panels(
+    program: DrawnProgram, stacking: placing.Stacking, numbers: Sequence[Sequence[int]]
+) -> dict[int, int]:
+    """Set the column of each panel: a class's panels stand in one, below each other.
+
+    A panel without ops, or one that sends to a panel above it, gets a column of its own. Returns
+    the virtual boxes that stand for the headers of panels below others, by the panel's index.
+    """
+    last: dict[str, int] = {}
+    above: dict[str, list[int]] = {}
+    headers: dict[int, int] = {}
+    count = 0
+    for index, panel in enumerate(program.panels):
+        name, members = panel.peer_class, numbers[index]
+        if not members:
+            panel.column, count = count, count + 1
+        elif name in last and not stacking.leads_back(members, above[name]):
+            panel.column = program.panels[last[name]].column
+            headers[index] = stacking.put_below(numbers[last[name]], members)
+            above[name] += members
+            last[name] = index
+        else:
+            panel.column, count = count, count + 1
+            if name not in last:
+                last[name], above[name] = index, list(members)
+    return headers
+
+
+def _gutter_of(program: DrawnProgram, wire: DrawnWire) -> int:
+    """Return the gutter that a wire runs down in: that with number g lies right of column g."""
+    source, target = (program.panels[index].column for index in wire.panels)
     return source - 1 if target < source else source
 
 
-def _place_panels(
-    program: DrawnProgram, columns: Sequence[placing.Columns]
-) -> dict[int, tuple[float, float]]:
-    """Place panels, boxes and edges from left to right; return left end and width of gutters."""
-    found: dict[int, tuple[float, float]] = {}
-    x = MARGIN
-    for index, (panel, column) in enumerate(zip(program.panels, columns, strict=True)):
-        title = text.width_of(panel.title, 18, bold=True)
-        header = max(title, text.width_of(panel.subtitle, 11)) + 150
-        width = max(MIN_PANEL_WIDTH, header, column.width + 2 * PANEL_PADDING)
-        panel.rect = Rect(x=x, width=width)
-        for box in panel.boxes:
-            box.rect.x += x + (width - column.width) / 2
-        x += width
-        wires = [wire for wire in program.wires if _gutter_of(wire) == index]
-        labels = max((_label_width(wire) + 24 for wire in wires), default=0.0)
-        tracks = TRACK * (len(wires) + 3) if wires else 0.0
-        found[index] = (x, max(EMPTY_GUTTER, labels, tracks))
-        if index < len(columns) - 1 or wires:
-            x += found[index][1]
-    program.width = max(x + MARGIN, MIN_PICTURE_WIDTH)
+def _gaps_of(wire: DrawnWire) -> tuple[int, int]:
+    """Return the gaps in which a wire leaves and enters, by the row below; it may be one."""
+    return wire.source.row + 1, wire.target.row
+
+
+def _lanes(program: DrawnProgram) -> dict[DrawnWire, int]:
+    """Return each wire's lane in its gutter, from 0; wires in one lane share no gap of rows."""
+    ends: dict[int, list[int]] = {}
+    found: dict[DrawnWire, int] = {}
+    for wire in sorted(program.wires, key=_gaps_of):
+        first, last = _gaps_of(wire)
+        taken = ends.setdefault(_gutter_of(program, wire), [])
+        lane = next((lane for lane, end in enumerate(taken) if end < first), len(taken))
+        taken[lane : lane + 1] = [last]
+        found[wire] = lane
     return found
 
 
-def _place_heights(program: DrawnProgram) -> list[tuple[float, float, float]]:
+def _place_panels(
+    program: DrawnProgram, columns: Sequence[placing.Columns], *, at_least: float
+) -> dict[int, tuple[float, float]]:
+    """Place panels, boxes and edges from left to right; return left end and width of gutters."""
+    found: dict[int, tuple[float, float]] = {}
+    widths: dict[int, float] = {}
+    for panel, column in zip(program.panels, columns, strict=True):
+        title = text.width_of(panel.title, 18, bold=True) + text.width_of("1,500 ops", SMALL) + 16
+        header = min(MAX_HEADER_WIDTH, max(title, text.width_of(panel.subtitle, SMALL)) + 32)
+        width = max(MIN_PANEL_WIDTH, header, column.width + 2 * PANEL_PADDING)
+        widths[panel.column] = max(widths.get(panel.column, 0.0), width)
+    lanes = _lanes(program)
+    x = MARGIN
+    for number in sorted(widths):
+        width = widths[number]
+        for panel, column in zip(program.panels, columns, strict=True):
+            if panel.column == number:
+                panel.rect = Rect(x=x, width=width)
+                for box in panel.boxes:
+                    box.rect.x += x + (width - column.width) / 2
+        x += width
+        wires = [wire for wire in lanes if _gutter_of(program, wire) == number]
+        labels = max((_label_width(wire) + 24 for wire in wires), default=0.0)
+        tracks = TRACK * (max(lanes[wire] for wire in wires) + 4) if wires else 0.0
+        found[number] = (x, max(EMPTY_GUTTER, labels, tracks))
+        if number < len(widths) - 1 or wires:
+            x += found[number][1]
+    program.width = max(x + MARGIN, at_least)
+    return found
+
+
+def _place_heights(
+    program: DrawnProgram, header_rows: Mapping[int, int], *, captioned: bool
+) -> list[tuple[float, float, float]]:
     """Place everything from top to bottom; return of each row where its gap, it, and its end is."""
-    top = MARGIN + TITLE_HEIGHT
+    top = MARGIN + TITLE_HEIGHT * captioned
     header = HEADER_TITLE
-    for panel in program.panels:
-        panel.chips = list(_chips(panel, top))
-        header = max([header, *(chip.rect.bottom - top + CHIP_GAP for chip in panel.chips)])
-    header += 12 - CHIP_GAP
+    for index, panel in enumerate(program.panels):
+        panel.rect.y = top
+        panel.chips = list(_chips(panel))
+        lowest = max((chip.rect.bottom - top + CHIP_GAP for chip in panel.chips), default=0.0)
+        panel.header_height = max(HEADER_TITLE, lowest) + 12 - CHIP_GAP
+        if index not in header_rows:
+            header = max(header, panel.header_height)
+    for index, panel in enumerate(program.panels):
+        if index not in header_rows:
+            panel.header_height = header
     boxes = [box for panel in program.panels for box in panel.boxes]
     count = max((box.row for box in boxes), default=-1) + 1
-    tracks = Counter(row for w in program.wires for row in (w.source.row + 1, w.target.row))
+    tracks = Counter(gap for wire in program.wires for gap in set(_gaps_of(wire)))
+    heights = [0.0] * (count + 1)
+    for box in boxes:
+        pills = PILL_HEIGHT * (len(box.before) + len(box.behind))
+        heights[box.row] = max(heights[box.row], box.rect.height + pills)
+    for index, row in header_rows.items():
+        heights[row] = max(heights[row], program.panels[index].header_height)
     rows = []
     y = top + header
-    for row in range(count + 1):
-        gap_top, y = y, y + ROW_GAP + TRACK * tracks[row]
-        row_top = y
-        for box in boxes:
-            if box.row == row:
-                pills = PILL_HEIGHT * (len(box.before) + len(box.behind))
-                y = max(y, row_top + box.rect.height + pills)
-        rows.append((gap_top, row_top, y))
+    for row, height in enumerate(heights):
+        row_top = y + ROW_GAP + TRACK * tracks[row]
+        rows.append((y, row_top, row_top + height))
+        y = row_top + height
     for box in boxes:
         at = rows[box.row][1]
         inset, width = box.rect.x + 14, box.rect.width - 28
@@ -175,9 +284,17 @@ def _place_heights(program: DrawnProgram) -> list[tuple[float, float, float]]:
         for pill in box.behind:
             pill.rect = Rect(inset, at, width, PILL_HEIGHT)
             at += PILL_HEIGHT
-    for panel in program.panels:
-        panel.rect.y, panel.rect.height, panel.header_height = top, y - top, header
-    program.height = _place_legend(program, y + MARGIN) + MARGIN
+    ends: dict[int, float] = {}
+    for index, panel in reversed(list(enumerate(program.panels))):
+        if index in header_rows:
+            panel.rect.y = rows[header_rows[index]][1]
+            for chip in panel.chips:
+                chip.rect.y += panel.rect.y - top
+        panel.rect.height = ends.get(panel.column, y) - panel.rect.y
+        ends[panel.column] = panel.rect.y - STACK_GAP
+    program.height = y + MARGIN
+    if captioned:
+        program.height = _place_legend(program, y + MARGIN) + MARGIN
     return rows
 
 
@@ -194,11 +311,11 @@ def _place_legend(program: DrawnProgram, top: float) -> float:
     return y + LEGEND_LINE
 
 
-def _chips(panel: Panel, top: float) -> Sequence[Chip]:
-    """Return the slots of a panel, wrapped."""
+def _chips(panel: Panel) -> Sequence[Chip]:
+    """Return the slots of a panel that is placed, wrapped."""
     chips: list[Chip] = []
     left, room = panel.rect.x + 16, panel.rect.width - 32
-    x, y = left, top + HEADER_TITLE
+    x, y = left, panel.rect.y + HEADER_TITLE
     for binding in panel.slots:
         name = binding.type_name.rpartition(".")[2]
         label = text.fit(f"{binding.slot} · {name}", CHIP_SIZE, room - 26)
@@ -229,21 +346,25 @@ def _draw_lines(
             drawn += [(x, rows[int(row)][1]), (x, rows[int(row)][2])]
         edge.points = (*drawn, (enters[edge], _top(edge.target)))
     used: Counter[int] = Counter()
-    lanes: Counter[int] = Counter()
+    lanes = _lanes(program)
+    last_lane: dict[int, int] = {}
+    for wire, lane in lanes.items():
+        gutter = _gutter_of(program, wire)
+        last_lane[gutter] = max(last_lane.get(gutter, 0), lane)
     labels: dict[int, list[float]] = {}
-    in_gutter = Counter(map(_gutter_of, program.wires))
 
     def track(gap: int) -> float:
         used[gap] += 1
         return rows[gap][0] + ROW_GAP / 2 - TRACK / 2 + TRACK * used[gap]
 
     for wire in program.wires:
-        gutter = _gutter_of(wire)
+        gutter = _gutter_of(program, wire)
         left, width = gutters[gutter]
         middle = left + width / 2
-        x = middle + TRACK * (lanes[gutter] - (in_gutter[gutter] - 1) / 2)
-        lanes[gutter] += 1
-        first, second = track(wire.source.row + 1), track(wire.target.row)
+        x = middle + TRACK * (lanes[wire] - last_lane[gutter] / 2)
+        upper, lower = _gaps_of(wire)
+        first = track(upper)
+        second = first if lower == upper else track(lower)
         wire.points = (
             *((leaves[wire], _bottom(wire.source)), (leaves[wire], first), (x, first)),
             *((x, second), (enters[wire], second), (enters[wire], _top(wire.target))),
@@ -267,7 +388,7 @@ def _ports(
         leaving.setdefault(edge.source, []).append((towards, edge))
         entering.setdefault(edge.target, []).append((back, edge))
     for wire in program.wires:
-        x = gutters[_gutter_of(wire)][0]
+        x = gutters[_gutter_of(program, wire)][0]
         leaving.setdefault(wire.source, []).append((x, wire))
         entering.setdefault(wire.target, []).append((x, wire))
     found: tuple[dict[Edge | DrawnWire, float], dict[Edge | DrawnWire, float]] = ({}, {})
@@ -289,7 +410,7 @@ def _top(box: Box) -> float:
 
 
 def _label_width(wire: DrawnWire) -> float:
-    return text.width_of(wire.label, LABEL_SIZE) + 2 * LABEL_PADDING
+    return min(MAX_LABEL_WIDTH, text.width_of(wire.label, LABEL_SIZE) + 2 * LABEL_PADDING)
 
 
 def _free(wanted: float, taken: list[float]) -> float:

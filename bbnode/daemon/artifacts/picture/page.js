@@ -1,68 +1,97 @@
 "use strict";
 (() => {
-  const { details, parts } = JSON.parse(document.getElementById("data").textContent);
-  const view = document.getElementById("view");
-  const side = document.getElementById("side");
-  const svg = view.querySelector("svg");
-  const legend = document.getElementById("legend");
-  const size = { width: +svg.getAttribute("width"), height: +svg.getAttribute("height") };
-  const boxes = new Map();
-  for (const box of svg.querySelectorAll(".box")) boxes.set(box.dataset.key, box);
-  const edges = [...svg.querySelectorAll(".edge")];
+  const { details, parts, folded, drawings } = JSON.parse(document.getElementById("data").textContent);
+  const get = (id) => document.getElementById(id);
+  const view = get("view"), side = get("side"), names = get("names"), legend = get("legend");
+  const pictures = [view.querySelector("svg")];
+  const spare = get("unfolded");
+  if (spare) pictures.push(spare.content.querySelector("svg"));
+  let svg = null, panels = [], size = null, boxes = new Map(), edges = [], chosen = null;
 
-  // --- pan and zoom ------------------------------------------------------------------------
-  const at = { x: 0, y: 0, scale: 1 };
-  const LEAST = 0.05, MOST = 4;
-  const apply = () => {
-    svg.style.transform = `translate(${at.x}px, ${at.y}px) scale(${at.scale})`;
+  // --- scroll and zoom: the view scrolls as any page does, so only the scale is ours -----------
+  const LEAST = 0.1, LEGIBLE = 0.25, MOST = 3, STEP = 1.25;
+  let scale = 1, untouched = true;
+  const rescale = (to) => {
+    scale = to;
+    svg.setAttribute("width", size.width * scale);
+    svg.setAttribute("height", size.height * scale);
+    get("percent").textContent = `${Math.round(scale * 100)} %`;
+    name();
   };
-  const zoom = (factor, x = view.clientWidth / 2, y = view.clientHeight / 2) => {
-    const scale = Math.min(MOST, Math.max(Math.min(LEAST, at.scale), at.scale * factor));
-    at.x = x - ((x - at.x) * scale) / at.scale;
-    at.y = y - ((y - at.y) * scale) / at.scale;
-    at.scale = scale;
-    fitted = false;
-    apply();
-  };
-  // All of it, until somebody moves it or zooms.
-  let fitted = true;
-  const fit = () => {
-    at.scale = Math.min(1, view.clientWidth / size.width, view.clientHeight / size.height);
-    at.x = Math.max(0, (view.clientWidth - size.width * at.scale) / 2);
-    at.y = 0;
-    fitted = true;
-    apply();
-  };
-  new ResizeObserver(() => { if (fitted) fit(); }).observe(view);
-  view.addEventListener("wheel", (event) => {
-    event.preventDefault();
+  const middle = () => {
     const frame = view.getBoundingClientRect();
-    if (event.ctrlKey || event.metaKey || !event.shiftKey) {
-      zoom(Math.exp(-event.deltaY / 500), event.clientX - frame.left, event.clientY - frame.top);
-    } else {
-      at.x -= event.deltaY;
-      fitted = false;
-      apply();
-    }
+    return [frame.left + view.clientWidth / 2, frame.top + view.clientHeight / 2];
+  };
+  // What is under (x, y) in the window stays there.
+  const zoom = (to, [x, y] = middle()) => {
+    const before = svg.getBoundingClientRect();
+    const [u, v] = [(x - before.left) / scale, (y - before.top) / scale];
+    rescale(Math.min(MOST, Math.max(Math.min(LEAST, whole()), to)));
+    const after = svg.getBoundingClientRect();
+    view.scrollLeft += after.left + u * scale - x;
+    view.scrollTop += after.top + v * scale - y;
+    untouched = false;
+  };
+  const whole = () => Math.min(1, view.clientWidth / size.width, view.clientHeight / size.height);
+  // 100 %, at the ops that run first.
+  const open = () => {
+    rescale(1);
+    view.scrollTop = 0;
+    const first = [...svg.querySelectorAll(".body")].map((body) => body.getBBox());
+    const near = first.filter((box) => box.y + box.height < view.clientHeight);
+    if (size.width <= view.clientWidth || !near.length) return;
+    // No further to the right than it takes to see them, or the topmost of them.
+    const left = Math.min(...near.map((box) => box.x)), right = Math.max(...near.map((box) => box.x + box.width));
+    const top = near.reduce((a, b) => (b.y < a.y ? b : a));
+    const all = right - left + 64 < view.clientWidth;
+    view.scrollLeft = (all ? right : top.x + top.width) + 32 - view.clientWidth;
+  };
+  const draw = (picture, frames) => {
+    svg = picture;
+    panels = frames;
+    view.replaceChildren(svg);
+    const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
+    size = { width, height };
+    boxes = new Map([...svg.querySelectorAll(".box")].map((box) => [box.dataset.key, box]));
+    edges = [...svg.querySelectorAll(".edge")];
+    rescale(scale);
+  };
+  // The names of the classes stay in sight where the heads of their panels do not.
+  const name = () => {
+    const frame = view.getBoundingClientRect(), at = svg.getBoundingClientRect();
+    names.replaceChildren(...panels.flatMap((panel) => {
+      const left = at.left - frame.left + panel.x * scale, top = at.top - frame.top + panel.y * scale;
+      const from = Math.max(0, left), to = Math.min(view.clientWidth, left + panel.width * scale);
+      if ((top + 30 * scale > 0 && left > -8) || top + panel.height * scale < 40 || to - from < 60) return [];
+      const label = make("div", panel.title);
+      label.style.left = `${from}px`;
+      label.style.maxWidth = `${to - from}px`;
+      return [label];
+    }));
+  };
+  view.addEventListener("scroll", name);
+  new ResizeObserver(() => { if (untouched) open(); else name(); }).observe(view);
+  view.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) { untouched = false; return; }
+    event.preventDefault();
+    zoom(scale * Math.exp(-event.deltaY / 400), [event.clientX, event.clientY]);
   }, { passive: false });
   let drag = null;
   view.addEventListener("pointerdown", (event) => {
+    // A finger scrolls without our help.
     if (event.button !== 0) return;
-    drag = { x: event.clientX, y: event.clientY, moved: false };
+    drag = { x: event.clientX, y: event.clientY, moved: false, ours: event.pointerType === "mouse" };
   });
   view.addEventListener("pointermove", (event) => {
-    if (!drag) return;
+    if (!drag || !drag.ours) return;
     const dx = event.clientX - drag.x, dy = event.clientY - drag.y;
     if (!drag.moved && Math.abs(dx) + Math.abs(dy) < 4) return;
     if (!drag.moved) view.setPointerCapture(event.pointerId);
-    drag.moved = true;
-    drag.x = event.clientX;
-    drag.y = event.clientY;
-    at.x += dx;
-    at.y += dy;
-    fitted = false;
+    Object.assign(drag, { x: event.clientX, y: event.clientY, moved: true });
+    untouched = false;
+    view.scrollLeft -= dx;
+    view.scrollTop -= dy;
     view.classList.add("dragging");
-    apply();
   });
   const drop = (event) => {
     view.classList.remove("dragging");
@@ -74,35 +103,55 @@
   };
   view.addEventListener("pointerup", drop);
   view.addEventListener("pointercancel", drop);
-  view.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[event.key];
-    if (step) { at.x += step[0]; at.y += step[1]; fitted = false; apply(); }
-    else if (event.key === "+") zoom(1.25);
-    else if (event.key === "-") zoom(0.8);
-    else if (event.key === "0") fit();
-    else if (event.key === "Escape") choose(null);
-    else return;
+  const reopen = () => { open(); untouched = true; };
+  // A long program's width: all of it would be a thread.
+  const fit = () => {
+    rescale(whole() < LEGIBLE ? Math.min(1, view.clientWidth / size.width) : whole());
+    view.scrollTo(0, 0);
+    untouched = false;
+  };
+  const bare = () => { side.hidden = !side.hidden; get("help").setAttribute("aria-expanded", !side.hidden); };
+  const unfold = () => {
+    if (pictures.length < 2) return;
+    const other = svg === pictures[0] ? 1 : 0;
+    draw(pictures[other], drawings[other]);
+    get("fold").setAttribute("aria-pressed", Boolean(other));
+    if (untouched) open();
+    choose(chosen);
+    if (chosen) show(chosen);
+    seek();
+  };
+  const act = { in: () => zoom(scale * STEP), out: () => zoom(scale / STEP), percent: reopen, fit, help: bare, fold: unfold };
+  for (const [id, run] of Object.entries(act)) if (get(id)) get(id).onclick = run;
+  const byKey = {
+    "+": act.in, "=": act.in, "-": act.out, 0: reopen, f: fit, c: unfold, "?": bare,
+    "/": () => search.focus(), Escape: () => choose(null),
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target === search) return;
+    const run = byKey[event.key];
+    if (!run) { untouched = false; return; }
+    run();
     event.preventDefault();
   });
-  document.getElementById("in").onclick = () => zoom(1.25);
-  document.getElementById("out").onclick = () => zoom(0.8);
-  document.getElementById("fit").onclick = () => fit();
 
+  // The boxes that stand for an op: a folded constant has those of its readers.
+  const shownAs = (key) => (boxes.has(key) ? [key] : folded[key] ?? []);
   const show = (key) => {
-    const box = boxes.get(key);
+    const box = boxes.get(shownAs(key)[0]);
     if (!box) return;
     const frame = view.getBoundingClientRect(), place = box.getBoundingClientRect();
-    if (place.left < frame.left || place.right > frame.right || place.top < frame.top || place.bottom > frame.bottom) {
-      at.x += frame.left + frame.width / 2 - (place.left + place.width / 2);
-      at.y += frame.top + frame.height / 2 - (place.top + place.height / 2);
-      fitted = false;
-      apply();
+    const right = frame.left + view.clientWidth, bottom = frame.top + view.clientHeight;
+    if (place.left < frame.left || place.right > right || place.top < frame.top || place.bottom > bottom) {
+      untouched = false;
+      view.scrollLeft += place.left + place.width / 2 - (frame.left + right) / 2;
+      view.scrollTop += place.top + place.height / 2 - (frame.top + bottom) / 2;
     }
   };
 
-  // --- details -----------------------------------------------------------------------------
-  const make = (name, content, className) => {
-    const element = document.createElement(name);
+  // --- details ---------------------------------------------------------------------------------
+  const make = (tag, content, className) => {
+    const element = document.createElement(tag);
     if (content !== undefined) element.textContent = content;
     if (className) element.className = className;
     return element;
@@ -135,20 +184,17 @@
     if (!rows.length) return;
     side.append(make("h3", title));
     const dl = make("dl");
-    for (const [name, value] of rows) dl.append(make("dt", name), make("dd", value));
+    for (const [key, value] of rows) dl.append(make("dt", key), make("dd", value));
     side.append(dl);
   };
   const describe = (key) => {
-    side.replaceChildren();
     const detail = details[key];
-    if (!detail) {
-      side.append(make("h2", "What each class of peer runs"));
-      side.append(make("p", "Click an op to see its values, settings and metadata. Drag to move, scroll to zoom."));
-      side.append(legend);
-      return;
-    }
-    side.append(make("h2", detail.op));
-    side.append(make("p", detail.name));
+    if (!detail) { side.replaceChildren(legend); return; }
+    side.replaceChildren();
+    const close = make("button", "×", "close");
+    close.title = "Close (Esc)";
+    close.onclick = () => choose(null);
+    side.append(close, make("h2", detail.op), make("p", detail.name));
     side.append(make("p", `on ${parts[key]} · ${detail.domain}`, "soft"));
     values("Reads", detail.inputs, "from");
     values("Waits for", detail.waits, "from");
@@ -162,49 +208,65 @@
       side.append(make("h3", "Runs as one graph"), make("pre", detail.graph.join("\n")));
     }
   };
+  let wasHidden = null;
   const choose = (key) => {
     for (const box of boxes.values()) box.classList.remove("chosen", "near");
     for (const edge of edges) edge.classList.remove("near");
-    svg.classList.toggle("focused", Boolean(key));
-    describe(key);
-    const box = boxes.get(key);
-    if (!box) return;
-    const outer = box.parentElement.closest(".box") || box;
-    box.classList.add("chosen");
-    outer.classList.add("near");
-    for (const edge of edges) {
-      const ends = [edge.dataset.from, edge.dataset.to];
-      if (!ends.includes(outer.dataset.key)) continue;
-      edge.classList.add("near");
-      for (const end of ends) boxes.get(end).classList.add("near");
+    const known = key && (details[key] || boxes.has(key)) ? key : null;
+    svg.classList.toggle("focused", Boolean(known));
+    // Details open beside the picture and close again, as the legend was before.
+    if (known && wasHidden === null) wasHidden = side.hidden;
+    if (known && details[known]) side.hidden = false;
+    if (!known && wasHidden !== null) { side.hidden = wasHidden; wasHidden = null; }
+    chosen = known;
+    describe(known);
+    for (const box of shownAs(known).map((each) => boxes.get(each))) {
+      const outer = box.parentElement.closest(".box") || box;
+      box.classList.add("chosen");
+      outer.classList.add("near");
+      for (const edge of edges) {
+        const ends = [edge.dataset.from, edge.dataset.to];
+        if (!ends.includes(outer.dataset.key)) continue;
+        edge.classList.add("near");
+        for (const end of ends) boxes.get(end).classList.add("near");
+      }
     }
   };
 
-  // --- search ------------------------------------------------------------------------------
-  const search = document.getElementById("search"), found = document.getElementById("found");
+  // --- search ----------------------------------------------------------------------------------
+  const search = get("search"), found = get("found");
   let hits = [], next = 0;
-  const haystack = new Map();
-  for (const [key, box] of boxes) {
-    haystack.set(key, `${box.querySelector("title")?.textContent ?? ""} ${JSON.stringify(details[key] ?? "")}`.toLowerCase());
-  }
-  search.addEventListener("input", () => {
+  const text = (key) => JSON.stringify(details[key] ?? "");
+  const seek = () => {
     const wanted = search.value.trim().toLowerCase();
+    const within = new Map();
+    for (const key of Object.keys(folded)) {
+      if (!boxes.has(key)) for (const each of folded[key]) within.set(each, `${within.get(each) ?? ""} ${text(key)}`);
+    }
     hits = [];
     next = 0;
     for (const [key, box] of boxes) {
-      const hit = wanted !== "" && haystack.get(key).includes(wanted);
+      const words = `${box.querySelector("title")?.textContent ?? ""} ${text(key)} ${within.get(key) ?? ""}`;
+      const hit = wanted !== "" && words.toLowerCase().includes(wanted);
       box.classList.toggle("hit", hit);
       if (hit) hits.push(key);
     }
-    found.textContent = wanted ? `${hits.length} found` : "";
-  });
+    found.textContent = !wanted ? "" : hits.length ? `${hits.length} found, Enter: next` : "none found";
+  };
+  search.addEventListener("input", seek);
   search.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { search.value = ""; seek(); view.focus(); }
     if (event.key !== "Enter" || !hits.length) return;
-    show(hits[next % hits.length]);
     choose(hits[next % hits.length]);
+    show(hits[next % hits.length]);
     next += 1;
   });
 
+  draw(pictures[0], drawings[0]);
+  // The legend beside the picture where there is room for both, behind its button elsewhere.
+  side.hidden = size.width + 340 > window.innerWidth;
+  get("help").setAttribute("aria-expanded", !side.hidden);
   describe(null);
-  fit();
+  open();
+  view.focus({ preventScroll: true });
 })();

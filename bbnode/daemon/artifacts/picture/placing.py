@@ -2,8 +2,10 @@
 
 Rule: rows are common to all panels, and a wire counts as an edge, so that an op always stands
 below the ops of other peers that it waits for. A malformed artifact may have rings; the edge that
-closes one is ignored. Within a panel an edge over several rows goes through a point in each row
-between, which takes part as a narrow slot of its own, so that no edge runs below a box. Order
+closes one is ignored. Parts that share no edge stand below each other where no path leads back,
+so that a panel is as wide as its widest part. Within a panel an edge over several rows goes through
+a point in each row between, which takes part as a narrow slot of its own, so that no edge runs
+below a box. Order
 within rows by the barycentre method (Sugiyama, Tagawa, Toda 1981); positions by least squares
 against the neighbours' with a least distance, exact per row by pooling adjacent violators.
 """
@@ -24,20 +26,115 @@ PLACE_SWEEPS = 16
 PULLS = (1.0, 3.0, 8.0)
 
 
-def rows_of(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+class Stacking:
+    """Constraints that put groups of boxes below each other, beside the edges of `count` boxes.
+
+    Each constraint leads through a virtual box; those are numbered from `count` on.
+    """
+
+    def __init__(self, count: int, edges: Sequence[tuple[int, int]]) -> None:
+        # Without the edges that close a ring, so that no constraint is given up for one of those.
+        self._edges = _order(count, edges)[1]
+        self._below: list[tuple[int, int]] = []
+        self._total = count
+        self._behind: dict[int, list[int]] = {}
+        self._before: dict[int, list[int]] = {}
+        for edge in self._edges:
+            self._link(*edge)
+
+    def _link(self, source: int, target: int) -> None:
+        self._behind.setdefault(source, []).append(target)
+        self._before.setdefault(target, []).append(source)
+
+    def leads_back(self, lower: Sequence[int], upper: Sequence[int]) -> bool:
+        """Return True if a path leads from `lower` to `upper`, which then can't stand above."""
+        return not self._reached(lower).isdisjoint(upper)
+
+    def put_below(self, upper: Sequence[int], lower: Sequence[int]) -> int:
+        """Put `lower` below all of `upper`; return the virtual box between them.
+
+        The path back was ruled out with `leads_back`.
+        """
+        between, self._total = self._total, self._total + 1
+        above, under = set(upper), set(lower)
+        ends = [box for box in upper if above.isdisjoint(self._behind.get(box, ()))]
+        starts = [box for box in lower if under.isdisjoint(self._before.get(box, ()))]
+        for edge in (*((box, between) for box in ends), *((between, box) for box in starts)):
+            self._below.append(edge)
+            self._link(*edge)
+        return between
+
+    def stack(self, groups: Sequence[Sequence[int]]) -> None:
+        """Put each group below those before it, as far as no path leads back."""
+        lowest: list[Sequence[int]] = []
+        for group in groups:
+            reached = self._reached(group)
+            beside = [other for other in lowest if not reached.isdisjoint(other)]
+            for other in lowest:
+                if reached.isdisjoint(other):
+                    self.put_below(other, group)
+            lowest = [*beside, group]
+
+    def _reached(self, boxes: Sequence[int]) -> set[int]:
+        seen = set(boxes)
+        todo = list(boxes)
+        while todo:
+            for after in self._behind.get(todo.pop(), ()):
+                if after not in seen:
+                    seen.add(after)
+                    todo.append(after)
+        return seen
+
+    def rows(self) -> list[int]:
+        """Return the row of each box, virtual ones included."""
+        return rows_of(self._total, self._edges, self._below)
+
+
+def parts_of(boxes: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Return the boxes in groups that share no edge, each in the order of `boxes`."""
+    near: dict[int, list[int]] = {box: [] for box in boxes}
+    for source, target in edges:
+        near[source].append(target)
+        near[target].append(source)
+    part: dict[int, int] = {}
+    for first in boxes:
+        todo = [first]
+        while todo:
+            box = todo.pop()
+            if box not in part:
+                part[box] = first
+                todo.extend(near[box])
+    found: dict[int, list[int]] = {}
+    for box in boxes:
+        found.setdefault(part[box], []).append(box)
+    return list(found.values())
+
+
+def rows_of(
+    count: int, edges: Sequence[tuple[int, int]], below: Sequence[tuple[int, int]] = ()
+) -> list[int]:
     """Return the row of each of `count` boxes, from 0: as high as its needs allow, but sources
-    and forks as low as their readers allow, so that edges are short."""
-    order, forward = _order(count, edges)
+    and forks as low as their readers allow, so that edges are short.
+
+    `below` are constraints without a line, which pull at no box.
+    """
+    order, forward = _order(count, (*edges, *below))
     before: list[list[int]] = [[] for _ in range(count)]
     behind: list[list[int]] = [[] for _ in range(count)]
     for source, target in forward:
         before[target].append(source)
         behind[source].append(target)
+    constraints = set(below)
+    pull = [0] * count
+    for source, target in forward:
+        if (source, target) not in constraints:
+            pull[source] += 1
+            pull[target] -= 1
     rows = [0] * count
     for box in order:
         rows[box] = max((rows[b] + 1 for b in before[box]), default=0)
     for box in reversed(order):
-        if len(behind[box]) > len(before[box]):
+        if pull[box] > 0:
             rows[box] = min(rows[b] for b in behind[box]) - 1
     return rows
 
@@ -118,7 +215,7 @@ def place(
     widths: Sequence[float],
     edges: Sequence[tuple[int, int]],
 ) -> Columns:
-    """Lay one panel out.
+    """Lay one panel out: parts that share no row stand in the middle, below each other.
 
     Args:
         boxes: the boxes of the panel, in the order in which they should stand where free.
@@ -128,19 +225,49 @@ def place(
     """
     slots = {box: _Slot(rows[box], widths[box]) for box in boxes}
     chains = [_chain(slots[upper], slots[lower]) for upper, lower in edges]
-    by_row: dict[int, list[_Slot]] = {}
-    for slot in (*slots.values(), *(point for chain in chains for point in chain)):
-        by_row.setdefault(slot.row, []).append(slot)
-    order = _ordered([by_row[row] for row in sorted(by_row)])
-    _spread(order)
-    every = [slot for row in order for slot in row]
-    left = min((slot.x - slot.width / 2 for slot in every), default=0.0)
-    right = max((slot.x + slot.width / 2 for slot in every), default=0.0)
+    through: dict[int, list[_Slot]] = {}
+    for (upper, _), chain in zip(edges, chains, strict=True):
+        through.setdefault(upper, []).extend(chain)
+    width = 0.0
+    bands = []
+    for band in _bands(parts_of(boxes, edges), rows):
+        every = [slots[box] for box in band]
+        every += [point for box in band for point in through.get(box, ())]
+        bands.append((every, _spread_out(every)))
+        width = max(width, bands[-1][1])
+    for every, wide in bands:
+        for slot in every:
+            slot.x += (width - wide) / 2
     return Columns(
-        centres={box: slot.x - left for box, slot in slots.items()},
-        points=[[(point.row, point.x - left) for point in chain] for chain in chains],
-        width=right - left,
+        centres={box: slot.x for box, slot in slots.items()},
+        points=[[(point.row, point.x) for point in chain] for chain in chains],
+        width=width,
     )
+
+
+def _bands(parts: Sequence[Sequence[int]], rows: Sequence[int]) -> list[list[int]]:
+    """Return the parts, those together that have rows in common or between each other's."""
+    bands: list[list[int]] = []
+    bottom = -1
+    for part in sorted(parts, key=lambda part: min(rows[box] for box in part)):
+        if bands and min(rows[box] for box in part) <= bottom:
+            bands[-1].extend(part)
+        else:
+            bands.append(list(part))
+        bottom = max(bottom, *(rows[box] for box in part))
+    return bands
+
+
+def _spread_out(every: Sequence[_Slot]) -> float:
+    """Set the x of all slots of a band, from 0 rightwards; return the band's width."""
+    by_row: dict[int, list[_Slot]] = {}
+    for slot in every:
+        by_row.setdefault(slot.row, []).append(slot)
+    _spread(_ordered([by_row[row] for row in sorted(by_row)]))
+    left = min(slot.x - slot.width / 2 for slot in every)
+    for slot in every:
+        slot.x -= left
+    return max(slot.x + slot.width / 2 for slot in every)
 
 
 def _chain(upper: _Slot, lower: _Slot) -> list[_Slot]:

@@ -58,6 +58,44 @@ EDGE_STYLES = {
 }
 WIRE_STYLE = (WIRE_COLOURS[0], "2", "", "arrow-wire0")
 CORNER = 7.0
+# What a page on a dark screen puts in the place of each colour: text and lines brighter, fills dim.
+DARK = {
+    INK: "#e3e9ef",
+    SOFT_INK: "#a3afbb",
+    PALE_INK: "#8291a0",
+    PAPER: "#12171d",
+    PANEL: "#171d25",
+    PANEL_LINE: "#323d48",
+    "#54616e": "#94a1ad",
+    "#3f4a56": "#b5bfc9",
+    "#7b8794": "#97a3af",
+    "#eceff2": "#262e37",
+    "#c9a227": "#a88a2a",
+    "#fff8dc": "#2f2a17",
+    "#6b4fbb": "#ab97ee",
+    "#f3f0fc": "#231f36",
+    "#2f6fb7": "#79b0ef",
+    "#edf4fc": "#182838",
+    "#16806f": "#4cc4ae",
+    "#e9f7f4": "#152b28",
+    "#8a6d1a": "#d3b04c",
+    "#fbf6e4": "#2b2615",
+    "#b0437f": "#e88bbd",
+    "#fcedf5": "#331f2a",
+    "#4a7d1f": "#93c75f",
+    "#f0f7e7": "#1f2b16",
+    "#9a4a1c": "#e0986a",
+    "#fbf0e9": "#30221a",
+    "#5c5f9e": "#a2a6e6",
+    "#eff0fa": "#20223a",
+    "#c2410c": "#f28b54",
+    "#fff3ea": "#33211a",
+    "#0f766e": "#45bdb2",
+    "#7c3aed": "#b18cf9",
+    "#b91c68": "#f07db0",
+    "#1d4ed8": "#7fa6fb",
+    "#4d7c0f": "#9cca55",
+}
 
 
 def to_svg(model: onnx.ModelProto) -> str:
@@ -65,12 +103,22 @@ def to_svg(model: onnx.ModelProto) -> str:
     return draw(layout.lay_out(read(as_graph(model)))) + "\n"
 
 
-def draw(program: DrawnProgram) -> str:
-    """Return the SVG element of a picture that was laid out."""
-    return "\n".join(_document(program))
+def draw(program: DrawnProgram, *, captioned: bool = True) -> str:
+    """Return the SVG element of a picture that was laid out with the same `captioned`."""
+    return "\n".join(_document(program, captioned=captioned))
 
 
-def _document(program: DrawnProgram) -> Iterator[str]:
+def summary(program: DrawnProgram) -> str:
+    """Return how much there is in a picture."""
+    counts = [
+        text.counted(len(program.panels), "part"),
+        text.counted(sum(panel.ops for panel in program.panels), "op"),
+        text.counted(len(program.wires), "message"),
+    ]
+    return " · ".join(counts)
+
+
+def _document(program: DrawnProgram, *, captioned: bool) -> Iterator[str]:
     w, h = _n(program.width), _n(program.height)
     yield (
         # The style is for a window that shows the file alone, which is to show all of it.
@@ -90,13 +138,11 @@ def _document(program: DrawnProgram) -> Iterator[str]:
         )
     yield "</defs>"
     yield f'<rect width="{w}" height="{h}" fill="{PAPER}"/>'
-    said = [
-        text.counted(len(program.panels), "part"),
-        text.counted(sum(panel.ops for panel in program.panels), "op"),
-        text.counted(len(program.wires), "wire edge"),
-    ]
-    yield _text(layout.MARGIN, layout.MARGIN + 22, program.name, size=22, bold=True)
-    yield _text(layout.MARGIN, layout.MARGIN + 42, " · ".join(said), colour=SOFT_INK)
+    if captioned:
+        room = program.width - 2 * layout.MARGIN
+        name = text.fit(program.name, 22, room, bold=True)
+        yield _text(layout.MARGIN, layout.MARGIN + 22, name, size=22, bold=True)
+        yield _text(layout.MARGIN, layout.MARGIN + 42, summary(program), colour=SOFT_INK)
     for panel in program.panels:
         yield from _panel(panel)
     for panel in program.panels:
@@ -106,17 +152,20 @@ def _document(program: DrawnProgram) -> Iterator[str]:
         for box in panel.boxes:
             yield from _box(box)
     yield from (_wire_label(index, wire) for index, wire in enumerate(program.wires))
-    yield from _legend(program)
+    if captioned:
+        yield from _legend(program)
     yield "</svg>"
 
 
 def _panel(panel: Panel) -> Iterator[str]:
     r = panel.rect
-    yield _rect(r, 10, PANEL, PANEL_LINE)
-    yield _text(r.x + 16, r.y + 25, panel.title, size=18, bold=True)
-    yield _text(r.x + 16, r.y + 42, panel.subtitle, size=11, colour=SOFT_INK)
-    said = text.counted(panel.ops, "op")
-    yield _text(r.x + r.width - 16, r.y + 25, said, colour=SOFT_INK, anchor="end")
+    yield _rect(r, 10, PANEL, PANEL_LINE, kind="panel")
+    ops = text.counted(panel.ops, "op")
+    room = r.width - 48 - text.width_of(ops, layout.SMALL)
+    yield _text(r.x + 16, r.y + 25, text.fit(panel.title, 18, room, bold=True), size=18, bold=True)
+    subtitle = text.fit(panel.subtitle, layout.SMALL, r.width - 30)
+    yield _text(r.x + 16, r.y + 43, subtitle, colour=SOFT_INK)
+    yield _text(r.x + r.width - 16, r.y + 25, ops, colour=SOFT_INK, anchor="end")
     for chip in panel.chips:
         c = chip.rect
         line, fill = ROLE_COLOURS.get(chip.role, PLAIN)
@@ -124,7 +173,7 @@ def _panel(panel: Panel) -> Iterator[str]:
             f"<g><title>{text.clean(f'slot of role {chip.role}')}</title>"
             + _rect(c, c.height / 2, fill, line, 1)
             + f'<circle cx="{_n(c.x + 11)}" cy="{_n(c.y + c.height / 2)}" r="3.5" fill="{line}"/>'
-            + _text(c.x + 19, c.y + 14, chip.label, size=layout.CHIP_SIZE)
+            + _text(c.x + 19, c.y + 14.7, chip.label, size=layout.CHIP_SIZE)
             + "</g>"
         )
     y = _n(r.y + panel.header_height)
@@ -142,7 +191,7 @@ def _box(box: Box) -> Iterator[str]:
         yield (
             f'<g class="box" data-key="{text.clean(pill.key)}">'
             + _rect(r, 3, GATE[1], GATE[0], 0.9)
-            + _text(r.centre, r.y + 12.4, pill.label, size=10.5, anchor="middle")
+            + _text(r.centre, r.y + 13.2, pill.label, anchor="middle")
             + "</g>"
         )
     rounding = min(box.rect.height / 2, 18) if box.is_port else 6
@@ -154,10 +203,12 @@ def _box(box: Box) -> Iterator[str]:
 def _port_texts(box: Box) -> Iterator[str]:
     x, room = box.rect.centre, box.rect.width - 20
     y = box.rect.y + layout.BOX_PADDING + 12
-    yield _text(x, y, text.fit(box.title, 12, room, bold=True), bold=True, anchor="middle")
+    title = text.fit(box.title, layout.SMALL, room, bold=True)
+    yield _text(x, y, title, bold=True, anchor="middle")
     for line in box.lines:
         y += layout.LINE
-        yield _text(x, y, text.fit(line, 10.5, room), size=10.5, colour=SOFT_INK, anchor="middle")
+        shown = text.fit(line, layout.SMALL, room)
+        yield _text(x, y, shown, colour=SOFT_INK, anchor="middle")
 
 
 def _op_texts(box: Box, colour: str) -> Iterator[str]:
@@ -169,17 +220,18 @@ def _op_texts(box: Box, colour: str) -> Iterator[str]:
     y = r.y + layout.BOX_PADDING + 12
     right = r.x + r.width - 9
     corner = str(box.number)
-    room = r.width - 26 - text.width_of(corner, 10.5)
-    title = text.fit(box.title, 13, room, bold=True)
-    yield _text(r.x + 13, y, title, size=13, bold=True, colour=colour)
-    yield _text(right, y, corner, size=10.5, colour=PALE_INK, anchor="end")
+    room = r.width - 26 - text.width_of(corner, layout.SMALL)
+    size = layout.BOX_TITLE_SIZE
+    title = text.fit(box.title, size, room, bold=True)
+    yield _text(r.x + 13, y, title, size=size, bold=True, colour=colour)
+    yield _text(right, y, corner, colour=PALE_INK, anchor="end")
     timed = f"≤ {box.deadline}" if box.deadline else ""
-    room = r.width - 24 - (text.width_of(timed, 10.5) + 6 if timed else 0)
+    room = r.width - 24 - (text.width_of(timed, layout.SMALL) + 6 if timed else 0)
     for line in box.lines or ("",) * bool(timed):
         y += layout.LINE
-        yield _text(r.x + 13, y, text.fit(line, 11, room), size=11, colour=SOFT_INK)
+        yield _text(r.x + 13, y, text.fit(line, layout.SMALL, room), colour=SOFT_INK)
         if timed:
-            yield _text(right, y, timed, size=10.5, colour=SOFT_INK, anchor="end")
+            yield _text(right, y, timed, colour=SOFT_INK, anchor="end")
             timed, room = "", r.width - 24
 
 
@@ -206,8 +258,9 @@ def _wire(index: int, wire: DrawnWire) -> str:
 
 def _wire_label(index: int, wire: DrawnWire) -> str:
     colour, r = WIRE_COLOURS[index % len(WIRE_COLOURS)], wire.place
-    at = (r.centre, r.y + 13.3)
-    label = _text(*at, wire.label, size=layout.LABEL_SIZE, colour=colour, anchor="middle")
+    at = (r.centre, r.y + 14.2)
+    shown = text.fit(wire.label, layout.LABEL_SIZE, r.width - 2 * layout.LABEL_PADDING + 0.1)
+    label = _text(*at, shown, size=layout.LABEL_SIZE, colour=colour, anchor="middle")
     return _between(wire, "edge label", wire.tooltip, _rect(r, 4, PAPER, colour) + label)
 
 

@@ -22,26 +22,30 @@ _NARROW_EM, _PLAIN_EM, _UPPER_EM, _WIDE_EM = 0.36, 0.58, 0.70, 0.92
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
     """Return the estimated width in pixels at a font size in pixels."""
-    em = sum(
-        _NARROW_EM
-        if letter in _NARROW
-        else _WIDE_EM
-        if letter in _WIDE
-        else _UPPER_EM
-        if letter.isupper()
-        else _PLAIN_EM
-        for letter in text
-    )
-    return em * size * (1.06 if bold else 1.0)
+    return sum(map(_em, text)) * size * (1.06 if bold else 1.0)
+
+
+def _em(letter: str) -> float:
+    if letter in _NARROW:
+        return _NARROW_EM
+    if letter in _WIDE:
+        return _WIDE_EM
+    return _UPPER_EM if letter.isupper() else _PLAIN_EM
 
 
 def fit(text: str, size: float, room: float, *, bold: bool = False) -> str:
     """Return the text, cut with an ellipsis where it is wider than `room` pixels."""
     if width_of(text, size, bold=bold) <= room:
         return text
-    while text and width_of(text + "…", size, bold=bold) > room:
-        text = text[:-1]
-    return text + "…"
+    # Letter by letter from the front: a stranger's name may be 16,384 letters long.
+    width = width_of("…", size, bold=bold)
+    kept = 0
+    for letter in text:
+        width += width_of(letter, size, bold=bold)
+        if width > room:
+            break
+        kept += 1
+    return text[:kept] + "…"
 
 
 def clean(text: str) -> str:
