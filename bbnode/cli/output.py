@@ -44,8 +44,12 @@ def schema(name: str) -> str:
 
 
 def data(text: str) -> None:
-    """Print data: one line, or several of ours."""
+    """Print data: one line, or several of ours.
+
+    They are out at once: who reads a pipe or a file sees what a command that goes on has printed.
+    """
     sys.stdout.write(printable(text, keep=_LAYOUT) + "\n")
+    sys.stdout.flush()
 
 
 def note(text: str) -> None:

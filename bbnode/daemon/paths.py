@@ -143,7 +143,11 @@ def lock_file(state_dir: Path) -> Path:
 def make_state_dir(state_dir: Path) -> None:
     """Make the directory, readable by its owner alone. Raises `StorageError`."""
     try:
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Whatever the umask is, nobody else writes what it stands in: one that may replaces it.
+        for parent in reversed(state_dir.parents):
+            if not parent.exists():
+                parent.mkdir(mode=0o755, exist_ok=True)
+        state_dir.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise StorageError(
             f"state directory {state_dir}: {error.strerror}; set node.state_dir to a "

@@ -34,7 +34,11 @@ sleep infinity &
 sleeper=$!
 trap 'undo; kill $sleeper; exit 0' TERM INT
 undo
-impair "$interface"
+if ! impair "$interface"; then
+    echo "error: netem did not start; the machine, not the container, needs it: modprobe sch_netem" >&2
+    kill $sleeper
+    exit 1
+fi
 both="leaves"
 if ip link add "$incoming" type ifb 2>/dev/null; then
     ip link set "$incoming" up

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +47,13 @@ def test_tables_have_neither_controls_nor_markup(capsys: pytest.CaptureFixture[s
     assert shown.replace("\n", "").isprintable()
     assert "[bold red]a�[2Jb" in shown
     assert "d�forged" in shown
+
+
+def test_a_line_is_in_a_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # `bbnode logs -f > FILE` ends by a signal: what waits in a buffer is lost then.
+    with (tmp_path / "out").open("w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        output.data("one")
+        output.json_object({"n": 2}, indent=None, name="x")
+        lines = (tmp_path / "out").read_text().splitlines()
+    assert lines == ["one", '{"schema": "bbnode/x/1", "n": 2}']

@@ -81,6 +81,24 @@ async def test_a_users_service_is_where_its_unit_looks(
     assert "reload --state-dir %h/.local/state/bbnode/%i\n" in unit
 
 
+@pytest.mark.parametrize("folder_mode", [0o700, 0o775])
+async def test_a_service_that_is_joined_under_any_umask_can_start(
+    folder_mode: int, tmp_path: Path
+) -> None:
+    made = tmp_path / "state" / "bbnode" / "lab"
+    before = os.umask(0o002)
+    try:
+        async with inviting(tmp_path / "server") as host:
+            if folder_mode != 0o700:  # as an earlier release left it
+                made.mkdir(parents=True)
+                made.chmod(folder_mode)
+            assert await join(host, "--user", "--name", "lab") == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    paths.make_socket_dir(paths.control_socket(made))
+
+
 async def test_a_node_that_was_joined_becomes_a_service_and_stays_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

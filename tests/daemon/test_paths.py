@@ -62,6 +62,21 @@ def test_a_socket_directory_that_others_can_write_is_refused(tmp_path: Path) -> 
         paths.make_socket_dir(linked / "control.sock")
 
 
+@pytest.mark.parametrize("umask", [0, 0o002, 0o022, 0o077])
+def test_what_is_made_for_a_state_others_cannot_write(umask: int, tmp_path: Path) -> None:
+    # Debian's logins have 002, each user being a group.
+    before = os.umask(umask)
+    try:
+        paths.make_state_dir(tmp_path / "one" / "two" / "state")
+    finally:
+        os.umask(before)
+    one, two = tmp_path / "one", tmp_path / "one" / "two"
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (one, two)} == {0o755 & ~umask}
+    assert stat.S_IMODE((two / "state").stat().st_mode) == 0o700
+    # As the state of a service that was joined in it.
+    paths.make_socket_dir(two / "control.sock")
+
+
 def test_one_process_owns_a_state_directory(tmp_path: Path) -> None:
     state = tmp_path / "state"
     script = (

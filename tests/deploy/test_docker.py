@@ -224,6 +224,23 @@ def test_netem_impairs_both_directions_and_undoes_it(tmp_path: Path) -> None:
     ]
 
 
+def test_netem_without_the_kernels_module_says_so(tmp_path: Path) -> None:
+    tc = tmp_path / "tc"
+    tc.write_text('#!/bin/sh\necho "Error: Specified qdisc kind is unknown." >&2; exit 2\n')
+    tc.chmod(0o755)
+    (tmp_path / "ip").symlink_to("/bin/false")
+    done = subprocess.run(
+        ["/bin/sh", str(DOCKER / "netem.sh")],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("modprobe sch_netem")
+
+
 def test_what_is_pruned_is_not_ours() -> None:
     # `bbnode new` writes the tests of its templates.
     (build,) = [stage for stage in STAGES if stage.name == "build"]

@@ -104,6 +104,12 @@ def test_a_reload_of_a_users_unit_can_be_started() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
+def test_the_daemon_says_what_is_missing(name: str) -> None:
+    # Of an assertion that fails systemd says so and not which, in the log and in its status.
+    assert not [key for key in settings(name) if key.startswith(("Assert", "Condition"))]
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_it_works_in_an_empty_directory_of_its_own(name: str) -> None:
     found = settings(name)
     (where,) = found["WorkingDirectory"]

@@ -106,11 +106,13 @@ class Service:
         return found.pw_uid, found.pw_gid
 
     def _make_directories(self) -> None:
-        if not self.system:
-            paths.make_state_dir(self.folder.directory)
-            paths.make_state_dir(self.folder.state_dir)
-            return
         try:
+            if not self.system:
+                paths.make_state_dir(self.folder.directory)
+                paths.make_state_dir(self.folder.state_dir)
+                # It may be the folder of the node that was joined.
+                self.folder.state_dir.chmod(_STATE_MODE)
+                return
             for directory, mode in (
                 (self.folder.directory, _SHARED_MODE),
                 (self.folder.state_dir.parent, _SHARED_MODE),
