@@ -34,7 +34,7 @@ def refused(path: Path, match: str, **config) -> None:
 def stored(made: ArrayDataSource) -> np.ndarray:
     features = made._data().features
     assert isinstance(features, FileArray)
-    return features._stored
+    return features.stored
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from bbnode.components.errors import DataUnavailable
+from bbnode.ir.decoding import clip
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -169,8 +170,7 @@ def memory_limit() -> int:
 
 def told(error: BaseException) -> str:
     """Return a reader's message as one bounded line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}…"
+    return clip(" ".join(str(error).split()) or type(error).__name__, _MOST_TOLD)
 
 
 def _why(error: OSError | ValueError) -> str:
