@@ -52,7 +52,8 @@ class Reading:
         csv: the way CSV is written.
         marks: of numbers that are texts.
         used: returns the names of the columns that are used, in their order, of all those of a file
-            and those that are an index of it; raises DataUnavailable where one is missing.
+            at a path and those that are an index of it; raises DataUnavailable where one is
+            missing.
         texts: by name of a column that is a text, also where it looks like numbers, its values.
         is_words: returns whether a column of texts may stay one.
         units: by column, what stands beside each number.
@@ -62,7 +63,7 @@ class Reading:
 
     csv: CsvFormat
     marks: NumberFormat
-    used: Callable[[Sequence[str], Collection[str]], Sequence[str]]
+    used: Callable[[Path, Sequence[str], Collection[str]], Sequence[str]]
     texts: Mapping[str, Sequence[str]]
     is_words: Callable[[str], bool]
     units: Mapping[str, str]
@@ -85,6 +86,7 @@ class OpenedTable:
 
     Attributes:
         names: of its columns.
+        there: names of all columns that some of the files have.
         mapped: the files that it is a view of.
         classes: names of classes by column, as Hugging Face keeps them.
         declared: columns of which the file itself lists the categories.
@@ -94,6 +96,7 @@ class OpenedTable:
 
     table: Any
     names: tuple[str, ...]
+    there: tuple[str, ...]
     mapped: tuple[DataFile, ...] = ()
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     declared: frozenset[str] = frozenset()
@@ -139,8 +142,8 @@ def open_table(component: str, path: Path, reading: Reading, room: Room) -> Open
         metadata = next((table.schema.metadata for table in tables if table.schema.metadata), None)
         whole = joined.replace_schema_metadata(metadata)
         return OpenedTable(
-            whole, tuple(whole.column_names), tuple(opener.mapped), _class_names(metadata),
-            frozenset(opener.declared), opener.units, tuple(opener.index), tuple(parts),
+            whole, tuple(whole.column_names), tuple(opener.there), tuple(opener.mapped),
+            _class_names(metadata), frozenset(opener.declared), opener.units, tuple(opener.index), tuple(parts),
         )  # fmt: skip
     except UnicodeError as error:
         raise DataUnavailable(
@@ -171,6 +174,7 @@ class _Opener:
         self.declared: set[str] = set()
         self.units: dict[str, str] = {}
         self.index: list[str] = []
+        self.there: dict[str, None] = {}
         self.parts: list[FilePart] = []
 
     def files_of(self, path: Path) -> list[Path]:
@@ -243,7 +247,8 @@ class _Opener:
         part = replace(part, count=len(table))
         self.parts.append(part)
         index = [each for each in _index_names(table.schema.metadata) if each in table.column_names]
-        used = list(dict.fromkeys(self._reading.used(table.column_names, index)))
+        used = list(dict.fromkeys(self._reading.used(part.path, table.column_names, index)))
+        self.there.update(dict.fromkeys(table.column_names))
         self.index = [name for name in index if name not in used]
         for name in used:
             field = table.schema.field(name)

@@ -235,6 +235,8 @@ class TableDataSource(StandardizedDataSource):
     def load(self) -> tuple[ByRow, ByRow]:
         config = self.config
         opened = self._opened(self._wanted)
+        # A column that only some of the files have may be left out.
+        self._refuse_absent(Path(config.path), config.ignore, opened.there)
         self._tell_index(opened)
         self._units = {**opened.units, **config.units}
         label = config.label
@@ -297,13 +299,15 @@ class TableDataSource(StandardizedDataSource):
         self._names = tuple(self._named(found))
         return self.served(numbers.in_memory(self._side_by_side(found, parts, opened, None)))
 
-    def _named_features(self, there: Sequence[str], index: Collection[str]) -> Sequence[str]:
+    def _named_features(
+        self, path: Path, there: Sequence[str], index: Collection[str]
+    ) -> Sequence[str]:
         names = self._features() or tuple(name for name in there if name not in index)
-        self._refuse_absent(names, there)
+        self._refuse_absent(path, names, there)
         return names
 
     def _opened(
-        self, used: Callable[[Sequence[str], Collection[str]], Sequence[str]]
+        self, used: Callable[[Path, Sequence[str], Collection[str]], Sequence[str]]
     ) -> OpenedTable:
         config = self.config
         made = CsvFormat(
@@ -443,40 +447,40 @@ class TableDataSource(StandardizedDataSource):
         names = self.config.features
         return (names,) if isinstance(names, str) and names else tuple(names)
 
-    def _wanted(self, there: Sequence[str], index: Collection[str] = ()) -> list[str]:
+    def _wanted(self, path: Path, there: Sequence[str], index: Collection[str]) -> list[str]:
         """Return the names of the columns of features, and last that of the labels.
 
         Those in `index` are no features, unless they are named.
         """
         config = self.config
-        given = (*self._features(), config.label, *config.ignore, *config.one_hot,
+        given = (*self._features(), config.label, *config.one_hot,
                  *config.categories, *config.units, *config.numbers, *config.dates)  # fmt: skip
-        self._refuse_absent(given, there)
+        self._refuse_absent(path, given, there)
         features = self._features() or tuple(
             name for name in there
             if name != config.label and name not in config.ignore and name not in index
         )  # fmt: skip
         if not features:
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: {config.path} has no column besides the label "
+                f"{self.TYPE_NAME}: {path} has no column besides the label "
                 f"{shown(config.label)}; features need one or more"
             )
         indexes = [] if config.features else [name for name in features if name in _INDEX_NAMES]
         if indexes == [""] and there[-1] == "":
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: the last column of {config.path} has no name, as where lines "
+                f"{self.TYPE_NAME}: the last column of {path} has no name, as where lines "
                 'end with a delimiter; leave it out with ignore = [""], or name the `features`'
             )
         if indexes:
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: the column {shown(indexes[0])} of {config.path} looks like an "
+                f"{self.TYPE_NAME}: the column {shown(indexes[0])} of {path} looks like an "
                 f"index of pandas; leave it out with ignore = [{shown(indexes[0])}], or name the "
                 "`features`"
             )
         return [*features, config.label]
 
-    def _refuse_absent(self, wanted: Sequence[str], there: Sequence[str]) -> None:
-        """Raise DataUnavailable unless the table has the columns, and each once."""
+    def _refuse_absent(self, path: Path, wanted: Sequence[str], there: Sequence[str]) -> None:
+        """Raise DataUnavailable unless the table at `path` has the columns, and each once."""
         config = self.config
         twice = sorted({name for name in there if there.count(name) > 1})
         if twice:
@@ -485,7 +489,7 @@ class TableDataSource(StandardizedDataSource):
                 else "rename them"
             )  # fmt: skip
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: {config.path} has several columns "
+                f"{self.TYPE_NAME}: {path} has several columns "
                 f"{', '.join(map(shown, twice))}; {remedy}"
             )
         missing = [name for name in dict.fromkeys(wanted) if name not in there]
@@ -497,7 +501,7 @@ class TableDataSource(StandardizedDataSource):
             more = len(there) - _MOST_LISTED
             listed = [*map(shown, there[:_MOST_LISTED]), *([f"{more} more"] if more > 0 else [])]
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: {config.path} has no column "
+                f"{self.TYPE_NAME}: {path} has no column "
                 f"{', '.join(map(shown, missing))}; it has {', '.join(listed) or 'none'}{hint}"
             )
 
