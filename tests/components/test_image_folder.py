@@ -387,3 +387,15 @@ def test_files_that_are_no_images_are_named_with_what_leaves_them_out(folder, na
 def test_a_file_is_what_its_bytes_say_whatever_its_name(folder) -> None:
     Image.new("RGB", (6, 4), "white").save(folder / "cat" / "x.gif", "JPEG")
     assert source(folder).num_samples == 7
+
+
+def test_names_that_cannot_be_printed_are_never_printed(folder) -> None:
+    (folder / "cat" / "\x1b[2Jx.png").write_bytes(b"junk")
+    with pytest.raises(DataUnavailable, match=r"cat/·\[2Jx\.png can't be decoded") as caught:
+        source(folder).on_data_loaded(CTX)
+    assert str(caught.value).isprintable()
+    os.mkdir(os.fsencode(folder) + b"/\xff")
+    Image.new("L", (6, 4)).save(os.fsencode(folder) + b"/\xff/x.png")
+    with pytest.raises(DataUnavailable, match=r"name of the folder '·' .* rename it") as caught:
+        source(folder, skip=("*2Jx.png",)).on_data_loaded(CTX)
+    assert str(caught.value).isprintable()

@@ -32,7 +32,7 @@ from bbnode.components.data.statistics import StandardizedConfig, StandardizedDa
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
-from bbnode.ir.decoding import shown
+from bbnode.ir.decoding import clip, shown
 from bbnode.ir.installation import install
 from bbnode.ir.types import TENSOR_BY_ELEM, TENSOR_FLOAT, TENSOR_INT64, TypeNode
 
@@ -56,6 +56,7 @@ _MAX_FILES: Final = 5_000_000
 _MAX_DEPTH: Final = 32  # folders inside a class
 _MAX_SIDE: Final = 1 << 14  # pixels of an example's side
 _MOST_LISTED: Final = 8  # names in a line of the log
+_MOST_NAME_CHARS: Final = 4096  # of a path in an error
 _WHITE, _DEEP_WHITE = 255, 65_535  # of 8 and of 16 bits
 _ORIENTATION: Final = 0x0112  # EXIF: the way a camera was held
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
@@ -255,6 +256,12 @@ class _Folder:
                 folders.remove(name)
             if not folders and of_folder:
                 raise DataUnavailable(f"{component}: the folders in {self._root} hold no images")
+        strange = [name for name in folders if not name.isprintable()]
+        if strange:  # half a surrogate pair stands for a byte that is no UTF-8
+            raise DataUnavailable(
+                f"{component}: the name of the folder {shown(strange[0])} in {self._root} can't be "
+                "printed, or is no UTF-8, and classes have names; rename it"
+            )
         self.classes = config.classes or tuple(folders)
         if not self.classes:
             raise DataUnavailable(
@@ -465,4 +472,5 @@ class _Folder:
         )
 
     def _bad(self, path: str, what: str) -> DataUnavailable:
-        return DataUnavailable(f"{self._component}: {path} {what}")
+        # The names of files are data: of an archive that somebody unpacked, say.
+        return DataUnavailable(f"{self._component}: {clip(path, _MOST_NAME_CHARS)} {what}")
