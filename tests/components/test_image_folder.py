@@ -394,7 +394,7 @@ def test_names_that_cannot_be_printed_are_never_printed(folder) -> None:
     with pytest.raises(DataUnavailable, match=r"cat/·\[2Jx\.png can't be decoded") as caught:
         source(folder).on_data_loaded(CTX)
     assert str(caught.value).isprintable()
-    os.mkdir(os.fsencode(folder) + b"/\xff")
+    (folder / os.fsdecode(b"\xff")).mkdir()
     Image.new("L", (6, 4)).save(os.fsencode(folder) + b"/\xff/x.png")
     with pytest.raises(DataUnavailable, match=r"name of the folder '·' .* rename it") as caught:
         source(folder, skip=("*2Jx.png",)).on_data_loaded(CTX)

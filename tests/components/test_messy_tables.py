@@ -101,6 +101,11 @@ VALUES = [
     ("1:30", "13:30", {}, "it holds times"),
     ("<5", "7", {}, "words among numbers ('<5'): '<5' is a bound"),
     ("n.d.", "7", {}, 'missing_words = ["n.d."]'),
+    ("  ", "7", {}, "line 2: row 0 has no value"),
+    ("  ", "7", {"missing": "mean"}, [7, 7]),
+    ("\u0661\u0662", "7", {}, "words among numbers"),
+    ("A1", "B2", {}, "it holds text, its first values are 'A1', 'B2'"),
+    ("5 kg", "6 KG", {"units": {"a": "kg"}}, "line 3: row 1 has '6 KG'"),
     ("-", "7", {"missing_words": ("-",), "missing": "mean"}, [7, 7]),
     ("a", "7", {}, "line 2: row 0: it has words among numbers ('a'): the heading is repeated"),
     ("Total", "7", {}, "a line of totals"),
@@ -156,6 +161,7 @@ FILES = [
     (b"a,y\n1,2\n,\n", {}, "line 3: row 1 has no value"),
     (b"Report,,,\na,b,c,y\n1,2,3,4\n", {}, "set skip_lines if the table begins below"),
     (b"a,y\nNA,2\nDE,3\n,3\n", {"categories": {"a": ("DE", "NA")}, "missing": "drop"}, [[1], [0]]),
+    (b"a,y,,\n1,2,,\n", {"ignore": ("",)}, [[1]]),
     (b"a,b,y\n1,,2\n", {}, "all of its values are missing"),
 ]  # fmt: skip
 
@@ -249,6 +255,10 @@ TYPED = [
     (typed(pa.array([86400, 43200], pa.duration("s"))), {"dates": {"a": ""}}, [[1], [0.5]]),
     (typed(pa.array([43200 * 10**9], pa.timestamp("ns", "Europe/Berlin"))), {"dates": {"a": ""}},
      [[0.5]]),
+    (typed([b"x", b"y"]), {}, "it holds bytes"),
+    (typed([1.5]), {"dates": {"a": ""}}, "`dates` names it, and it holds double, no dates"),
+    (typed(pa.array([2**64 - 1], pa.uint64()), ), {"dtype": "float64"}, "18446744073709551615 is no float64 number"),
+    (typed(pa.array([-(2**63)])), {}, [[-(2.0**63)]]),
     (typed([[1], [2, 3]]), {}, "its lists differ in length (1, 2)"),
 ]  # fmt: skip
 

@@ -143,7 +143,8 @@ def open_table(component: str, path: Path, reading: Reading, room: Room) -> Open
         whole = joined.replace_schema_metadata(metadata)
         return OpenedTable(
             whole, tuple(whole.column_names), tuple(opener.there), tuple(opener.mapped),
-            _class_names(metadata), frozenset(opener.declared), opener.units, tuple(opener.index), tuple(parts),
+            _class_names(metadata), frozenset(opener.declared), opener.units,
+            tuple(opener.index), tuple(parts),
         )  # fmt: skip
     except UnicodeError as error:
         raise DataUnavailable(

@@ -141,6 +141,8 @@ def read_column(
         return _strings(pa, name, chunks, categories, missing_words, declared and encoded)
     if encoded and _is_number(types, kind):
         chunks = [chunk.dictionary_decode() for chunk in chunks]
+    elif encoded and _is_bytes(types, kind):
+        raise UnsuitableColumn(_unsuitable(types, kind, name))
     elif encoded:  # a few may stand for any number
         raise UnsuitableColumn(f"it holds {str(kind)[:80]} as a dictionary; write them out")
     if classes and types.is_integer(kind):
@@ -231,13 +233,19 @@ def _is_list(types: Any, kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
+def _is_bytes(types: Any, kind: Any) -> bool:
+    return bool(
+        types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
+    )
+
+
 def _unsuitable(types: Any, kind: Any, name: str) -> str:
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+    if _is_bytes(types, kind):
         return (
             "it holds bytes; of a CSV file, its text is in another `encoding`, such as "
             '"cp1252" or "latin-1"; else leave it out with `ignore`'
         )
-    if types.is_temporal(kind):
+    if number_text.is_moment(types, kind):
         return (
             f'it holds {kind}; set dates = {{ {number_text.key_of(name)} = "" }} to have it as '
             "days (since 1970-01-01), make numbers of it first, or leave it out with `ignore`"

@@ -11,6 +11,7 @@ import codecs
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, cast
@@ -232,7 +233,8 @@ class CsvFile:
                 low, high = ends["min"].as_py(), ends["max"].as_py()
                 if low is not None and max(-low, high) >= _EXACT:
                     huge.append(field.name)
-        again = [name for name in (*whole, *huge) if table.column_names.count(name) == 1]
+        times = Counter(table.column_names)
+        again = [name for name in (*whole, *huge) if times[name] == 1]
         if not again:
             return {}, {}
         texts = self._table(pa, dict.fromkeys(again, pa.string()), None, again)

@@ -182,7 +182,8 @@ class _Folder:
                 f"{component}: images need the library Pillow; run: {install('pillow>=11')}"
             ) from error
         self._paths: list[str] = []
-        self._left_out: list[str] = []
+        self._left_out: list[str] = []  # the first of them
+        self._left_count = 0
         self._count = 0  # of files that were listed
         self._skips = [re.compile(fnmatch.translate(each.casefold())) for each in config.skip]
         self.classes: tuple[str, ...] = ()
@@ -210,11 +211,11 @@ class _Folder:
 
     def _tell_left_out(self) -> None:
         if self._left_out:
-            more = len(self._left_out) - _MOST_LISTED
+            more = self._left_count - len(self._left_out)
             logger.info(
                 "%s: %d files and folders in %s are left out: %s%s", self._component,
-                len(self._left_out), self._root,
-                ", ".join(map(shown, self._left_out[:_MOST_LISTED])), ", …" if more > 0 else "",
+                self._left_count, self._root,
+                ", ".join(map(shown, self._left_out)), ", …" if more > 0 else "",
             )  # fmt: skip
 
     def _check_heads(self) -> None:
@@ -252,7 +253,7 @@ class _Folder:
         of_folder = {name: list(self._files(self._root / name, ())) for name in folders}
         if not config.classes:  # an empty folder would move the numbers of those behind it
             for name in [name for name in folders if not of_folder[name]]:
-                self._left_out.append(f"{name} (empty)")
+                self._leave_out(f"{name} (empty)")
                 folders.remove(name)
             if not folders and of_folder:
                 raise DataUnavailable(f"{component}: the folders in {self._root} hold no images")
@@ -322,7 +323,7 @@ class _Folder:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if self._is_left_out(entry.name):
-                        self._left_out.append(os.path.relpath(entry.path, self._root))
+                        self._leave_out(os.path.relpath(entry.path, self._root))
                     else:
                         yield entry
         except (OSError, ValueError) as error:
@@ -331,6 +332,11 @@ class _Folder:
                 f"{getattr(error, 'strerror', None) or error}; set `path` to a folder of class "
                 "folders that this node may read"
             ) from error
+
+    def _leave_out(self, name: str) -> None:
+        self._left_count += 1
+        if len(self._left_out) < _MOST_LISTED:
+            self._left_out.append(name)
 
     def _is_left_out(self, name: str) -> bool:
         lower = name.casefold()

@@ -35,10 +35,13 @@ TOTALS: Final = frozenset(
     ("total", "totals", "sum", "sums", "summe", "gesamt", "somme", "suma", "average", "mean")
 )
 
-_PLAIN = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-_COMMA = r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?"
-_GROUPED = r"[+-]?\d{1,3}(?:([,.' \u00a0\u2009\u202f\u2019_])\d{3})(?:\1\d{3})*(?:[.,]\d+)?"
-_DATE = r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}(?:[T ]\d{1,2}:\d{2}.*)?"
+_PLAIN = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_COMMA = r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?"
+_GROUPED = (
+    r"[+-]?[0-9]{1,3}(?:([,.' \u00a0\u2009\u202f\u2019_])[0-9]{3})(?:\1[0-9]{3})*(?:[.,][0-9]+)?"
+)
+_DATE = r"[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}(?:[T ][0-9]{1,2}:[0-9]{2}.*)?"
+_TIME = r"-?[0-9]{1,3}:[0-9]{2}(?::[0-9]{2})?(?:[.,][0-9]+)?(?: ?[AaPp][Mm])?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,16 +143,17 @@ def _iso(pa: Any, text: Any) -> Any:
     pc = pa.compute
     good = pc.match_substring_regex(
         text,
-        r"^\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?)?(?:Z|[+-]\d{2}:?\d{2})?$",
+        r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?)?"
+        r"(?:Z|[+-][0-9]{2}:?[0-9]{2})?$",
     )
-    zoned = pc.match_substring_regex(text, r"\d{2}:\d{2}.*(?:Z|[+-]\d{2}:?\d{2})$")
+    zoned = pc.match_substring_regex(text, r"[0-9]{2}:[0-9]{2}.*(?:Z|[+-][0-9]{2}:?[0-9]{2})$")
     text = pc.if_else(good, text, pa.scalar(None, text.type))
     kind = pa.timestamp("us", "UTC") if pc.any(zoned).as_py() else pa.timestamp("us")
     return text.cast(kind)
 
 
 def _unpadded(pc: Any, text: Any) -> Any:
-    return pc.utf8_lower(pc.replace_substring_regex(text, r"\b0+(\d)", r"\1"))
+    return pc.utf8_lower(pc.replace_substring_regex(text, r"\b0+([0-9])", r"\1"))
 
 
 def first_words(words: Sequence[str]) -> str:
@@ -159,7 +163,12 @@ def first_words(words: Sequence[str]) -> str:
 
 
 def is_number_like(words: Sequence[str], how: NumberFormat) -> bool:
-    """Return whether words are numbers with marks, or mostly: no names of classes."""
+    """Return whether words are numbers with marks, or mostly: no names of classes.
+
+    Plain digits are names in a file that has them as texts.
+    """
+    if how.decimal == "." and all(re.fullmatch(_PLAIN, word.strip()) for word in words):
+        return False
     found = _cause("", words, how)
     return found is not None
 
@@ -223,7 +232,7 @@ def _cause(name: str, words: Sequence[str], how: NumberFormat) -> tuple[str, str
         return words[at]
 
     if all(re.fullmatch(_PLAIN, word) for word in plain) and how.decimal == ".":
-        leading = next((word for word in words if re.fullmatch(r"\s*[+-]?0\d+\s*", word)), None)
+        leading = next((word for word in words if re.fullmatch(r"\s*[+-]?0[0-9]+\s*", word)), None)
         if leading is not None:
             return leading_zeros(name), leading
         return (
@@ -238,7 +247,7 @@ def _cause(name: str, words: Sequence[str], how: NumberFormat) -> tuple[str, str
         ), word
     if all_are(_COMMA) and how.decimal != ",":
         maybe = [word for word in plain if "," in word]
-        if all(re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", word) for word in maybe):
+        if all(re.fullmatch(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}", word) for word in maybe):
             return (
                 f'it holds {shown(first_of(_COMMA))}: set thousands = "," if the comma stands '
                 'between thousands, and decimal = "," if it begins the fraction'
@@ -250,12 +259,12 @@ def _cause(name: str, words: Sequence[str], how: NumberFormat) -> tuple[str, str
     if "thousands" in marks:
         word = first_of(_GROUPED)
         return f"it holds marks between thousands ({shown(word)}); set {marks}", word
-    if all_are(r"\(\D*\d[\d.,' ]*\D*\)"):
+    if all_are(r"\(\D*[0-9][0-9.,' ]*\D*\)"):
         return (
             f"it holds numbers in parentheses ({shown(first_of(r'[(].+'))}); set parentheses = "
             "true if they are negative"
         ), first_of(r"\(.+\)")
-    if all_are(r"[\d.,]+-"):
+    if all_are(r"[0-9.,]+-"):
         return (
             f"it holds numbers with the minus behind them ({shown(first_of('.+-'))}); write it "
             "before them"
@@ -266,8 +275,7 @@ def _cause(name: str, words: Sequence[str], how: NumberFormat) -> tuple[str, str
             f"it holds dates ({first_words(words)}); to have them as days since 1970, set "
             f'dates = {{ {key} = "{form}" }}, else leave it out with `ignore`'
         ), words[0]
-    if all(re.fullmatch(r"-?\d{1,3}:\d{2}(?::\d{2})?(?:[.,]\d+)?(?: ?[AaPp][Mm])?", word)
-           for word in plain):  # fmt: skip
+    if all(re.fullmatch(_TIME, word) for word in plain):
         return (
             f"it holds times ({first_words(words)}); write them as numbers, of hours say, or "
             "leave it out with `ignore`"
@@ -304,7 +312,7 @@ def _marks(plain: Sequence[str]) -> str:
     )
     if mark == "," and not any("." in word or word.count(",") > 1 for word in plain):
         return f'thousands = "," or {comma}, whichever the comma is'
-    has_comma = mark == "." or any(re.search(r"[^,],\d+$", word) for word in plain)
+    has_comma = mark == "." or any(re.search(r"[^,],[0-9]+$", word) for word in plain)
     return f'thousands = "{mark}"' + (f", {comma}" if has_comma and mark != "," else "")
 
 
@@ -334,7 +342,9 @@ def _date_form(words: Sequence[str]) -> str:
     return f"%d{mark}%m{mark}{year}{time}"
 
 
-_AFFIXED = re.compile(r"[+-]?([^\d+-]*?)\s*([+-]?[\d.,'\u2019 \u00a0\u202f]*\d[.,]?)\s*([^\d]*)")
+_AFFIXED = re.compile(
+    r"[+-]?([^0-9+-]*?)\s*([+-]?[0-9.,'\u2019 \u00a0\u202f]*[0-9][.,]?)\s*([^0-9]*)"
+)
 
 
 def _affix(plain: Sequence[str]) -> tuple[list[str], int, list[str]] | None:

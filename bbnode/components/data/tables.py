@@ -6,6 +6,7 @@ import codecs
 import difflib
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -245,7 +246,10 @@ class TableDataSource(StandardizedDataSource):
         for name in (*config.one_hot, *config.categories):
             if name in found and not found[name].categories:
                 raise self._refusal(
-                    opened, name, "it is not of strings, as `one_hot` and `categories` are"
+                    opened,
+                    name,
+                    "it is not of strings, as `one_hot` and `categories` are; list its values in "
+                    "`categories` if they are names",
                 )
         self._tell_words(opened, found)
         kept = self._kept(opened, list(found.values()))
@@ -482,7 +486,8 @@ class TableDataSource(StandardizedDataSource):
     def _refuse_absent(self, path: Path, wanted: Sequence[str], there: Sequence[str]) -> None:
         """Raise DataUnavailable unless the table at `path` has the columns, and each once."""
         config = self.config
-        twice = sorted({name for name in there if there.count(name) > 1})
+        used = set(wanted) if self._features() else set(there) - set(config.ignore)
+        twice = sorted(name for name, n in Counter(there).items() if n > 1 and name in used)
         if twice:
             remedy = (
                 "name them, or set skip_lines if the table begins below" if twice == [""]
@@ -492,7 +497,8 @@ class TableDataSource(StandardizedDataSource):
                 f"{self.TYPE_NAME}: {path} has several columns "
                 f"{', '.join(map(shown, twice))}; {remedy}"
             )
-        missing = [name for name in dict.fromkeys(wanted) if name not in there]
+        known = set(there)
+        missing = [name for name in dict.fromkeys(wanted) if name not in known]
         if missing:
             near = difflib.get_close_matches(missing[0], there, n=1)
             hint = f" (did you mean {shown(near[0])}?)" if near else ""

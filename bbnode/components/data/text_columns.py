@@ -72,7 +72,7 @@ def as_numbers(
     made, whole = [], True
     for part in parts:
         values, digits = number_text.parsed(pa, part.words, how, unit)
-        bad = pc.and_(part.words.is_valid(), values.is_null())
+        bad = pc.and_(_is_written(pc, part.words), values.is_null())
         if pc.any(part.by_row(bad)).as_py():
             if not must:
                 return None
@@ -88,14 +88,19 @@ def as_numbers(
             _refuse_identifiers(pa, name, parts, part, digits)
         whole = whole and bool(pc.all(pc.fill_null(is_whole, True)).as_py())
         made.append((part, values))
-    if not made or all(values.null_count == len(values) for _, values in made):
-        return None
+    if all(values.null_count == len(values) for _, values in made):  # of which type, who knows
+        return pa.nulls(len(column), pa.float64()) if must else None
     if whole and all(
         pc.all(pc.less_equal(pc.abs(values), float(1 << 53))).as_py() in (True, None)
         for _, values in made
     ):
         made = [(part, values.cast(pa.int64())) for part, values in made]
     return pa.chunked_array([part.by_row(values) for part, values in made])
+
+
+def _is_written(pc: Any, words: Any) -> Any:
+    """Return which texts have more than blanks; those of blanks alone are missing values."""
+    return pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(words), ""), False)
 
 
 def _refuse_identifiers(
@@ -127,7 +132,9 @@ def as_days(pa: Any, column: Any, form: str, missing_words: Sequence[str]) -> An
             [number_text.days(pa, chunk, "") for chunk in column.chunks], pa.float64()
         )
     if not is_text(types, column.type):
-        raise UnsuitableColumn(f"`dates` names it, and it holds {str(column.type)[:80]}")
+        raise UnsuitableColumn(
+            f"`dates` names it, and it holds {str(column.type)[:80]}, no dates; leave it out there"
+        )
     parts = [Words.of(pa, chunk, missing_words) for chunk in column.chunks if len(chunk)]
     made = []
     for part in parts:
@@ -135,7 +142,7 @@ def as_days(pa: Any, column: Any, form: str, missing_words: Sequence[str]) -> An
             values = number_text.days(pa, part.words, form)
         except pa.lib.ArrowException:  # a form that C knows nothing of, or no moment at all
             values = pa.nulls(len(part.words), pa.float64())
-        bad = pa.compute.and_(part.words.is_valid(), values.is_null())
+        bad = pa.compute.and_(_is_written(pa.compute, part.words), values.is_null())
         if pa.compute.any(part.by_row(bad)).as_py():
             word = part.words.filter(bad)[0].as_py()
             row = row_of(pa, parts, word)
