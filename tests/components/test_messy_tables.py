@@ -257,9 +257,11 @@ TYPED = [
      [[0.5]]),
     (typed([b"x", b"y"]), {}, "it holds bytes"),
     (typed([1.5]), {"dates": {"a": ""}}, "`dates` names it, and it holds double, no dates"),
-    (typed(pa.array([2**64 - 1], pa.uint64()), ), {"dtype": "float64"}, "18446744073709551615 is no float64 number"),
+    (typed(pa.array([2**64 - 1], pa.uint64())), {"dtype": "float64"},
+     "18446744073709551615 is no float64 number"),
     (typed(pa.array([-(2**63)])), {}, [[-(2.0**63)]]),
-    (typed([[1], [2, 3]]), {}, "its lists differ in length (1, 2)"),
+    (typed([[1], [2, 3]]), {}, "row 1: its lists differ in length (1, 2)"),
+    (typed([[1, 2], None]), {}, "row 1: a list is missing"),
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from bbnode.components.data.data_file import UNREADABLE, DataFile, Room, read_wh
 from bbnode.components.data.number_text import NumberFormat
 from bbnode.components.data.text_columns import UnsuitableColumn
 from bbnode.components.errors import DataUnavailable
-from bbnode.ir.decoding import shown
+from bbnode.ir.decoding import clip, shown
 from bbnode.ir.installation import install
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ CSV = (".csv", ".tsv")
 ENDINGS = (*CSV, ".parquet", ".pq", ".arrow", ".feather", ".ipc")
 MAX_FILES = 256  # of one table; each stays open
 MAX_JSON_BYTES = 1 << 24  # of state.json and the like
+_MOST_PATH_CHARS = 4096  # of a path in an error
 _BATCH_ROWS = 1 << 14  # of Parquet that are read at once
 _MAPPED = "raise it, or write an uncompressed .arrow file, which is mapped"
 
@@ -109,7 +110,7 @@ class OpenedTable:
         for part in self.parts:
             if row < part.count:
                 line = part.csv.line_of(row) if part.csv is not None else 0
-                return str(part.path), f", line {line}" if line else ""
+                return _name(part.path), f", line {line}" if line else ""
             row -= part.count
         return "", ""
 
@@ -148,14 +149,14 @@ def open_table(component: str, path: Path, reading: Reading, room: Room) -> Open
         )  # fmt: skip
     except UnicodeError as error:
         raise DataUnavailable(
-            f"{component}: cannot read {at}: its text is not in the encoding "
+            f"{component}: cannot read {_name(at)}: its text is not in the encoding "
             f'{reading.csv.encoding!r}{_byte_of(error)}; set `encoding` ("cp1252", "latin-1", …)'
         ) from error
     except BadCsv as error:
-        raise DataUnavailable(f"{component}: cannot read {at}: {error}") from error
+        raise DataUnavailable(f"{component}: cannot read {_name(at)}: {error}") from error
     except (*UNREADABLE, pa.lib.ArrowException) as error:
         raise DataUnavailable(
-            f"{component}: cannot read {at}: {told(error)}; set `path` to {WANTED}"
+            f"{component}: cannot read {_name(at)}: {told(error)}; set `path` to {WANTED}"
         ) from error
 
 
@@ -268,12 +269,12 @@ class _Opener:
                     found = part.csv.line_of(error.row)
                     line = f", line {found}" if found else ""
                 raise DataUnavailable(
-                    f"{self._component}: column {shown(name)} of {part.path}{line}: {error}"
+                    f"{self._component}: column {shown(name)} of {_name(part.path)}{line}: {error}"
                 ) from error
             except (*UNREADABLE, self._pa.lib.ArrowException) as error:
                 raise DataUnavailable(
-                    f"{self._component}: column {shown(name)} of {part.path}: cannot be read: "
-                    f"{told(error)}"
+                    f"{self._component}: column {shown(name)} of {_name(part.path)}: cannot be "
+                    f"read: {told(error)}"
                 ) from error
             if made is not column:
                 table = table.set_column(at, name, made)
@@ -371,6 +372,11 @@ def _tell_totals(component: str, pa: Any, table: Any, path: Path) -> None:
                 )  # fmt: skip
 
 
+def _name(path: Path) -> str:
+    """Return a path as a message may show it: the names of files are data, too."""
+    return clip(str(path), _MOST_PATH_CHARS)
+
+
 def too_large(name: str) -> str:
     """Return why whole numbers that a float64 can't tell apart are refused."""
     return (
@@ -399,10 +405,12 @@ def _joined(pa: Any, component: str, tables: Sequence[Any], paths: Sequence[Path
         for here, there, one, other in (
             (table.column_names, first, path, paths[0]), (first, table.column_names, paths[0], path)
         ):  # fmt: skip
-            more = [name for name in here if name not in there]
+            known = set(there)
+            more = [name for name in here if name not in known]
             if more:
                 raise DataUnavailable(
-                    f"{component}: {one} has the column {shown(more[0])}, and {other} has not; "
+                    f"{component}: {_name(one)} has the column {shown(more[0])}, and "
+                    f"{_name(other)} has not; "
                     "leave it out with `ignore` or `features`, or put the files into folders of "
                     "their own"
                 )
@@ -419,7 +427,8 @@ def _joined(pa: Any, component: str, tables: Sequence[Any], paths: Sequence[Path
                               not pa.types.is_null(c.type))  # fmt: skip
                 raise DataUnavailable(
                     f"{component}: column {shown(name)} is {_noun(pa.types, column.type)} in "
-                    f"{path} and {_noun(pa.types, kind)} in {before}; write it alike in all files"
+                    f"{_name(path)} and {_noun(pa.types, kind)} in {_name(before)}; write it alike "
+                    "in all files"
                 )
             kind = both
         try:

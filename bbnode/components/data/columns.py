@@ -157,10 +157,7 @@ def read_column(
         kind = pa.int64() if whole else pa.float64()
         chunks = [chunk.cast(kind) for chunk in chunks]
     if _is_list(types, kind):
-        parts = [_lists(pa, chunk) for chunk in chunks]
-        shapes = {part.shape[1:] for part in parts}
-        if len(shapes) > 1:
-            raise UnsuitableColumn(_lengths_differ(shapes))
+        parts = _all_lists(pa, chunks)
         return Column(name, Chunks(parts), _nans(parts), is_list=True)
     if not _is_number(types, kind):
         raise UnsuitableColumn(_unsuitable(types, kind, name))
@@ -265,12 +262,33 @@ def _numbers(pa: Any, chunk: Any) -> Array:
     return array
 
 
+def _all_lists(pa: Any, chunks: Sequence[Any]) -> list[Array]:
+    """Return the lists of each chunk. Raises UnsuitableColumn, with the first row that differs."""
+    parts: list[Array] = []
+    at = 0
+    for chunk in chunks:
+        try:
+            part = _lists(pa, chunk)
+        except UnsuitableColumn as error:
+            if error.row is None:
+                raise
+            row = at + error.row
+            raise UnsuitableColumn(f"row {row}: {error}", row) from error
+        if parts and part.shape[1:] != parts[0].shape[1:]:
+            why = _lengths_differ({part.shape[1:], parts[0].shape[1:]})
+            raise UnsuitableColumn(f"row {at}: {why}", at)
+        parts.append(part)
+        at += len(chunk)
+    return parts
+
+
 def _lists(pa: Any, chunk: Any, depth: int = 0) -> Array:
     """Return lists of equal length as an array [N, length, ...], without a copy."""
     if depth > _MOST_AXES:
         raise UnsuitableColumn(f"its lists are nested more than {_MOST_AXES} times")
     if chunk.null_count:
-        raise UnsuitableColumn("a list is missing; leave such rows out of the file")
+        row = None if depth else int(np.argmax(chunk.is_null().to_numpy(zero_copy_only=False)))
+        raise UnsuitableColumn("a list is missing; leave such rows out of the file", row)
     kind = chunk.type
     count = len(chunk)
     # `flatten` leaves out what lies before and behind the rows of a slice.
@@ -281,7 +299,10 @@ def _lists(pa: Any, chunk: Any, depth: int = 0) -> Array:
         lengths = np.diff(chunk.offsets.to_numpy())
         length = int(lengths[0])
         if (lengths != length).any():
-            raise UnsuitableColumn(_lengths_differ({(int(each),) for each in np.unique(lengths)}))
+            raise UnsuitableColumn(
+                _lengths_differ({(int(each),) for each in np.unique(lengths)}),
+                None if depth else int(np.argmax(lengths != length)),
+            )
     if length == 0:
         raise UnsuitableColumn("its lists are empty")
     if _is_list(pa.types, inner.type):
