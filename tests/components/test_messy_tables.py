@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bbnode.components import errors
@@ -397,3 +398,37 @@ def test_any_text_is_a_number_or_none(text, unit) -> None:
         plain = f"-{plain[1:-1].strip()}" if plain.startswith("(") else plain
         assert value == float(plain) or math.isinf(value)
     number_text.why_text("a", [text, "x1"], NumberFormat())
+
+
+@given(written())
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_without_settings_a_number_is_read_as_it_is_or_refused(tmp_path, made) -> None:
+    text, value, how, _ = made
+    (tmp_path / "t.csv").write_text(f'a;y\n"{text}";0\n"{text}";1\n', encoding="utf-8")
+    try:
+        x, _ = source(tmp_path / "t.csv", delimiter=";", dtype="float64").next_batch(CTX)
+    except errors.DataUnavailable as error:
+        why = str(error)
+    else:  # 1.234 is a fraction here, whatever its writer meant
+        why = ""
+        assert x[0, 0] == value or how.thousands == "."
+    assert not why or ("column 'a'" in why and "line 2" in why)
+
+
+def test_names_of_files_that_cannot_be_printed_are_never_printed(tmp_path) -> None:
+    for name in (b"1\xff.csv", b"2\x1b[2J.csv"):
+        (tmp_path / os.fsdecode(name)).write_text("a,y\nx,1\n")
+    with pytest.raises(errors.DataUnavailable) as caught:
+        source(tmp_path).next_batch(CTX)
+    assert str(caught.value).isprintable()
+    assert "1·.csv, line 2: row 0: it holds text" in str(caught.value)
+
+
+def test_hidden_files_of_a_folder_are_left_out_and_named(tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    (tmp_path / "1.csv").write_text("a,y\n1,0\n")
+    (tmp_path / "._1.csv").write_bytes(b"\0\5\x16\7")
+    assert source(tmp_path).next_batch(CTX)[0].tolist() == [[1]]
+    assert "left out: '._1.csv'" in caplog.text

@@ -17,11 +17,11 @@ from typing import Any
 from bbnode.components.data import arrow_sizes, number_text, text_columns
 from bbnode.components.data.arrow_sizes import group_bytes, ipc_unpacked
 from bbnode.components.data.csv_files import BadCsv, CsvFile, CsvFormat, CsvTable
-from bbnode.components.data.data_file import UNREADABLE, DataFile, Room, read_whole, told
+from bbnode.components.data.data_file import UNREADABLE, DataFile, Room, named, read_whole, told
 from bbnode.components.data.number_text import NumberFormat
 from bbnode.components.data.text_columns import UnsuitableColumn
 from bbnode.components.errors import DataUnavailable
-from bbnode.ir.decoding import clip, shown
+from bbnode.ir.decoding import shown
 from bbnode.ir.installation import install
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ CSV = (".csv", ".tsv")
 ENDINGS = (*CSV, ".parquet", ".pq", ".arrow", ".feather", ".ipc")
 MAX_FILES = 256  # of one table; each stays open
 MAX_JSON_BYTES = 1 << 24  # of state.json and the like
-_MOST_PATH_CHARS = 4096  # of a path in an error
 _BATCH_ROWS = 1 << 14  # of Parquet that are read at once
 _MAPPED = "raise it, or write an uncompressed .arrow file, which is mapped"
 
@@ -110,7 +109,7 @@ class OpenedTable:
         for part in self.parts:
             if row < part.count:
                 line = part.csv.line_of(row) if part.csv is not None else 0
-                return _name(part.path), f", line {line}" if line else ""
+                return named(part.path), f", line {line}" if line else ""
             row -= part.count
         return "", ""
 
@@ -149,14 +148,14 @@ def open_table(component: str, path: Path, reading: Reading, room: Room) -> Open
         )  # fmt: skip
     except UnicodeError as error:
         raise DataUnavailable(
-            f"{component}: cannot read {_name(at)}: its text is not in the encoding "
+            f"{component}: cannot read {named(at)}: its text is not in the encoding "
             f'{reading.csv.encoding!r}{_byte_of(error)}; set `encoding` ("cp1252", "latin-1", …)'
         ) from error
     except BadCsv as error:
-        raise DataUnavailable(f"{component}: cannot read {_name(at)}: {error}") from error
+        raise DataUnavailable(f"{component}: cannot read {named(at)}: {error}") from error
     except (*UNREADABLE, pa.lib.ArrowException) as error:
         raise DataUnavailable(
-            f"{component}: cannot read {_name(at)}: {told(error)}; set `path` to {WANTED}"
+            f"{component}: cannot read {named(at)}: {told(error)}; set `path` to {WANTED}"
         ) from error
 
 
@@ -187,23 +186,29 @@ class _Opener:
             splits = self._json(path / "dataset_dict.json").get("splits")
             listed = ", ".join(map(str, splits)) if isinstance(splits, list) else "several"
             raise DataUnavailable(
-                f"{self._component}: {path} is a data set in splits ({listed}); set `path` to one "
-                "of these folders, and share out with `split` where there is but one"
+                f"{self._component}: {named(path)} is a data set in splits ({listed}); set `path` "
+                "to one of these folders, and share out with `split` where there is but one"
             )
         if (path / "state.json").exists():
             found = self._hugging_face(path)
         else:
-            found = sorted(each for each in path.iterdir() if each.suffix.lower() in ENDINGS)
+            there = sorted(each for each in path.iterdir() if each.suffix.lower() in ENDINGS)
+            found = [each for each in there if not each.name.startswith(".")]
+            if len(found) < len(there):  # such as "._1.csv", of a stick that was in a Mac
+                logger.info(
+                    "%s: hidden files in %s are left out: %s", self._component, named(path),
+                    ", ".join(shown(each.name) for each in there if each not in found)[:1000],
+                )  # fmt: skip
             kinds = sorted({each.suffix.lower() for each in found})
             if len(kinds) != 1:
                 raise DataUnavailable(
-                    f"{self._component}: the folder {path} has {' and '.join(kinds) or 'no data'} "
-                    f"files; set `path` to {WANTED}"
+                    f"{self._component}: the folder {named(path)} has "
+                    f"{' and '.join(kinds) or 'no data'} files; set `path` to {WANTED}"
                 )
         if len(found) > MAX_FILES:
             raise DataUnavailable(
-                f"{self._component}: {path} has {len(found)} files, more than {MAX_FILES}; write "
-                "them as fewer and larger ones"
+                f"{self._component}: {named(path)} has {len(found)} files, more than {MAX_FILES}; "
+                "write them as fewer and larger ones"
             )
         return found
 
@@ -211,8 +216,8 @@ class _Opener:
         state = self._json(folder / "state.json")
         if state.get("_indices_data_files"):
             raise DataUnavailable(
-                f"{self._component}: {folder} keeps its rows in another order than it has; save "
-                "it again after dataset.flatten_indices()"
+                f"{self._component}: {named(folder)} keeps its rows in another order than it has; "
+                "save it again after dataset.flatten_indices()"
             )
         names = [each["filename"] for each in state["_data_files"]]
         if not names or any(Path(name).name != name or name in ("", "..") for name in names):
@@ -269,11 +274,11 @@ class _Opener:
                     found = part.csv.line_of(error.row)
                     line = f", line {found}" if found else ""
                 raise DataUnavailable(
-                    f"{self._component}: column {shown(name)} of {_name(part.path)}{line}: {error}"
+                    f"{self._component}: column {shown(name)} of {named(part.path)}{line}: {error}"
                 ) from error
             except (*UNREADABLE, self._pa.lib.ArrowException) as error:
                 raise DataUnavailable(
-                    f"{self._component}: column {shown(name)} of {_name(part.path)}: cannot be "
+                    f"{self._component}: column {shown(name)} of {named(part.path)}: cannot be "
                     f"read: {told(error)}"
                 ) from error
             if made is not column:
@@ -372,11 +377,6 @@ def _tell_totals(component: str, pa: Any, table: Any, path: Path) -> None:
                 )  # fmt: skip
 
 
-def _name(path: Path) -> str:
-    """Return a path as a message may show it: the names of files are data, too."""
-    return clip(str(path), _MOST_PATH_CHARS)
-
-
 def too_large(name: str) -> str:
     """Return why whole numbers that a float64 can't tell apart are refused."""
     return (
@@ -409,8 +409,8 @@ def _joined(pa: Any, component: str, tables: Sequence[Any], paths: Sequence[Path
             more = [name for name in here if name not in known]
             if more:
                 raise DataUnavailable(
-                    f"{component}: {_name(one)} has the column {shown(more[0])}, and "
-                    f"{_name(other)} has not; "
+                    f"{component}: {named(one)} has the column {shown(more[0])}, and "
+                    f"{named(other)} has not; "
                     "leave it out with `ignore` or `features`, or put the files into folders of "
                     "their own"
                 )
@@ -427,7 +427,7 @@ def _joined(pa: Any, component: str, tables: Sequence[Any], paths: Sequence[Path
                               not pa.types.is_null(c.type))  # fmt: skip
                 raise DataUnavailable(
                     f"{component}: column {shown(name)} is {_noun(pa.types, column.type)} in "
-                    f"{_name(path)} and {_noun(pa.types, kind)} in {_name(before)}; write it alike "
+                    f"{named(path)} and {_noun(pa.types, kind)} in {named(before)}; write it alike "
                     "in all files"
                 )
             kind = both

@@ -26,13 +26,14 @@ import numpy.typing as npt
 import onnx
 
 from bbnode.components.data.base import ByRow
+from bbnode.components.data.data_file import named
 from bbnode.components.data.description import DataDescription, settings_of
 from bbnode.components.data.number_text import quoted
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
-from bbnode.ir.decoding import clip, shown
+from bbnode.ir.decoding import shown
 from bbnode.ir.installation import install
 from bbnode.ir.types import TENSOR_BY_ELEM, TENSOR_FLOAT, TENSOR_INT64, TypeNode
 
@@ -56,7 +57,6 @@ _MAX_FILES: Final = 5_000_000
 _MAX_DEPTH: Final = 32  # folders inside a class
 _MAX_SIDE: Final = 1 << 14  # pixels of an example's side
 _MOST_LISTED: Final = 8  # names in a line of the log
-_MOST_NAME_CHARS: Final = 4096  # of a path in an error
 _WHITE, _DEEP_WHITE = 255, 65_535  # of 8 and of 16 bits
 _ORIENTATION: Final = 0x0112  # EXIF: the way a camera was held
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
@@ -195,7 +195,7 @@ class _Folder:
             labels = [0] * len(self._paths)
         self.labels = np.array(labels, np.int64)
         if not self._paths:
-            raise DataUnavailable(f"{component}: the folders in {self._root} hold no images")
+            raise DataUnavailable(f"{component}: the folders in {named(self._root)} hold no images")
         self._tell_left_out()
         self._check_heads()
         self.shape = (len(labels), config.channels, *config.size)
@@ -256,22 +256,24 @@ class _Folder:
                 self._leave_out(f"{name} (empty)")
                 folders.remove(name)
             if not folders and of_folder:
-                raise DataUnavailable(f"{component}: the folders in {self._root} hold no images")
+                raise DataUnavailable(
+                    f"{component}: the folders in {named(self._root)} hold no images"
+                )
         strange = [name for name in folders if not name.isprintable()]
         if strange:  # half a surrogate pair stands for a byte that is no UTF-8
             raise DataUnavailable(
-                f"{component}: the name of the folder {shown(strange[0])} in {self._root} can't be "
-                "printed, or is no UTF-8, and classes have names; rename it"
+                f"{component}: the name of the folder {shown(strange[0])} in {named(self._root)} "
+                "can't be printed, or is no UTF-8, and classes have names; rename it"
             )
         self.classes = config.classes or tuple(folders)
         if not self.classes:
             raise DataUnavailable(
-                f"{component}: {self._root} has no folders; it needs one for each class"
+                f"{component}: {named(self._root)} has no folders; it needs one for each class"
             )
         unknown = [name for name in folders if name not in self.classes]
         if unknown:
             raise DataUnavailable(
-                f"{component}: the folder {shown(unknown[0])} in {self._root} is none of "
+                f"{component}: the folder {shown(unknown[0])} in {named(self._root)} is none of "
                 "`classes`; add it there, remove it, or name it in `skip`"
             )
         labels: list[int] = []
@@ -328,7 +330,7 @@ class _Folder:
                         yield entry
         except (OSError, ValueError) as error:
             raise DataUnavailable(
-                f"{self._component}: cannot read the folder {folder}: "
+                f"{self._component}: cannot read the folder {named(folder)}: "
                 f"{getattr(error, 'strerror', None) or error}; set `path` to a folder of class "
                 "folders that this node may read"
             ) from error
@@ -361,7 +363,9 @@ class _Folder:
         me = found.st_dev, found.st_ino
         if me in above or depth >= _MAX_DEPTH:
             why = "leads back to itself" if me in above else f"is {_MAX_DEPTH} folders deep"
-            raise DataUnavailable(f"{self._component}: {folder} {why}; remove that link or folder")
+            raise DataUnavailable(
+                f"{self._component}: {named(folder)} {why}; remove that link or folder"
+            )
         for entry in sorted(self._entries(folder), key=lambda entry: entry.name):
             if self._is_folder(entry):
                 yield from self._files(Path(entry.path), (*above, me), depth + 1)
@@ -378,7 +382,7 @@ class _Folder:
                 self._count += 1
                 if self._count > _MAX_FILES:
                     raise DataUnavailable(
-                        f"{self._component}: more than {_MAX_FILES} files in {self._root}"
+                        f"{self._component}: more than {_MAX_FILES} files in {named(self._root)}"
                     )
                 yield entry.path
 
@@ -478,5 +482,4 @@ class _Folder:
         )
 
     def _bad(self, path: str, what: str) -> DataUnavailable:
-        # The names of files are data: of an archive that somebody unpacked, say.
-        return DataUnavailable(f"{self._component}: {clip(path, _MOST_NAME_CHARS)} {what}")
+        return DataUnavailable(f"{self._component}: {named(path)} {what}")

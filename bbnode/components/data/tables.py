@@ -19,7 +19,7 @@ from bbnode.components.data.arrow_files import OpenedTable, Reading
 from bbnode.components.data.base import ByRow
 from bbnode.components.data.columns import Column, Filled, OneHot
 from bbnode.components.data.csv_files import CsvFormat
-from bbnode.components.data.data_file import UNREADABLE, Room, told
+from bbnode.components.data.data_file import UNREADABLE, Room, named, told
 from bbnode.components.data.description import DataDescription, settings_of
 from bbnode.components.data.number_text import DECIMALS, THOUSANDS, NumberFormat
 from bbnode.components.data.numbers import FileArray, Joined
@@ -466,18 +466,18 @@ class TableDataSource(StandardizedDataSource):
         )  # fmt: skip
         if not features:
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: {path} has no column besides the label "
+                f"{self.TYPE_NAME}: {named(path)} has no column besides the label "
                 f"{shown(config.label)}; features need one or more"
             )
         indexes = [] if config.features else [name for name in features if name in _INDEX_NAMES]
         if indexes == [""] and there[-1] == "":
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: the last column of {path} has no name, as where lines "
+                f"{self.TYPE_NAME}: the last column of {named(path)} has no name, as where lines "
                 'end with a delimiter; leave it out with ignore = [""], or name the `features`'
             )
         if indexes:
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: the column {shown(indexes[0])} of {path} looks like an "
+                f"{self.TYPE_NAME}: the column {shown(indexes[0])} of {named(path)} looks like an "
                 f"index of pandas; leave it out with ignore = [{shown(indexes[0])}], or name the "
                 "`features`"
             )
@@ -494,7 +494,7 @@ class TableDataSource(StandardizedDataSource):
                 else "rename them"
             )  # fmt: skip
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: {path} has several columns "
+                f"{self.TYPE_NAME}: {named(path)} has several columns "
                 f"{', '.join(map(shown, twice))}; {remedy}"
             )
         known = set(there)
@@ -507,7 +507,7 @@ class TableDataSource(StandardizedDataSource):
             more = len(there) - _MOST_LISTED
             listed = [*map(shown, there[:_MOST_LISTED]), *([f"{more} more"] if more > 0 else [])]
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: {path} has no column "
+                f"{self.TYPE_NAME}: {named(path)} has no column "
                 f"{', '.join(map(shown, missing))}; it has {', '.join(listed) or 'none'}{hint}"
             )
 

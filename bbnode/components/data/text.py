@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
-from bbnode.components.data.data_file import DataFile, read_whole
+from bbnode.components.data.data_file import DataFile, named, read_whole
 from bbnode.components.data.description import DataDescription, settings_of
 from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
 from bbnode.components.registry import register_component
@@ -227,7 +227,7 @@ class TextFile:
             found = f"it has {total} token(s), and one block takes {layout.length + 1}"
         if not self._count:
             self._file.close()
-            raise DataUnavailable(f"{component}: {path}: {found}")
+            raise DataUnavailable(f"{component}: {named(path)}: {found}")
 
     def __len__(self) -> int:
         return self._count
@@ -386,7 +386,9 @@ class TextFile:
         return int(given)
 
     def _bad(self, number: int, what: str) -> DataUnavailable:
-        return DataUnavailable(f"{self._component}: {self._file.path}, line {number}: {what}")
+        return DataUnavailable(
+            f"{self._component}: {named(self._file.path)}, line {number}: {what}"
+        )
 
 
 class _Gathered:
