@@ -34,7 +34,7 @@ def refused(path: Path, match: str, **config) -> None:
 def stored(made: ArrayDataSource) -> np.ndarray:
     features = made._data().features
     assert isinstance(features, FileArray)
-    return features._stored
+    return features.stored
 
 
 @pytest.fixture
@@ -298,3 +298,10 @@ def test_compressed_bytes_that_are_no_deflate_stream_are_refused(tmp_path) -> No
     content[at : at + 8] = zlib.compress(b"other")[:8]
     (tmp_path / "d.npz").write_bytes(content)
     refused(tmp_path / "d.npz", "cannot read")
+
+
+def test_whole_numbers_that_lose_digits_side_by_side_are_refused(tmp_path) -> None:
+    np.savez(tmp_path / "t.npz", x=np.array([1, 16777217]), z=np.array([0.5, 1.5]), y=np.arange(2))
+    config = ArrayDataSourceConfig(path=str(tmp_path / "t.npz"), features=("x", "z"))
+    with pytest.raises(errors.DataUnavailable, match="'x', row 1: 16777217 is no float32 number"):
+        ArrayDataSource(config).next_batch(CTX)

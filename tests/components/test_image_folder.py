@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import struct
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from bbnode.components import DataUnavailable, InvalidComponentConfig
 from bbnode.components.data import images
@@ -73,9 +74,9 @@ def test_other_modes_are_converted(tmp_path) -> None:
     Image.new("P", (6, 4), 0).save(tmp_path / "a" / "palette.gif")
     Image.new("RGBA", (6, 4), (9, 9, 9, 0)).save(tmp_path / "a" / "see_through.png")
     batch, _ = source(tmp_path, dtype="uint8").next_batch(CTX)
-    assert batch[:, 0, 0, 0].tolist() == [1, 0, 9]
+    assert batch[:, 0, 0, 0].tolist() == [1, 0, 255]
     Image.fromarray(np.full((4, 6), 0.5, np.float32)).save(tmp_path / "a" / "float.tiff")
-    with pytest.raises(DataUnavailable, match=r"float\.tiff has F pixels"):
+    with pytest.raises(DataUnavailable, match=r"float\.tiff has fractions of no known range \(F\)"):
         source(tmp_path).next_batch(CTX)
 
 
@@ -132,7 +133,7 @@ def test_decompression_bombs_are_refused_by_their_heads(folder, side) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"junk", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"\xff\xd8\xff", b"%!PS-Adobe-3.0"]
+    "content", [b"junk", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"\xff\xd8\xff", b"%!PS-Adobe-3.0"]
 )
 def test_files_that_are_no_images_are_named(folder, content) -> None:
     (folder / "dog" / "broken.png").write_bytes(content)
@@ -153,8 +154,13 @@ def test_a_truncated_image_is_named(folder) -> None:
 
 def test_what_is_no_image_by_its_name_is_refused(folder) -> None:
     (folder / "cat" / "notes.txt").write_text("x")
-    with pytest.raises(DataUnavailable, match=r"notes\.txt is no image by its name"):
+    why = r'notes\.txt is no image by its name.*; remove it, or set skip = \["\*\.txt"\]'
+    with pytest.raises(DataUnavailable, match=why):
         source(folder).on_data_loaded(CTX)
+    assert source(folder, skip=("*.TXT",)).num_samples == 6
+    (folder / "dog" / "empty.png").touch()
+    with pytest.raises(DataUnavailable, match=r"empty\.png is empty \(0 bytes\); remove it"):
+        source(folder, skip=("*.txt",)).on_data_loaded(CTX)
 
 
 def test_links_in_rings_and_pipes_are_refused(folder) -> None:
@@ -199,6 +205,7 @@ def test_folders_that_hold_nothing_are_refused(tmp_path) -> None:
     "config",
     [
         {"size": (0, 4)}, {"size": (4, 1 << 20)}, {"channels": 2}, {"dtype": "float64"},
+        {"background": (0, 0, 256)}, {"skip": ("",)},
         {"classes": ("a", "a")}, {"max_pixels": 0}, {"cache_mib": -1},
     ],
 )  # fmt: skip
@@ -247,3 +254,148 @@ def test_any_bytes_are_an_image_or_refused_by_name(tmp_path_factory, kind, chang
         assert "\n" not in told
     else:
         assert batch.shape == (1, 3, 4, 6)
+
+
+def stored(tmp_path: Path, image: Image.Image, name: str, **options) -> Path:
+    (tmp_path / "a").mkdir(exist_ok=True)
+    image.save(tmp_path / "a" / name, **options)
+    return tmp_path
+
+
+def first(path: Path, **config) -> np.ndarray:
+    return source(path, **config).next_batch(CTX)[0][0]
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.jpg", "x.tiff", "x.webp"])
+@pytest.mark.parametrize("way", range(1, 9))
+def test_images_stand_as_viewers_show_them(tmp_path, way, name) -> None:
+    grey = np.arange(32, dtype=np.uint8).reshape(4, 8) * 8
+    exif = Image.Exif()
+    exif[0x0112] = way
+    folder = stored(tmp_path, Image.fromarray(grey).convert("RGB"), name, exif=exif)
+    with Image.open(folder / "a" / name) as image:
+        wanted = ImageOps.exif_transpose(image).resize((6, 4), Image.BILINEAR)
+    found = first(folder, dtype="uint8")
+    np.testing.assert_array_equal(found, np.asarray(wanted.convert("RGB")).transpose(2, 0, 1))
+
+
+def test_damaged_exif_turns_nothing(tmp_path) -> None:
+    folder = stored(tmp_path, Image.new("RGB", (8, 4), "red"), "x.jpg", exif=b"Exif\0\0II*\0junk")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's
+        assert first(folder, dtype="uint8").shape == (3, 4, 6)
+
+
+# Mode, a colour of it, format, settings, and the red, green and blue that a viewer shows.
+MODES = [
+    ("RGBA", (10, 20, 30, 0), "png", {}, (255, 255, 255)),
+    ("RGBA", (10, 20, 30, 0), "png", {"background": (0, 0, 9)}, (0, 0, 9)),
+    ("RGBA", (10, 20, 30, 255), "png", {}, (10, 20, 30)),
+    ("RGBA", (0, 0, 0, 51), "webp", {}, (204, 204, 204)),
+    ("LA", (10, 0), "png", {}, (255, 255, 255)),
+    ("PA", (0, 0), "tiff", {}, (255, 255, 255)),
+    ("L", 77, "png", {"transparency": 77}, (255, 255, 255)),
+    ("RGB", (1, 2, 3), "png", {"transparency": (1, 2, 3)}, (255, 255, 255)),
+    ("P", 0, "png", {"transparency": 0}, (255, 255, 255)),
+    ("P", 0, "gif", {"transparency": 0}, (255, 255, 255)),
+    ("1", 1, "png", {}, (255, 255, 255)),
+    ("CMYK", (0, 0, 0, 255), "tiff", {}, (0, 0, 0)),
+    ("CMYK", (0, 255, 255, 0), "jpg", {}, (255, 0, 0)),
+    ("I;16", 65535, "png", {}, (255, 255, 255)),
+    ("I;16", 257, "tiff", {}, (1, 1, 1)),
+    ("I;16", 5140, "pgm", {}, (20, 20, 20)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "colour", "ending", "options", "wanted"), MODES)
+def test_every_mode_is_shown_in_its_colours(
+    tmp_path, mode, colour, ending, options, wanted
+) -> None:
+    options = dict(options)
+    settings = {key: options.pop(key) for key in ("background",) if key in options}
+    image = Image.new(mode, (6, 4), colour)
+    folder = stored(tmp_path, image, f"x.{ending}", **options)
+    found = first(folder, dtype="uint8", **settings)
+    np.testing.assert_allclose(found[:, 0, 0], wanted, atol=2 if ending in ("jpg", "webp") else 0)
+    grey = first(folder, dtype="uint8", channels=1, **settings)
+    assert grey.shape == (1, 4, 6)
+
+
+def test_sixteen_bits_become_floats_from_zero_to_one(tmp_path) -> None:
+    folder = stored(tmp_path, Image.fromarray(np.full((4, 6), 300, np.uint16)), "x.png")
+    np.testing.assert_allclose(first(folder), 300 / 65535, rtol=1e-6)
+    Image.new("L", (6, 4), 51).save(folder / "a" / "y.png")
+    batch, _ = source(folder).next_batch(CTX)
+    np.testing.assert_allclose(batch[:, 0, 0, 0], [300 / 65535, 0.2], rtol=1e-6)
+
+
+def test_white_of_tiff_files_is_what_their_tags_say(tmp_path) -> None:
+    deep = Image.fromarray(np.full((4, 6), 1000, np.uint16))
+    folder = stored(tmp_path, deep, "x.tiff", tiffinfo={262: 0})
+    np.testing.assert_allclose(first(folder), 1 - 1000 / 65535, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "why"), [("I", "32 bits"), ("F", "fractions"), ("LAB", "LAB")])
+def test_modes_without_known_colours_are_refused_when_the_source_is_loaded(
+    tmp_path, mode, why
+) -> None:
+    folder = stored(tmp_path, Image.new(mode, (6, 4)), "x.tiff")
+    with pytest.raises(DataUnavailable, match=rf"x\.tiff has .*{why}.*; save it with 8 or 16 bit"):
+        source(folder).on_data_loaded(CTX)
+
+
+@pytest.mark.parametrize("ending", ["gif", "png", "webp", "tiff"])
+def test_the_first_frame_is_taken_and_the_log_says_so(tmp_path, caplog, ending) -> None:
+    caplog.set_level(logging.INFO)
+    frames = [Image.new("RGB", (6, 4), colour) for colour in ("red", "blue")]
+    folder = stored(tmp_path, frames[0], f"x.{ending}", save_all=True, append_images=frames[1:])
+    np.testing.assert_allclose(first(folder)[:, 0, 0], [1, 0, 0], atol=0.02)
+    assert "1 file(s) have several frames" in caplog.text
+    assert f"x.{ending}" in caplog.text
+
+
+def test_folders_that_are_no_classes_are_left_out_and_named(folder, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    for name in (".ipynb_checkpoints", "__MACOSX", "@eaDir", "aaa_empty", "drafts"):
+        (folder / name).mkdir()
+    save(folder / "__MACOSX" / "x.png", 1)
+    save(folder / "drafts" / "x.png", 1)
+    save(folder / "cat" / "@eaDir" / "thumb.png", 1)
+    (folder / "cat" / ".DS_Store").touch()
+    made = source(folder, skip=("draft*",))
+    assert made.next_batch(CTX)[1].tolist() == [0, 0, 0, 1, 1, 1]
+    assert made.schema().classes == ("cat", "dog")
+    for name in (".ipynb_checkpoints", "__MACOSX", "@eaDir", "aaa_empty (empty)", "drafts",
+                 "cat/@eaDir", "cat/.DS_Store"):  # fmt: skip
+        assert f"'{name}'" in caplog.text
+    kept = source(folder, classes=("@eaDir", "aaa_empty", "cat", "dog"), skip=("drafts",))
+    assert set(kept.next_batch(CTX)[1].tolist()) == {2, 3}
+
+
+@pytest.mark.parametrize("name", ["Thumbs.db", "list.txt", "readme", "photo.heic"])
+def test_files_that_are_no_images_are_named_with_what_leaves_them_out(folder, name) -> None:
+    (folder / "cat" / name).touch()
+    ending = Path(name).suffix.lower()
+    pattern = f"*{ending}" if ending else name
+    with pytest.raises(DataUnavailable) as caught:
+        source(folder).on_data_loaded(CTX)
+    assert f"cat/{name} is no image by its name" in str(caught.value)
+    assert str(caught.value).endswith(f'remove it, or set skip = ["{pattern}"]')
+    assert source(folder, skip=(pattern,)).num_samples == 6
+
+
+def test_a_file_is_what_its_bytes_say_whatever_its_name(folder) -> None:
+    Image.new("RGB", (6, 4), "white").save(folder / "cat" / "x.gif", "JPEG")
+    assert source(folder).num_samples == 7
+
+
+def test_names_that_cannot_be_printed_are_never_printed(folder) -> None:
+    (folder / "cat" / "\x1b[2Jx.png").write_bytes(b"junk")
+    with pytest.raises(DataUnavailable, match=r"cat/·\[2Jx\.png can't be decoded") as caught:
+        source(folder).on_data_loaded(CTX)
+    assert str(caught.value).isprintable()
+    (folder / os.fsdecode(b"\xff")).mkdir()
+    Image.new("L", (6, 4)).save(os.fsencode(folder) + b"/\xff/x.png")
+    with pytest.raises(DataUnavailable, match=r"name of the folder '·' .* rename it") as caught:
+        source(folder, skip=("*2Jx.png",)).on_data_loaded(CTX)
+    assert str(caught.value).isprintable()

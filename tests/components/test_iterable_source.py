@@ -234,3 +234,18 @@ def test_an_artifact_cannot_say_what_is_imported(setting) -> None:
     stored = encode_config(IterableDataSourceConfig(**setting))
     with pytest.raises(LocalSettingRefused, match="names something of this machine"):
         build_config(IterableDataSource, "data", stored, {})
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (([[1.0], [1e300]], [0, 1]), r"gives 1e\+300, which no float32 holds"),
+        (([[1.0], [2.0]], [0, 1 << 63]), "gives 9223372036854775808, which no int64 holds"),
+        ([([1.0], 0), ([1e300], 1)], r"gives 1e\+300 in item 1, which no float32 holds"),
+    ],
+)
+def test_numbers_that_no_type_of_the_batch_holds_are_refused(data, match) -> None:
+    if isinstance(data, tuple):
+        data = np.array(data[0]), np.array(data[1], np.uint64)
+    with pytest.raises(DataUnavailable, match=match):
+        source(data).next_batch(CTX)

@@ -142,8 +142,9 @@ def test_a_folder_of_files_of_one_kind_is_one_table(tmp_path) -> None:
     written(tmp_path / "c.csv", TABLE)
     refused(tmp_path, r"has \.csv and \.parquet files")
     (tmp_path / "c.csv").unlink()
-    written(tmp_path / "c.parquet", TABLE.select(["a", "y"]))
-    refused(tmp_path, "different columns or types")
+    written(tmp_path / "c.parquet", TABLE.select(["y", "a"]))
+    refused(tmp_path, r"a\.parquet has the column 'b', and .*c\.parquet has not", label="y")
+    assert whole(tmp_path, label="y", features=("a",))[0][-2:] == [[4], [5]]
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "has no data files")
 
@@ -171,15 +172,20 @@ def test_strings_are_numbered_by_the_categories_that_are_given(houses) -> None:
     assert made.schema().names == (
         "area", "color=red", "color=green", "color=blue", "color=black"
     )  # fmt: skip
-    x, _ = whole(houses, label="price", features=("color",))
-    assert x == [[2], [0], [2], [1]]
+    x, _ = whole(houses, label="price", features=("color",), one_hot=("color",))
+    assert x == [[0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    refused(houses, r"'color' .*line 2: row 0: it holds text, its first values are 'red', 'blue', "
+            r"'green'; .*categories = \{ color = .*`ignore`", label="price")  # fmt: skip
     refused(
         houses, r"column 'color' .* row 1 has 'blue', which is none of its `categories` 'red', "
         r"'green' \(1 such row", label="price", categories={"color": ("red", "green")},
     )  # fmt: skip
-    refused(houses, "'rooms'.*`categories` are given.*int64", label="price",
-            categories={"rooms": ("3",)})  # fmt: skip
-    refused(houses, "'rooms'.*not of strings", label="price", one_hot=("rooms",))
+    refused(houses, "'rooms'.*line 3: row 1 has '2', which is none", label="price",
+            ignore=("color",), categories={"rooms": ("3",)})  # fmt: skip
+    x, _ = whole(houses, label="price", features=("rooms",), categories={"rooms": ("4", "3", "2")})
+    assert x == [[1], [2], [0], [1]]
+    refused(houses, "'rooms'.*not of strings", label="price", one_hot=("rooms",),
+            ignore=("color",))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -224,13 +230,14 @@ def test_types_of_columns_become_numbers(tmp_path) -> None:
         "flag": [True, False, True],
         "label": pa.array([7, 8, 9], pa.uint8()),
     })  # fmt: skip
-    x, y = whole(written(tmp_path / "t.arrow", table))
-    assert x == [[1, 0, 1, 1, 1], [0, 1, 2, 2, 0], [1, 0, 3, 3, 1]]
+    large = {"large": ("1", "2")}
+    x, y = whole(written(tmp_path / "t.arrow", table), categories=large)
+    assert x == [[0, 0, 1, 1, 1], [1, 1, 2, 2, 0], [0, 0, 3, 3, 1]]
     assert y == [7, 8, 9]
     kept = source(tmp_path / "t.arrow", features=("flag",), dtype="keep").next_batch(CTX)[0]
     assert kept.dtype == np.bool_
     ids = source(tmp_path / "t.arrow", features=("dict",), dtype="int64").next_batch(CTX)[0]
-    assert (ids.dtype, ids.tolist()) == (np.int64, [[1], [0], [1]])
+    assert (ids.dtype, ids.tolist()) == (np.int64, [[0], [1], [0]])
 
 
 MISSING = "a,b,word,label\n1,10,x,0\n,20,y,1\n3,,,0\n5,30,y,\n"
@@ -240,13 +247,17 @@ def test_missing_values_are_refused_dropped_or_filled(tmp_path) -> None:
     path = tmp_path / "m.csv"
     path.write_text(MISSING)
     two = {"features": ("a", "b")}
+    words = {"categories": {"word": ("x", "y")}}
     refused(
         path,
         r"column 'a' .* row 1 has no value, and 1 row\(s\) .*\"drop\", \"mean\" or \"keep\"",
         **two,
     )
-    refused(path, r"column 'word' .* row 2 has no value.* missing = \"drop\"$", features=("word",))
-    refused(path, "column 'word' .* row 2 has no value", missing="mean", features=("word",))
+    refused(path, r"column 'word' .* row 2 has no value.* missing = \"drop\"$", features=("word",),
+            **words)  # fmt: skip
+    refused(
+        path, "column 'word' .* row 2 has no value", missing="mean", features=("word",), **words
+    )
     refused(path, "column 'label' .* row 3 has no value", missing="mean", **two)
     assert whole(path, missing="drop", **two) == ([[1, 10]], [0])
     assert whole(path, missing="drop", features=("b",)) == ([[10], [20]], [0, 1])
@@ -283,26 +294,32 @@ def test_dropped_rows_keep_their_numbers_in_what_is_told(tmp_path) -> None:
 def test_words_among_numbers_are_told_and_can_be_missing_values(tmp_path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,label\n1,0\n2,1\n?,1\n")
-    refused(path, r"column 'a' .* words among numbers \('\?' in row 2\).*missing_words")
+    refused(
+        path,
+        r"column 'a' .* line 4: row 2: it has words among numbers \('\?'\).*missing_words = "
+        r"\[\"\?\"\]",
+    )
     assert whole(path, missing_words=("?",), missing="drop") == ([[1], [2]], [0, 1])
     refused(path, "row 2 has no value", missing_words=("?",))
     table = pa.table({"a": ["x", "?", "y"], "label": [0, 1, 0]})
     written(tmp_path / "t.arrow", table)
-    assert whole(tmp_path / "t.arrow", missing_words=("?",), missing="drop")[0] == [[0], [1]]
+    made = whole(tmp_path / "t.arrow", missing_words=("?",), missing="drop", one_hot=("a",))
+    assert made[0] == [[1, 0], [0, 1]]
 
 
 def test_too_many_strings_are_no_categories(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(columns, "MAX_CATEGORIES", 3)
     table = pa.table({"name": ["a", "b", "c", "d"], "label": [0, 1, 0, 1]})
-    refused(written(tmp_path / "t.arrow", table), "4 different strings, too many for categories")
+    path = written(tmp_path / "t.arrow", table)
+    refused(path, "4 different strings, too many for categories", one_hot=("name",))
 
 
 @pytest.mark.parametrize(
     ("text", "match", "config"),
     [
-        ("", "Empty CSV", {}),
+        ("", "it is empty", {}),
         ("a,label\n", "'a' .* it has no rows", {}),
-        ("a,label\n1,2\n3\n", "Expected 2 columns, got 1", {}),
+        ("a,label\n1,2\n3\n", r"t\.csv: line 3 has 1 value\(s\) \('3'\), and line 1 2", {}),
         ("a,b\n1,2\n", "no column 'label'; it has 'a', 'b'$", {}),
         ("a,Price\n1,2\n", r"no column 'price'; it has .* \(did you mean 'Price'\?\)",
          {"label": "price"}),
@@ -311,8 +328,8 @@ def test_too_many_strings_are_no_categories(tmp_path, monkeypatch) -> None:
         ("a,a,label\n1,2,3\n", "several columns 'a'", {}),
         (",a,label\n0,1,2\n", r"column '' .* index of pandas; leave it out with ignore = \[''\]",
          {}),
-        ("when,label\n2024-01-01,1\n", "'when' .* date32.*make numbers of it first", {}),
-        ("a,label\nx,1e400\n", "column 'label', row 0: inf", {}),
+        ("when,label\n2024-01-01,1\n", r"'when' .* date32.*set dates = \{ when = \"\" \}", {}),
+        ("a,label\n2,1e400\n", "column 'label', line 2, row 0: inf", {}),
         ("a,label\n1,2\n", "no column 'b', 'c'", {"features": ("b", "a", "c")}),
         ("a,label\n1,2\n", "no column 'c'", {"ignore": ("c",)}),
     ],
@@ -326,15 +343,17 @@ def test_csv_files_that_cannot_be_used_are_refused(tmp_path, text, match, config
 def test_a_csv_file_is_read_as_it_is_written(tmp_path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("größe;label\n1;ä\n2;b\n".encode("latin-1"))
-    refused(path, "cannot read.*not in the encoding 'utf8', set `encoding`", delimiter=";")
+    refused(
+        path, r"cannot read.*not in the encoding 'utf8' \(byte 3\); set `encoding`", delimiter=";"
+    )
     made = source(path, delimiter=";", encoding="latin-1")
     assert made.schema().names == ("größe",)
     assert made.schema().classes == ("b", "ä")
     path.write_bytes("a,label\n1,\xe4\n".encode("latin-1"))
-    refused(path, "column 'label' .* it holds bytes; .*`encoding`")
+    refused(path, "column 'label' .*line 2: row 0 has 1 bytes e4, .*`encoding`")
     path.write_bytes(b"\xef\xbb\xbfa,label\r\n1,2\r\n")
     assert whole(path) == ([[1]], [2])
-    path.write_text("5.1,setosa\n4.9,other\n")
+    path.write_text("5.1,setosa\n4.9,other\n", encoding="utf-8")
     assert whole(path, header=False, label="f1")[1] == [1, 0]
     path.write_text('a,label\n1,"two\nlines"\n2,b\n')
     assert whole(path)[1] == [1, 0]
@@ -425,7 +444,7 @@ def test_few_bytes_that_stand_for_many_take_few(tmp_path, ending) -> None:
             writer.write_table(table)
     before = pa.total_allocated_bytes()
     peak = pa.default_memory_pool().max_memory()
-    made = source(path, max_memory_mib=64)
+    made = source(path, max_memory_mib=64, categories={"t": (LONG,)})
     x, _ = made.next_batch(CTX)
     assert x[5].tolist() == [5, 0]
     assert pa.default_memory_pool().max_memory() < max(peak, before) + (128 << 20)

@@ -235,3 +235,16 @@ def test_blocks_are_the_text_whatever_the_chunks(tmp_path_factory, lines, length
     if not content.startswith("\ufeff"):
         np.testing.assert_array_equal(batch.ravel(), stream[:-1])
         np.testing.assert_array_equal(following.ravel(), stream[1:])
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("0\tabc\n".encode("utf-16"), "line 1: it is UTF-16, no UTF-8; convert the file to UTF-8"),
+        ("0\tabc\n1\tdef\n".encode("utf-16-le"), "line 1: it has NUL bytes, as UTF-16 has"),
+        (b"0\tabc\r1\tdef\r", r"line 1: its lines end with a carriage return alone"),
+    ],
+)
+def test_text_of_other_machines_is_named(tmp_path, content, match) -> None:
+    with pytest.raises(DataUnavailable, match=match):
+        source(written(tmp_path / "t.txt", content)).next_batch(CTX)

@@ -137,6 +137,7 @@ COLUMNS = ["area", "town", "floor", "age", "kind"]
 def table(folder: Path, rows: list[dict[str, str]], **settings: Any) -> Trained:
     path = write_csv(folder / "train.csv", rows, COLUMNS)
     own = {"path": str(path), "label": "kind", "one_hot": ("town",), **settings}
+    own.setdefault("categories", {"floor": ("ground", "top")})
     return Trained(folder, TableDataSource, own, mlp_forward((6, 8, 2), seed=1))
 
 
@@ -183,7 +184,7 @@ def test_the_metadata_name_columns_categories_classes_and_scaling(tmp_path: Path
     [
         ({}, ["age", "floor", "area"], "no column 'town'"),
         ({"town": "Ulm"}, COLUMNS, "'Ulm', which is none of its `categories`"),
-        ({"area": "large"}, COLUMNS, "the model takes numbers there"),
+        ({"area": "large"}, COLUMNS, "it holds text, its first values are 'large'"),
         ({"area": ""}, COLUMNS, "row 0 has no value"),
         ({"floor": ""}, COLUMNS, "row 0 has no value"),
     ],

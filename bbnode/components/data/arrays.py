@@ -163,7 +163,11 @@ class ArrayDataSource(StandardizedDataSource):
         if self.config.inputs:
             return ApartArrays(dict(zip(self.config.inputs, features, strict=True)))
         kinds = {part.dtype for part in features}
-        return Joined(features, kinds.pop() if len(kinds) == 1 else np.dtype(np.float32))
+        joined = kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)
+        for (name, _, _), part in zip(stored, features, strict=True):
+            if part.dtype != joined:
+                FileArray(part, joined).refuse_misfits(self.TYPE_NAME, f"array {name!r}")
+        return Joined(features, joined)
 
     def _features(self) -> tuple[str, ...]:
         names = self.config.inputs or self.config.features

@@ -6,6 +6,7 @@ missing (null or NaN). Strings become numbers of categories.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bbnode.components.data import number_text
 from bbnode.components.data.base import Array, ByRow
 from bbnode.components.data.partition import Rows
+from bbnode.components.data.text_columns import UnsuitableColumn, Words
 from bbnode.ir.decoding import shown
 
 Mask = npt.NDArray[np.bool_]
@@ -25,10 +28,6 @@ _MOST_AXES = 16  # of one example
 _MOST_LISTED = 5  # values in an error
 _ROWS_AT_ONCE = 1 << 16
 _FEW_ROWS = 256  # that are gathered one by one: quicker than part by part
-
-
-class UnsuitableColumn(ValueError):
-    """A column can't be features or labels; the text says why, and what to do."""
 
 
 class Chunks:
@@ -66,7 +65,8 @@ class Filled:
     """Values of which the missing ones are all the same."""
 
     def __init__(self, values: ByRow, missing: Mask, fill: float) -> None:
-        self._values, self._missing, self.fill = values, missing, fill
+        self.values, self.missing, self.fill = values, missing, fill
+        self.is_whole = values.dtype.kind in "iu"
         self.dtype = np.dtype(np.float64)
         self.shape = values.shape
 
@@ -74,8 +74,8 @@ class Filled:
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> Array:
-        made: Array = self._values[rows].astype(np.float64)
-        made[self._missing[rows]] = self.fill
+        made: Array = self.values[rows].astype(np.float64)
+        made[self.missing[rows]] = self.fill
         return made
 
 
@@ -114,12 +114,18 @@ class Column:
 
 
 def read_column(
-    pa: Any, name: str, column: Any, categories: Sequence[str], missing_words: Sequence[str]
-) -> Column:
+    pa: Any, name: str, column: Any, categories: Sequence[str], missing_words: Sequence[str],
+    *, declared: bool = False, classes: Sequence[str] = (),
+) -> Column:  # fmt: skip
     """Return a column of a pyarrow Table (a ChunkedArray) as values.
 
-    `categories` are those that the user gives, empty for none; `missing_words` are strings that
-    stand for a missing value. Raises UnsuitableColumn.
+    Raises UnsuitableColumn.
+
+    Args:
+        categories: those that the user gives, empty for none.
+        missing_words: strings that stand for a missing value.
+        declared: the column is a dictionary that lists its categories in their order.
+        classes: names of the numbers 0, 1, … of a column of integers; -1 is then a missing value.
     """
     kind = column.type
     types = pa.types
@@ -132,31 +138,74 @@ def read_column(
     encoded = types.is_dictionary(kind)
     kind = kind.value_type if encoded else kind
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        return _strings(pa, name, chunks, categories, missing_words)
+        return _strings(pa, name, chunks, categories, missing_words, declared and encoded)
     if encoded and _is_number(types, kind):
         chunks = [chunk.dictionary_decode() for chunk in chunks]
+    elif encoded and _is_bytes(types, kind):
+        raise UnsuitableColumn(_unsuitable(types, kind, name))
     elif encoded:  # a few may stand for any number
         raise UnsuitableColumn(f"it holds {str(kind)[:80]} as a dictionary; write them out")
+    if classes and types.is_integer(kind):
+        return _classes(name, chunks, classes, categories)
     if categories:
         raise UnsuitableColumn(f"`categories` are given for it, and it holds {kind}, not strings")
     if types.is_null(kind):
         raise UnsuitableColumn("all of its values are missing; leave it out with `ignore`")
     if types.is_decimal(kind):
-        chunks, kind = [chunk.cast(pa.float64()) for chunk in chunks], pa.float64()
+        chunks = [_of_decimals(pa, chunk) for chunk in chunks]
+        whole = all(pa.types.is_integer(chunk.type) for chunk in chunks)
+        kind = pa.int64() if whole else pa.float64()
+        chunks = [chunk.cast(kind) for chunk in chunks]
     if _is_list(types, kind):
-        parts = [_lists(pa, chunk) for chunk in chunks]
-        shapes = {part.shape[1:] for part in parts}
-        if len(shapes) > 1:
-            raise UnsuitableColumn(_lengths_differ(shapes))
+        parts = _all_lists(pa, chunks)
         return Column(name, Chunks(parts), _nans(parts), is_list=True)
     if not _is_number(types, kind):
-        raise UnsuitableColumn(_unsuitable(types, kind))
+        raise UnsuitableColumn(_unsuitable(types, kind, name))
     missing = _nulls(chunks)
     parts = [_numbers(pa, chunk) for chunk in chunks]
     nans = _nans(parts)
     if nans is not None:
         missing = nans if missing is None else missing | nans
     return Column(name, Chunks(parts), missing)
+
+
+def _of_decimals(pa: Any, chunk: Any) -> Any:
+    """Return decimals as float64, or as int64 where they are whole numbers."""
+    if chunk.type.scale <= 0:
+        with contextlib.suppress(pa.lib.ArrowInvalid):  # more digits than int64 has
+            return chunk.cast(pa.int64())
+    return chunk.cast(pa.float64())
+
+
+def _classes(
+    name: str, chunks: Sequence[Any], classes: Sequence[str], given: Sequence[str]
+) -> Column:
+    """Return a column of numbers of classes; of those that are given, where some are."""
+    numbers = [chunk.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in chunks]
+    at = 0
+    for part in numbers:
+        wrong = (part < -1) | (part >= len(classes))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise UnsuitableColumn(
+                f"row {at + row} has {int(part[row])}, and the file names {len(classes)} classes "
+                f"({listed(classes)})", at + row
+            )  # fmt: skip
+        at += len(part)
+    missing = np.concatenate([part == -1 for part in numbers])
+    categories = tuple(classes)
+    if given and tuple(given) != categories:
+        number = {value: index for index, value in enumerate(given)}
+        codes = np.array([number.get(value, -2) for value in classes], np.int64)
+        for part in numbers:
+            strange = (part >= 0) & (codes[part] == -2)
+            if strange.any():
+                raise UnsuitableColumn(
+                    f"it has {shown(classes[int(part[np.argmax(strange)])])}, which is none of its "
+                    f"`categories` {listed(given)}"
+                )
+        numbers, categories = [codes[part] for part in numbers], tuple(given)
+    return Column(name, Chunks(numbers), missing if missing.any() else None, categories)
 
 
 def mean_of(column: Column, rows: Rows | None) -> float:
@@ -181,14 +230,23 @@ def _is_list(types: Any, kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _unsuitable(types: Any, kind: Any) -> str:
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+def _is_bytes(types: Any, kind: Any) -> bool:
+    return bool(
+        types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
+    )
+
+
+def _unsuitable(types: Any, kind: Any, name: str) -> str:
+    if _is_bytes(types, kind):
         return (
             "it holds bytes; of a CSV file, its text is in another `encoding`, such as "
-            '"latin-1"; else leave it out with `ignore`'
+            '"cp1252" or "latin-1"; else leave it out with `ignore`'
         )
-    if types.is_temporal(kind):
-        return f"it holds {kind}; make numbers of it first, or leave it out with `ignore`"
+    if number_text.is_moment(types, kind):
+        return (
+            f'it holds {kind}; set dates = {{ {number_text.key_of(name)} = "" }} to have it as '
+            "days (since 1970-01-01), make numbers of it first, or leave it out with `ignore`"
+        )
     if types.is_struct(kind):
         return (
             f"it holds {str(kind)[:80]}; leave it out with `ignore` (images: save them to folders "
@@ -204,12 +262,33 @@ def _numbers(pa: Any, chunk: Any) -> Array:
     return array
 
 
+def _all_lists(pa: Any, chunks: Sequence[Any]) -> list[Array]:
+    """Return the lists of each chunk. Raises UnsuitableColumn, with the first row that differs."""
+    parts: list[Array] = []
+    at = 0
+    for chunk in chunks:
+        try:
+            part = _lists(pa, chunk)
+        except UnsuitableColumn as error:
+            if error.row is None:
+                raise
+            row = at + error.row
+            raise UnsuitableColumn(f"row {row}: {error}", row) from error
+        if parts and part.shape[1:] != parts[0].shape[1:]:
+            why = _lengths_differ({part.shape[1:], parts[0].shape[1:]})
+            raise UnsuitableColumn(f"row {at}: {why}", at)
+        parts.append(part)
+        at += len(chunk)
+    return parts
+
+
 def _lists(pa: Any, chunk: Any, depth: int = 0) -> Array:
     """Return lists of equal length as an array [N, length, ...], without a copy."""
     if depth > _MOST_AXES:
         raise UnsuitableColumn(f"its lists are nested more than {_MOST_AXES} times")
     if chunk.null_count:
-        raise UnsuitableColumn("a list is missing; leave such rows out of the file")
+        row = None if depth else int(np.argmax(chunk.is_null().to_numpy(zero_copy_only=False)))
+        raise UnsuitableColumn("a list is missing; leave such rows out of the file", row)
     kind = chunk.type
     count = len(chunk)
     # `flatten` leaves out what lies before and behind the rows of a slice.
@@ -220,7 +299,10 @@ def _lists(pa: Any, chunk: Any, depth: int = 0) -> Array:
         lengths = np.diff(chunk.offsets.to_numpy())
         length = int(lengths[0])
         if (lengths != length).any():
-            raise UnsuitableColumn(_lengths_differ({(int(each),) for each in np.unique(lengths)}))
+            raise UnsuitableColumn(
+                _lengths_differ({(int(each),) for each in np.unique(lengths)}),
+                None if depth else int(np.argmax(lengths != length)),
+            )
     if length == 0:
         raise UnsuitableColumn("its lists are empty")
     if _is_list(pa.types, inner.type):
@@ -245,34 +327,13 @@ def _lengths_differ(shapes: set[tuple[int, ...]]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """A chunk of strings: the different ones, and by row which one it is, or null."""
-
-    words: Any
-    places: Any
-
-    @classmethod
-    def of(cls, pa: Any, chunk: Any, missing_words: Sequence[str]) -> _Words:
-        if not pa.types.is_dictionary(chunk.type):
-            chunk = chunk.cast(pa.large_string()).dictionary_encode()
-        words = chunk.dictionary.cast(pa.large_string())
-        if missing_words:
-            given = pa.array(list(missing_words), words.type)
-            is_missing = pa.compute.is_in(words, value_set=given)
-            words = pa.compute.if_else(is_missing, pa.scalar(None, words.type), words)
-        return cls(words, chunk.indices)
-
-    def by_row(self, of_words: Any) -> Any:
-        """Return by row what stands beside its word; null where it has none."""
-        return of_words.take(self.places)
-
-
 def _strings(
-    pa: Any, name: str, chunks: Sequence[Any], given: Sequence[str], missing_words: Sequence[str]
-) -> Column:
-    parts = [_Words.of(pa, chunk, missing_words) for chunk in chunks]
-    categories = tuple(given) or _found(pa, parts)
+    pa: Any, name: str, chunks: Sequence[Any], given: Sequence[str], missing_words: Sequence[str],
+    declared: bool,
+) -> Column:  # fmt: skip
+    absent = [word for word in missing_words if word not in given]
+    parts = [Words.of(pa, chunk, absent) for chunk in chunks]
+    categories = tuple(given) or (_declared(parts) if declared else _found(parts))
     numbers, gaps, at = [], [], 0
     unknown: list[tuple[int, str]] = []  # the first one of each chunk
     count = 0
@@ -293,13 +354,37 @@ def _strings(
         row, value = unknown[0]
         raise UnsuitableColumn(
             f"row {row} has {shown(value)}, which is none of its `categories` "
-            f"{_shown(categories)} ({count} such row(s))"
-        )
+            f"{listed(categories)} ({count} such row(s))", row
+        )  # fmt: skip
     missing = np.concatenate(gaps)
     return Column(name, Chunks(numbers), missing if missing.any() else None, categories)
 
 
-def _found(pa: Any, parts: Sequence[_Words]) -> tuple[str, ...]:
+def _declared(parts: Sequence[Words]) -> tuple[str, ...]:
+    """Return the categories that a file lists, in its order, used or not."""
+    lists = [part.words.drop_null().to_pylist() for part in parts]
+    longest: list[str] = max(lists, key=len)
+    for each in lists:
+        if each != longest[: len(each)]:
+            raise UnsuitableColumn(
+                f"parts of the file list other categories ({listed(each)}; {listed(longest)}); "
+                "name them in their order in `categories`"
+            )
+    if len(longest) > MAX_CATEGORIES:
+        raise UnsuitableColumn(_too_many(len(longest)))
+    if not longest:
+        raise UnsuitableColumn("all of its values are missing; leave it out with `ignore`")
+    return tuple(dict.fromkeys(longest))
+
+
+def _too_many(count: int) -> str:
+    return (
+        f"it has {count} different strings, too many for categories; leave it out with `ignore`, "
+        "or name those that count in `categories`"
+    )
+
+
+def _found(parts: Sequence[Words]) -> tuple[str, ...]:
     """Return the different strings of a column, sorted."""
     different: set[str] = set()
     for part in parts:
@@ -307,47 +392,17 @@ def _found(pa: Any, parts: Sequence[_Words]) -> tuple[str, ...]:
         if len(used) <= MAX_CATEGORIES:
             different.update(used.to_pylist())
         if max(len(used), len(different)) > MAX_CATEGORIES:
-            raise UnsuitableColumn(
-                f"it has {max(len(used), len(different))} different strings, too many for "
-                "categories; leave it out with `ignore`, or name those that count in `categories`"
-            )
-    values = sorted(different)
-    if not values:
+            raise UnsuitableColumn(_too_many(max(len(used), len(different))))
+    if not different:
         raise UnsuitableColumn("all of its values are missing; leave it out with `ignore`")
-    words = [value for value in values if not _is_numeral(value)]
-    if words and len(words) < len(values):
-        row = _row_of(pa, parts, words[0])
-        raise UnsuitableColumn(
-            f"it has words among numbers ({shown(words[0])} in row {row}); if they stand for "
-            "missing values, set missing_words, else name all values in `categories`"
-        )
-    return tuple(values)
+    return tuple(sorted(different))
 
 
-def _row_of(pa: Any, parts: Sequence[_Words], word: str) -> int:
-    """Return the first row that holds a word which is there."""
-    at = 0
-    for part in parts:
-        is_it = part.by_row(pa.compute.equal(part.words, word)).fill_null(False)
-        mask = is_it.to_numpy(zero_copy_only=False)
-        if mask.any():
-            return at + int(np.argmax(mask))
-        at += len(mask)
-    return at
-
-
-def _is_numeral(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _shown(categories: Sequence[str]) -> str:
+def listed(categories: Sequence[str]) -> str:
+    """Return the first few categories, as a message may show them."""
     more = len(categories) - _MOST_LISTED
-    listed = ", ".join(shown(each) for each in categories[:_MOST_LISTED])
-    return f"{listed} and {more} more" if more > 0 else listed
+    first = ", ".join(shown(each) for each in categories[:_MOST_LISTED])
+    return f"{first} and {more} more" if more > 0 else first
 
 
 def _nulls(chunks: Sequence[Any]) -> Mask | None:

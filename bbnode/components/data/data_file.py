@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from bbnode.components.errors import DataUnavailable
+from bbnode.ir.decoding import clip
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -35,6 +36,7 @@ UNREADABLE = (
     RuntimeError, SyntaxError, tokenize.TokenError, struct.error, zlib.error, lzma.LZMAError,
     zipfile.BadZipFile,
 )  # fmt: skip
+_MOST_PATH_CHARS = 4096
 _MOST_TOLD = 300  # characters of a reader's own message
 
 
@@ -55,14 +57,16 @@ class DataFile:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
             raise DataUnavailable(
-                f"{component}: cannot open {path}: {_why(error)}; set `path` to a file that this "
-                "node may read"
+                f"{component}: cannot open {named(path)}: {_why(error)}; set `path` to a file that "
+                "this node may read"
             ) from error
         found = os.fstat(self._fd)
         if not stat.S_ISREG(found.st_mode):
             self.close()
             kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
-            raise DataUnavailable(f"{component}: {path} is {kind}; set `path` to a regular file")
+            raise DataUnavailable(
+                f"{component}: {named(path)} is {kind}; set `path` to a regular file"
+            )
         self.size = found.st_size
         self._stamp = found.st_mtime_ns
 
@@ -74,7 +78,7 @@ class DataFile:
                 part = os.pread(self._fd, count, offset)
             except OSError as error:
                 raise DataUnavailable(
-                    f"{self._component}: cannot read {self.path}: {_why(error)}"
+                    f"{self._component}: cannot read {named(self.path)}: {_why(error)}"
                 ) from error
             if not part:
                 raise self._changed()
@@ -117,8 +121,8 @@ class DataFile:
 
     def _changed(self) -> DataUnavailable:
         return DataUnavailable(
-            f"{self._component}: {self.path} changed while it was in use; start the node again "
-            "once nothing writes to it"
+            f"{self._component}: {named(self.path)} changed while it was in use; start the node "
+            "again once nothing writes to it"
         )
 
 
@@ -127,8 +131,8 @@ def read_whole(path: Path, component: str, max_bytes: int) -> bytes:
     with DataFile(path, component) as file:
         if file.size > max_bytes:
             raise DataUnavailable(
-                f"{component}: {path} has {file.size} bytes, more than {max_bytes}; is it the "
-                "right file?"
+                f"{component}: {named(path)} has {file.size} bytes, more than {max_bytes}; is it "
+                "the right file?"
             )
         return file.read(0, file.size)
 
@@ -146,7 +150,7 @@ class Room:
         self._left -= size
         if self._left < 0:
             raise DataUnavailable(
-                f"{self._component}: {path} takes {size >> 20} MiB in memory, and "
+                f"{self._component}: {named(path)} takes {size >> 20} MiB in memory, and "
                 f"max_memory_mib leaves {(self._left + size) >> 20} of {self._bytes >> 20}; "
                 f"{remedy or 'raise it'}, if the file is what you think it is"
             )
@@ -167,10 +171,14 @@ def memory_limit() -> int:
     return min(limits) // 2
 
 
+def named(path: str | Path) -> str:
+    """Return a path as a message may show it: names of files are data, of an archive, say."""
+    return clip(str(path), _MOST_PATH_CHARS)
+
+
 def told(error: BaseException) -> str:
     """Return a reader's message as one bounded line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}…"
+    return clip(" ".join(str(error).split()) or type(error).__name__, _MOST_TOLD)
 
 
 def _why(error: OSError | ValueError) -> str:

@@ -28,10 +28,11 @@ _SCALING: Final = ("standardize", "mean", "std")
 # Settings of the sources of each kind that say how an example is read.
 SETTINGS: Final[Mapping[Kind, tuple[str, ...]]] = {
     "arrays": ("features", "inputs", "dtype", "missing", *_SCALING),
-    "images": ("size", "channels", "dtype", "max_pixels", *_SCALING),
+    "images": ("size", "channels", "dtype", "max_pixels", "background", "skip", *_SCALING),
     "table": (
         *("features", "categories", "one_hot", "missing", "missing_words", "dtype"),
-        *("delimiter", "encoding", "header", *_SCALING),
+        *("delimiter", "encoding", "header", "comment", "skip_lines", "skip_rows"),
+        *("decimal", "thousands", "parentheses", "units", "numbers", "dates", *_SCALING),
     ),
     "text": (
         *("task", "format", "text", "label", "classes", "length", "max_line_bytes"),

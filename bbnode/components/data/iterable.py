@@ -32,6 +32,7 @@ from bbnode.ir.types import TENSOR_FLOAT, TENSOR_INT64, TypeNode
 Array: TypeAlias = npt.NDArray[Any]
 
 _MAX_NAME_CHARS: Final = 128
+_MAX_LABEL: Final = (1 << 63) - 1
 
 _provided: dict[str, Any] = {}
 _provided_lock = threading.Lock()
@@ -280,6 +281,8 @@ class _UserCode:
             )
         features, label = self._array(item[0], number), self._array(item[1], number)
         if label.dtype.kind != "f":
+            if label.dtype.kind == "u" and label.size and int(label.max()) > _MAX_LABEL:
+                raise self._beyond(int(label.max()), "int64", number)
             label = label.astype(np.int64, copy=False)
         return features, label
 
@@ -289,7 +292,19 @@ class _UserCode:
         if array.dtype.kind not in "fiub":
             at = "" if number is None else f" in item {number}"
             raise self.wrong(f"gives {array.dtype}{at}; examples are arrays of numbers")
-        return array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array
+        if array.dtype.kind != "f" or array.dtype == np.float32:
+            return array
+        with np.errstate(over="ignore"):
+            made = array.astype(np.float32)
+        if array.itemsize > made.itemsize and np.isinf(made).any():
+            lost = array[np.isinf(made) & np.isfinite(array)]
+            if lost.size:
+                raise self._beyond(float(lost[0]), "float32", number)
+        return made
+
+    def _beyond(self, value: float, kind: str, number: int | None) -> DataUnavailable:
+        at = "" if number is None else f" in item {number}"
+        return self.wrong(f"gives {value}{at}, which no {kind} holds; scale it, or leave it out")
 
     def check_like(self, first: Array, value: Array, number: int, axis: int = 0) -> None:
         """Raise DataUnavailable unless a value is like the first one, from an axis on."""

@@ -6,10 +6,11 @@ out of range, a fraction as an integer) is refused when the source is loaded, by
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from bbnode.components.data.base import Array, ByRow, taken
 from bbnode.components.data.data_file import DataFile
@@ -48,6 +49,26 @@ def label_dtype(stored: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.int64 if stored.kind in "iub" else np.float32)
 
 
+def most_whole(dtype: np.dtype[Any]) -> int:
+    """Return up to which number a float type tells whole numbers apart."""
+    return 1 << (int(np.finfo(dtype).nmant) + 1)
+
+
+def exact(part: Array, dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
+    """Return for each whole number whether a float type holds it as it is."""
+    wide = part.astype(dtype).astype(np.float64)
+    most = float(np.iinfo(part.dtype).max)  # rounded up to a power of two: the first one beyond
+    inside = np.isfinite(wide) & (wide < most if part.dtype.itemsize == 8 else wide <= most)
+    back = np.where(inside, wide, 0).astype(part.dtype)
+    same: npt.NDArray[np.bool_] = inside & (back == part)
+    return same
+
+
+def _is_large(part: Array, dtype: np.dtype[Any]) -> bool:
+    most = most_whole(dtype)
+    return bool(int(part.max()) > most or int(part.min()) < -most)
+
+
 class FileArray:
     """Values of a file, of some rows or all, converted a batch at a time.
 
@@ -61,7 +82,8 @@ class FileArray:
         files: Sequence[DataFile] = (),
         rows: Rows | None = None,
     ) -> None:
-        self._stored, self._files, self._rows = stored, files, rows
+        self.stored = stored
+        self._files, self._rows = files, rows
         self.dtype = dtype
         count = len(stored) if rows is None else len(rows)
         self.shape: tuple[int, ...] = (count, *stored.shape[1:])
@@ -72,34 +94,55 @@ class FileArray:
     def __getitem__(self, rows: Any) -> Array:
         for file in self._files:
             file.check_unchanged()
-        gathered: Array = self._stored[self._file_rows(rows)]
+        gathered: Array = self.stored[self._file_rows(rows)]
         return gathered.astype(self.dtype, copy=False)
 
-    def refuse_misfits(self, component: str, what: str, *, nan: bool = False) -> None:
+    def refuse_misfits(
+        self, component: str, what: str, *, nan: bool = False, rounded: bool = False,
+        line_of: Callable[[int], str] = lambda _: "",
+    ) -> None:  # fmt: skip
         """Raise DataUnavailable for the first value of `what` that the type cannot hold.
 
-        With `nan`, NaN is one that float types hold: it stands for a missing value.
+        Args:
+            component: its name, for the error.
+            what: the values are, for the error.
+            nan: NaN is one that float types hold: it stands for a missing value.
+            rounded: whole numbers may lose digits that a float type has no place for.
+            line_of: returns where a row stands in its file, for the error.
         """
-        if np.can_cast(self._stored.dtype, self.dtype, "safe") and self.dtype.kind != "f":
+        whole = self.stored.dtype.kind in "iu" and self.dtype.kind == "f" and not rounded
+        if np.can_cast(self.stored.dtype, self.dtype, "safe") and self.dtype.kind != "f":
             return
-        a_row = max(1, self._stored.dtype.itemsize * int(np.prod(self.shape[1:])))
+        a_row = max(1, self.stored.dtype.itemsize * int(np.prod(self.shape[1:])))
         step = max(1, _BYTES_AT_ONCE // a_row)
         for file in self._files:
             file.check_unchanged()
         for start in range(0, len(self), step):
             rows = self._file_rows(np.arange(start, min(start + step, len(self))))
-            part: Array = self._stored[rows]
+            part: Array = self.stored[rows]
             with np.errstate(over="ignore", invalid="ignore"):
                 cast = part.astype(self.dtype)
             good = np.isfinite(cast) if self.dtype.kind == "f" else cast == part
+            if whole and part.size and _is_large(part, self.dtype):
+                with np.errstate(over="ignore"):
+                    good &= exact(part, self.dtype)
             if nan and self.dtype.kind == "f" and part.dtype.kind == "f":
                 good |= np.isnan(part)
             if not good.all():
                 at = np.argwhere(~good)[0]
                 inside = f"[{', '.join(map(str, at[1:]))}]" if len(at) > 1 else ""
+                row, value = int(rows[at[0]]), part[tuple(at)]
+                if whole and np.isfinite(cast[tuple(at)]):
+                    remedy = (
+                        f"whole numbers beyond {most_whole(self.dtype)} lose digits there; leave "
+                        "such a column out, scale it in the file, set `numbers` to its name if it "
+                        "is a quantity that may be rounded (tables), or another `dtype`"
+                    )
+                else:
+                    remedy = "mend or leave out such rows (counted from 0)"
                 raise DataUnavailable(
-                    f"{component}: {what}, row {int(rows[at[0]])}{inside}: {part[tuple(at)]} is "
-                    f"no {self.dtype} number; mend or leave out such rows (counted from 0)"
+                    f"{component}: {what}{line_of(row)}, row {row}{inside}: {value} is no "
+                    f"{self.dtype} number; {remedy}"
                 )
 
     def _file_rows(self, rows: Rows) -> Rows:

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from bbnode.components.data import arrow_files, columns, numbers
-from bbnode.components.data.arrow_files import CsvFormat, OpenedTable
+from bbnode.components.data import arrow_files, columns, numbers, text_columns
+from bbnode.components.data.arrow_files import OpenedTable, Reading
 from bbnode.components.data.base import ByRow
-from bbnode.components.data.columns import Column, Filled, OneHot, UnsuitableColumn
-from bbnode.components.data.data_file import UNREADABLE, Room, told
+from bbnode.components.data.columns import Column, Filled, OneHot
+from bbnode.components.data.csv_files import CsvFormat
+from bbnode.components.data.data_file import UNREADABLE, Room, named, told
 from bbnode.components.data.description import DataDescription, settings_of
+from bbnode.components.data.number_text import DECIMALS, THOUSANDS, NumberFormat
 from bbnode.components.data.numbers import FileArray, Joined
 from bbnode.components.data.partition import Rows
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
+from bbnode.components.data.text_columns import UnsuitableColumn
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import host_setting, path_setting
 from bbnode.ir.decoding import shown
+
+logger = logging.getLogger(__name__)
 
 Missing = Literal["refuse", "mean", "drop", "keep"]
 
@@ -49,20 +56,36 @@ class TableDataSourceConfig(StandardizedConfig):
             all others.
         ignore: names of columns that are not used.
         categories: the values of columns of strings, by column, in the order of their numbers from
-            0. Without, it is the sorted values in the file: peers with files of their own have to
-            give them, or the numbers differ.
-        one_hot: names of columns of strings that become a column of 0 and 1 for each category.
+            0; the same on all peers. A column of features that has strings, and no categories here
+            or in the file, is refused. Labels are then numbered by their sorted values.
+        one_hot: names of columns of strings that become a column of 0 and 1 for each category;
+            without `categories`, for each value in the file, sorted.
         missing: what is done where a value is missing (null or NaN). "refuse" names row and
             column; "mean" takes the mean of the training part, of columns of numbers; "drop"
             leaves out the row; "keep" gives NaN out, in columns of numbers, for programs that count
             missing values or train trees.
-        missing_words: words that stand for a missing value in strings and CSV, besides "", NA, NaN,
-            null and the like.
+        missing_words: words that stand for a missing value in strings and CSV. In CSV these do by
+            themselves: "", NA, N/A, n/a, #N/A, NaN, nan, NULL and null; but not where a column's
+            `categories` list them.
         dtype: of the features. "auto": float32, but int64 for lists of integers of 32 and 64 bits
             (tokens); "keep": as stored; or a name, "float32", "uint8", ….
         delimiter: of CSV; empty is a comma, and a tab in .tsv files.
         encoding: of CSV: "utf8", "latin-1", …
         header: the first row of CSV names the columns; without, they are f0, f1, ….
+        comment: lines of CSV that begin with it are left out: "#".
+        skip_lines: lines above the heading of CSV that are left out.
+        skip_rows: rows below the heading of CSV that are left out: 1 for a row of units.
+        decimal: the mark before the fraction of numbers, "." or ",".
+        thousands: the mark between groups of three digits: ",", ".", "'", " " (and the blanks that
+            do not break a line) or "_"; empty for none.
+        parentheses: numbers in parentheses are negative, as in accounts.
+        units: by column, what stands before or behind each of its numbers: "€", "kg", "%". It is
+            taken off, and nothing is divided: "12 %" is 12. A value without it is refused.
+        numbers: names of columns that are quantities though they look like names: whole numbers
+            that begin with 0, that have more digits than the type (they are rounded), or that are
+            texts in a file with types.
+        dates: columns of dates, times or durations that become days (since 1970-01-01 in UTC), with
+            their form as of `strptime` ("%d.%m.%Y"); "" is ISO 8601, or what the file has as such.
         max_memory_mib: that all files may take in memory, as they declare it; 0 is half of what
             this process may have. Arrow files that are not compressed take none.
     """
@@ -79,6 +102,15 @@ class TableDataSourceConfig(StandardizedConfig):
     delimiter: str = ""
     encoding: str = "utf8"
     header: bool = True
+    comment: str = ""
+    skip_lines: int = 0
+    skip_rows: int = 0
+    decimal: str = "."
+    thousands: str = ""
+    parentheses: bool = False
+    units: dict[str, str] = field(default_factory=dict)
+    numbers: tuple[str, ...] = ()
+    dates: dict[str, str] = field(default_factory=dict)
     max_memory_mib: int = host_setting(0)
 
 
@@ -149,10 +181,49 @@ class TableDataSource(StandardizedDataSource):
         self.require(
             config.max_memory_mib >= 0, f"max_memory_mib is {config.max_memory_mib}, below 0"
         )
+        self._require_marks()
         self.require(_is_encoding(config.encoding), f"unknown encoding {shown(config.encoding)}")
+        self._units: dict[str, str] = {}
         self._names: tuple[str, ...] = ()
         self._classes: tuple[str, ...] = ()
         self._features_found: tuple[_Feature, ...] = ()
+
+    def _require_marks(self) -> None:
+        config = self.config
+        self.require(
+            config.decimal in DECIMALS and config.thousands in THOUSANDS,
+            f"decimal {shown(config.decimal)} or thousands {shown(config.thousands)} is no mark of "
+            "numbers",
+        )
+        self.require(
+            config.decimal != config.thousands,
+            f"decimal and thousands are both {shown(config.decimal)}; they differ in every number",
+        )
+        self.require(
+            all(unit.strip() and not any(map(str.isdigit, unit)) for unit in config.units.values()),
+            "`units` are texts without digits that stand beside a number",
+        )
+        self.require(
+            min(config.skip_lines, config.skip_rows) >= 0,
+            "skip_lines and skip_rows can't be below 0",
+        )
+        self.require(
+            not config.comment or (config.comment.isprintable() and '"' not in config.comment),
+            f"comment {shown(config.comment)} can't begin a line",
+        )
+        for name in (*config.units, *config.dates, *config.numbers):
+            several = [
+                key for key in ("units", "dates", "categories") if name in getattr(config, key)
+            ]
+            self.require(
+                len(several) <= 1 and not (name in config.numbers and "units" not in several
+                                           and several),
+                f"{shown(name)} stands in {' and '.join(several)}; a column is one of these",
+            )  # fmt: skip
+
+    def column_units(self) -> dict[str, str]:
+        """Return units by column, of the setting and of the file, of a loaded source."""
+        return self._units
 
     def column_names(self) -> tuple[str, ...]:
         """Return the names of the columns of features; "column=value" of those of `one_hot`."""
@@ -164,18 +235,28 @@ class TableDataSource(StandardizedDataSource):
 
     def load(self) -> tuple[ByRow, ByRow]:
         config = self.config
-        opened = self._opened()
-        wanted = self._wanted(opened.names)
-        found = {name: self._column(opened, name) for name in dict.fromkeys(wanted)}
+        opened = self._opened(self._wanted)
+        # A column that only some of the files have may be left out.
+        self._refuse_absent(Path(config.path), config.ignore, opened.there)
+        self._tell_index(opened)
+        self._units = {**opened.units, **config.units}
+        label = config.label
+        features = list(self._features() or (name for name in opened.names if name != label))
+        found = {name: self._column(opened, name) for name in opened.names}
         for name in (*config.one_hot, *config.categories):
             if name in found and not found[name].categories:
-                raise self._refusal(name, "it is not of strings, as `one_hot` and `categories` are")
-        kept = self._kept(list(found.values()))
-        *features, label = wanted
+                raise self._refusal(
+                    opened,
+                    name,
+                    "it is not of strings, as `one_hot` and `categories` are; list its values in "
+                    "`categories` if they are names",
+                )
+        self._tell_words(opened, found)
+        kept = self._kept(opened, list(found.values()))
         labels = self._labels(opened, found[label], kept)
-        parts = [self._filled(found[name], labels, kept) for name in features]
+        parts = [self._filled(opened, found[name], labels, kept) for name in features]
         self._names = tuple(self._named([found[name] for name in features]))
-        self._classes = found[label].categories or opened.classes.get(label, ())
+        self._classes = found[label].categories
         self._features_found = tuple(
             _Feature.of(found[name], part) for name, part in zip(features, parts, strict=True)
         )
@@ -216,24 +297,62 @@ class TableDataSource(StandardizedDataSource):
         Raises:
             DataUnavailable: a column is missing, or is another one than in training.
         """
-        opened = self._opened(texts=[*self.config.categories])
-        names = self._features() or opened.names
-        self._refuse_absent(names, opened.names)
-        found = [self._unlabelled(opened, name, fills) for name in names]
-        parts = [self._gapless(column, fills) for column in found]
+        opened = self._opened(self._named_features)
+        found = [self._unlabelled(opened, name, fills) for name in opened.names]
+        parts = [self._gapless(opened, column, fills) for column in found]
         self._names = tuple(self._named(found))
         return self.served(numbers.in_memory(self._side_by_side(found, parts, opened, None)))
 
-    def _opened(self, texts: Sequence[str] = ()) -> OpenedTable:
+    def _named_features(
+        self, path: Path, there: Sequence[str], index: Collection[str]
+    ) -> Sequence[str]:
+        names = self._features() or tuple(name for name in there if name not in index)
+        self._refuse_absent(path, names, there)
+        return names
+
+    def _opened(
+        self, used: Callable[[Path, Sequence[str], Collection[str]], Sequence[str]]
+    ) -> OpenedTable:
         config = self.config
-        return arrow_files.open_table(
-            self.TYPE_NAME,
-            Path(config.path),
-            CsvFormat(
-                config.delimiter, config.encoding, config.header, config.missing_words, texts
-            ),
-            Room(self.TYPE_NAME, config.max_memory_mib),
+        made = CsvFormat(
+            delimiter=config.delimiter, encoding=config.encoding, header=config.header,
+            decimal=config.decimal, comment=config.comment, skip_lines=config.skip_lines,
+            skip_rows=config.skip_rows, missing_words=config.missing_words,
+        )  # fmt: skip
+        reading = Reading(
+            csv=made, marks=self._marks(), used=used, texts=config.categories,
+            is_words=lambda name: name in (*config.one_hot, config.label), units=config.units,
+            dates=config.dates, numbers=config.numbers,
+        )  # fmt: skip
+        room = Room(self.TYPE_NAME, config.max_memory_mib)
+        return arrow_files.open_table(self.TYPE_NAME, Path(config.path), reading, room)
+
+    def _marks(self) -> NumberFormat:
+        config = self.config
+        return NumberFormat(
+            decimal=config.decimal, thousands=config.thousands, parentheses=config.parentheses
         )
+
+    def _tell_index(self, opened: OpenedTable) -> None:
+        if opened.index:
+            logger.info(
+                "%s: the index of %s is left out, as the file says: %s; name it in `features` to "
+                "have it", self.TYPE_NAME, self.config.path, ", ".join(map(shown, opened.index)),
+            )  # fmt: skip
+
+    def _tell_words(self, opened: OpenedTable, found: Mapping[str, Column]) -> None:
+        """Log which numbers words got that no setting lists."""
+        for column in found.values():
+            if not column.categories or column.name in self.config.categories:
+                continue
+            own = column.name in opened.declared or column.name in opened.classes
+            logger.info(
+                "%s: the words of column %s of %s are the numbers 0, 1, …, as %s: %s%s",
+                self.TYPE_NAME, shown(column.name), self.config.path,
+                "the file lists them" if own else "they are sorted",
+                columns.listed(column.categories),
+                "" if own else "; set `categories` alike on all peers",
+            )  # fmt: skip
 
     def _unlabelled(self, opened: OpenedTable, name: str, fills: Mapping[str, float]) -> Column:
         """Return a column of features of a table that is not the one of the training."""
@@ -248,10 +367,10 @@ class TableDataSource(StandardizedDataSource):
             opened = replace(opened, table=opened.table.set_column(at, name, cast))
         column = self._column(opened, name)
         if column.categories and not has_words:
-            raise self._refusal(name, f"it holds {kind}, and the model takes numbers there")
+            raise self._refusal(opened, name, "it holds words, and the model takes numbers there")
         return column
 
-    def _gapless(self, column: Column, fills: Mapping[str, float]) -> ByRow:
+    def _gapless(self, opened: OpenedTable, column: Column, fills: Mapping[str, float]) -> ByRow:
         if column.name in self.config.one_hot and column.missing is None:
             return OneHot(column.values, len(column.categories))
         if column.missing is None:
@@ -260,12 +379,13 @@ class TableDataSource(StandardizedDataSource):
             return Filled(column.values, column.missing, fills[column.name])
         if self.config.missing == "keep" and not (column.categories or column.is_list):
             return Filled(column.values, column.missing, math.nan)
+        row = int(np.argmax(column.missing))
         raise self._refusal(
-            column.name,
-            f"row {int(np.argmax(column.missing))} has no value, and {int(column.missing.sum())} "
+            opened, column.name,
+            f"row {row} has no value, and {int(column.missing.sum())} "
             "row(s) in all (counted from 0); the training had none to learn from: fill them in, "
-            "or leave these rows out",
-        )
+            "or leave these rows out", row,
+        )  # fmt: skip
 
     def _fills(self) -> dict[str, float]:
         """Return the mean that stands for a missing value, of each column of plain numbers."""
@@ -296,48 +416,89 @@ class TableDataSource(StandardizedDataSource):
         dtype = self._dtype(found, parts)
         arrays = [FileArray(part, dtype, opened.mapped, kept) for part in parts]
         for column, array in zip(found, arrays, strict=True):
+            what = f"column {shown(column.name)}"
+            rounded = column.name in self.config.numbers
+            if column.name in self.config.dates:
+                self._tell_rounded(column, dtype)
+
+            def line_of(row: int) -> str:
+                return opened.place(row)[1]
+
+            if isinstance(part := array.stored, Filled) and part.is_whole:
+                there = np.flatnonzero(~part.missing)
+                FileArray(part.values, dtype, opened.mapped, there).refuse_misfits(
+                    self.TYPE_NAME, what, rounded=rounded, line_of=line_of
+                )
             array.refuse_misfits(
-                self.TYPE_NAME, f"column {shown(column.name)}", nan=self.config.missing == "keep"
-            )
+                self.TYPE_NAME, what, nan=self.config.missing == "keep", rounded=rounded,
+                line_of=line_of,
+            )  # fmt: skip
         return arrays[0] if len(arrays) == 1 and found[0].is_list else Joined(arrays, dtype)
+
+    def _tell_rounded(self, column: Column, dtype: np.dtype[Any]) -> None:
+        """Log how much of a moment's time of day the type of the features has no place for."""
+        days = numbers.in_memory(FileArray(column.values, np.dtype(np.float64)))
+        days = days[np.isfinite(days)]
+        if dtype.kind == "f" and days.size:
+            off = float(np.abs(days.astype(dtype).astype(np.float64) - days).max()) * 86_400
+            if off >= 1:
+                logger.warning(
+                    "%s: column %s: days as %s are up to %.0f seconds off; set dtype = \"float64\""
+                    " if that matters", self.TYPE_NAME, shown(column.name), dtype, off,
+                )  # fmt: skip
 
     def _features(self) -> tuple[str, ...]:
         names = self.config.features
         return (names,) if isinstance(names, str) and names else tuple(names)
 
-    def _wanted(self, there: Sequence[str]) -> list[str]:
-        """Return the names of the columns of features, and last that of the labels."""
+    def _wanted(self, path: Path, there: Sequence[str], index: Collection[str]) -> list[str]:
+        """Return the names of the columns of features, and last that of the labels.
+
+        Those in `index` are no features, unless they are named.
+        """
         config = self.config
-        given = (*self._features(), config.label, *config.ignore, *config.one_hot,
-                 *config.categories)  # fmt: skip
-        self._refuse_absent(given, there)
+        given = (*self._features(), config.label, *config.one_hot,
+                 *config.categories, *config.units, *config.numbers, *config.dates)  # fmt: skip
+        self._refuse_absent(path, given, there)
         features = self._features() or tuple(
-            name for name in there if name != config.label and name not in config.ignore
-        )
+            name for name in there
+            if name != config.label and name not in config.ignore and name not in index
+        )  # fmt: skip
         if not features:
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: {config.path} has no column besides the label "
+                f"{self.TYPE_NAME}: {named(path)} has no column besides the label "
                 f"{shown(config.label)}; features need one or more"
             )
         indexes = [] if config.features else [name for name in features if name in _INDEX_NAMES]
+        if indexes == [""] and there[-1] == "":
+            raise DataUnavailable(
+                f"{self.TYPE_NAME}: the last column of {named(path)} has no name, as where lines "
+                'end with a delimiter; leave it out with ignore = [""], or name the `features`'
+            )
         if indexes:
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: the column {shown(indexes[0])} of {config.path} looks like an "
+                f"{self.TYPE_NAME}: the column {shown(indexes[0])} of {named(path)} looks like an "
                 f"index of pandas; leave it out with ignore = [{shown(indexes[0])}], or name the "
                 "`features`"
             )
         return [*features, config.label]
 
-    def _refuse_absent(self, wanted: Sequence[str], there: Sequence[str]) -> None:
-        """Raise DataUnavailable unless the table has the columns, and each once."""
+    def _refuse_absent(self, path: Path, wanted: Sequence[str], there: Sequence[str]) -> None:
+        """Raise DataUnavailable unless the table at `path` has the columns, and each once."""
         config = self.config
-        twice = sorted({name for name in there if there.count(name) > 1})
+        used = set(wanted) if self._features() else set(there) - set(config.ignore)
+        twice = sorted(name for name, n in Counter(there).items() if n > 1 and name in used)
         if twice:
+            remedy = (
+                "name them, or set skip_lines if the table begins below" if twice == [""]
+                else "rename them"
+            )  # fmt: skip
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: {config.path} has several columns "
-                f"{', '.join(map(shown, twice))}; rename them"
+                f"{self.TYPE_NAME}: {named(path)} has several columns "
+                f"{', '.join(map(shown, twice))}; {remedy}"
             )
-        missing = [name for name in dict.fromkeys(wanted) if name not in there]
+        known = set(there)
+        missing = [name for name in dict.fromkeys(wanted) if name not in known]
         if missing:
             near = difflib.get_close_matches(missing[0], there, n=1)
             hint = f" (did you mean {shown(near[0])}?)" if near else ""
@@ -346,29 +507,45 @@ class TableDataSource(StandardizedDataSource):
             more = len(there) - _MOST_LISTED
             listed = [*map(shown, there[:_MOST_LISTED]), *([f"{more} more"] if more > 0 else [])]
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: {config.path} has no column "
+                f"{self.TYPE_NAME}: {named(path)} has no column "
                 f"{', '.join(map(shown, missing))}; it has {', '.join(listed) or 'none'}{hint}"
             )
 
     def _column(self, opened: OpenedTable, name: str) -> Column:
         pa = arrow_files.pyarrow(self.TYPE_NAME)
         column = opened.table.column(name)
-        given = self.config.categories.get(name, ())
+        config = self.config
+        given = config.categories.get(name, ())
+        declared = name in opened.declared
         try:
-            # The offsets of a broken file would be followed to anywhere.
-            column.validate(full=True)
-            return columns.read_column(pa, name, column, given, self.config.missing_words)
+            if (
+                name == config.label
+                and not (given or declared or name in config.one_hot)
+                and text_columns.is_text(pa.types, column.type)
+                and text_columns.looks_like_numbers(pa, column, self._marks(), config.missing_words)
+            ):
+                raise text_columns.refusal(
+                    pa, name, column, self._marks(), config.missing_words,
+                    "; if these are classes, name them in `categories`",
+                )  # fmt: skip
+            return columns.read_column(
+                pa, name, column, given, config.missing_words, declared=declared,
+                classes=opened.classes.get(name, ()),
+            )  # fmt: skip
         except UnsuitableColumn as error:
-            raise self._refusal(name, str(error)) from error
+            raise self._refusal(opened, name, str(error), error.row) from error
         except (*UNREADABLE, pa.lib.ArrowException) as error:
-            raise self._refusal(name, f"cannot be read: {told(error)}") from error
+            raise self._refusal(opened, name, f"cannot be read: {told(error)}") from error
 
-    def _refusal(self, name: str, why: str) -> DataUnavailable:
+    def _refusal(
+        self, opened: OpenedTable, name: str, why: str, row: int | None = None
+    ) -> DataUnavailable:
+        path, line = ("", "") if row is None else opened.place(row)
         return DataUnavailable(
-            f"{self.TYPE_NAME}: column {shown(name)} of {self.config.path}: {why}"
+            f"{self.TYPE_NAME}: column {shown(name)} of {path or self.config.path}{line}: {why}"
         )
 
-    def _kept(self, found: Sequence[Column]) -> Rows | None:
+    def _kept(self, opened: OpenedTable, found: Sequence[Column]) -> Rows | None:
         """Return the rows that are used; None is all. Refuses missing values as `missing` says."""
         how = self.config.missing
         with_gaps = [(each, each.missing) for each in found if each.missing is not None]
@@ -385,20 +562,25 @@ class TableDataSource(StandardizedDataSource):
             if how in ("mean", "keep") and can_fill:
                 continue
             more = ', "mean" or "keep"' if can_fill else ""
+            row = int(np.argmax(missing))
             raise self._refusal(
-                column.name,
-                f"row {int(np.argmax(missing))} has no value, and {int(missing.sum())} row(s) in "
-                f'all (counted from 0); mend them, or set missing = "drop"{more}',
-            )
+                opened, column.name,
+                f"row {row} has no value, and {int(missing.sum())} row(s) in "
+                f'all (counted from 0); mend them, or set missing = "drop"{more}', row,
+            )  # fmt: skip
         return None
 
     def _labels(self, opened: OpenedTable, column: Column, kept: Rows | None) -> FileArray:
         dtype = numbers.label_dtype(column.values.dtype)
         labels = FileArray(column.values, dtype, opened.mapped, kept)
-        labels.refuse_misfits(self.TYPE_NAME, f"column {shown(column.name)}")
+        labels.refuse_misfits(
+            self.TYPE_NAME, f"column {shown(column.name)}", line_of=lambda row: opened.place(row)[1]
+        )
         return labels
 
-    def _filled(self, column: Column, labels: FileArray, kept: Rows | None) -> ByRow:
+    def _filled(
+        self, opened: OpenedTable, column: Column, labels: FileArray, kept: Rows | None
+    ) -> ByRow:
         """Return the values of a column of features, gaps filled, and one-hot if it is to be."""
         if column.name in self.config.one_hot:
             return OneHot(column.values, len(column.categories))
@@ -410,7 +592,7 @@ class TableDataSource(StandardizedDataSource):
         try:
             mean = columns.mean_of(column, rows)
         except UnsuitableColumn as error:
-            raise self._refusal(column.name, str(error)) from error
+            raise self._refusal(opened, column.name, str(error)) from error
         return Filled(column.values, column.missing, mean)
 
     def _named(self, found: Sequence[Column]) -> Iterator[str]:

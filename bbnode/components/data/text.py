@@ -7,6 +7,7 @@ the tokenizer alone.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import importlib
 import json
@@ -28,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
-from bbnode.components.data.data_file import DataFile, read_whole
+from bbnode.components.data.data_file import DataFile, named, read_whole
 from bbnode.components.data.description import DataDescription, settings_of
 from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
 from bbnode.components.registry import register_component
@@ -43,6 +44,7 @@ _CHUNK_BYTES: Final = 4 << 20  # of the file, that the first pass reads at once
 _MAX_TOKENIZER_BYTES: Final = 64 << 20  # tokenizer.json; those of large models have 20 MiB
 _MAX_LENGTH: Final = 1 << 20  # tokens of an example
 _MAX_LABEL: Final = (1 << 63) - 1
+_WIDE_CHARS: Final = 16  # of a line: so many show that every other byte is NUL
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 
 # Those of the tokens that models pad with, in the order in which a tokenizer is asked for them.
@@ -225,7 +227,7 @@ class TextFile:
             found = f"it has {total} token(s), and one block takes {layout.length + 1}"
         if not self._count:
             self._file.close()
-            raise DataUnavailable(f"{component}: {path}: {found}")
+            raise DataUnavailable(f"{component}: {named(path)}: {found}")
 
     def __len__(self) -> int:
         return self._count
@@ -316,9 +318,16 @@ class TextFile:
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
+            kind = "UTF-16" if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
+            what = f"it is {kind}, no UTF-8" if kind else f"no UTF-8 (byte {error.start + 1})"
+            raise self._bad(number, f"{what}; convert the file to UTF-8") from error
+        is_plain = self._layout.task == "language_model" and self._layout.format == "lines"
+        nuls = text.count("\0")
+        # A language model takes whatever a text has, but for every other byte of UTF-16.
+        if nuls and (not is_plain or (len(text) >= _WIDE_CHARS and nuls >= len(text) // 2)):
             raise self._bad(
-                number, f"no UTF-8 (byte {error.start + 1}); convert the file to UTF-8"
-            ) from error
+                number, "it has NUL bytes, as UTF-16 has; convert the file to UTF-8, if it is text"
+            )
         classifies = self._layout.task == "classification"
         if self._layout.format == "jsonl":
             text, given = self._of_json(text, number)
@@ -326,6 +335,10 @@ class TextFile:
             text, given = text.removesuffix("\r"), None
             if classifies:
                 given, tab, text = text.partition("\t")
+                if "\r" in given or ("\r" in text and "\t" in text.partition("\r")[2]):
+                    raise self._bad(
+                        number, "its lines end with a carriage return alone; write them with \\n"
+                    )
                 if not tab:
                     raise self._bad(number, "no tab; a line is a label, a tab and the text")
         if not classifies:
@@ -373,7 +386,9 @@ class TextFile:
         return int(given)
 
     def _bad(self, number: int, what: str) -> DataUnavailable:
-        return DataUnavailable(f"{self._component}: {self._file.path}, line {number}: {what}")
+        return DataUnavailable(
+            f"{self._component}: {named(self._file.path)}, line {number}: {what}"
+        )
 
 
 class _Gathered:
