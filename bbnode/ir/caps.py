@@ -264,9 +264,6 @@ MAX_DESCRIPTION_BYTES: Final = _cap(
 MAX_SCHEMA_BYTES: Final = _cap(
     4 << 20, "bytes", "the meaning of a data source's examples, as peers compare it"
 )
-MAX_SCHEMA_NAME_CHARS: Final = _cap(
-    1024, "characters", "a column, class or category there; people's tables have sentences"
-)
 MAX_SETTINGS_VALUES: Final = _cap(
     65_536, "values", "settings of one component, with all that nests in them"
 )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bbnode.components.data.description import DataDescription, Kind, description_fault
 from bbnode.components.data.schema import TensorSchema
-from bbnode.ir.caps import MAX_SCHEMA_BYTES, MAX_SCHEMA_NAME_CHARS
+from bbnode.ir.caps import MAX_SCHEMA_BYTES
 from bbnode.ir.decoding import clip, shown
 from bbnode.ir.errors import DeploymentError
 
@@ -159,15 +159,6 @@ class SharedSchema:
         ):
             if len(set(names)) != len(names):
                 raise ValueError(f"a {what} is named twice")
-        texts = (
-            *(name for each in columns for name in (each.name, each.unit, *each.categories)),
-            *(self.classes or ()),
-            *(name for name, _ in self.inputs),
-            *(() if self.label is None else (self.label,)),
-            *(self.reading or {}),
-        )
-        if any(len(text) > MAX_SCHEMA_NAME_CHARS for text in texts):
-            raise ValueError(f"a name has more than {MAX_SCHEMA_NAME_CHARS} characters")
         for each in columns:
             wanted = {"one_hot": len(each.categories), "list": each.width}.get(each.kind, 1)
             if each.width != wanted or each.width < 1:
@@ -202,7 +193,7 @@ class SharedSchema:
         if len(text) > MAX_SCHEMA_BYTES:
             raise SchemaRefused(
                 f"the schema of the data takes {len(text)} bytes, and {MAX_SCHEMA_BYTES} is the "
-                "most that peers compare; use fewer columns, categories or classes, or shorter names"
+                "most that peers compare; use fewer columns, categories and classes, shorter names"
             )
         return text
 
@@ -396,6 +387,25 @@ def described(reference: SharedSchema) -> DataDescription | None:
         settings=settings,
         **extra,
     )
+
+
+def described_as(made: DataDescription, meaning: SharedSchema) -> DataDescription:
+    """Return a description of examples that were mapped to what is in force now."""
+    settings = dict(made.settings)
+    columns = meaning.columns
+    names = tuple(each.name for each in columns or ())
+    given = settings.get("features", ())
+    if (
+        given and not isinstance(given, str) and {*given} == {*names}
+    ):  # bare arrays have names of their own
+        settings["features"] = names
+    if columns is not None and "categories" in settings:
+        settings["categories"] = {each.name: each.categories for each in columns if each.categories}
+    if meaning.inputs and settings.get("inputs"):
+        settings["inputs"] = tuple(name for name, _ in meaning.inputs)
+    if "classes" in settings and meaning.classes:
+        settings["classes"] = meaning.classes
+    return replace(made, settings=settings)
 
 
 class _Comparison:

@@ -20,6 +20,7 @@ from bbnode.components.data.data_file import UNREADABLE, Room, told
 from bbnode.components.data.description import DataDescription, settings_of
 from bbnode.components.data.numbers import FileArray, Joined
 from bbnode.components.data.partition import Rows
+from bbnode.components.data.shared_schema import ColumnKind, ColumnMeaning
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
@@ -51,6 +52,8 @@ class TableDataSourceConfig(StandardizedConfig):
         categories: the values of columns of strings, by column, in the order of their numbers from
             0. Without, it is the sorted values in the file: peers with files of their own have to
             give them, or the numbers differ.
+        units: the unit of columns that have one, by column, such as {weight = "kg"}: peers whose
+            units differ are refused, and nothing is converted.
         one_hot: names of columns of strings that become a column of 0 and 1 for each category.
         missing: what is done where a value is missing (null or NaN). "refuse" names row and
             column; "mean" takes the mean of the training part, of columns of numbers; "drop"
@@ -72,6 +75,7 @@ class TableDataSourceConfig(StandardizedConfig):
     features: str | tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
     one_hot: tuple[str, ...] = ()
     missing: Missing = "refuse"
     missing_words: tuple[str, ...] = ()
@@ -109,6 +113,15 @@ class _Feature:
             fill=part.fill if isinstance(part, Filled) else None,
         )
 
+    def meaning(self, *, is_one_hot: bool, unit: str) -> ColumnMeaning:
+        """Return what peers compare of it."""
+        kind: ColumnKind = "number" if self.is_plain else "list"
+        if self.categories:
+            kind = "one_hot" if is_one_hot else "category"
+        return ColumnMeaning(
+            name=self.name, kind=kind, unit=unit, categories=self.categories, width=self.width
+        )
+
 
 @register_component
 class TableDataSource(StandardizedDataSource):
@@ -121,6 +134,7 @@ class TableDataSource(StandardizedDataSource):
 
     TYPE_NAME: ClassVar[str] = "bbnode.TableDataSource"
     Config: ClassVar[type] = TableDataSourceConfig
+    describes = "table"
     config: TableDataSourceConfig
 
     def __init__(self, config: TableDataSourceConfig) -> None:
@@ -202,7 +216,21 @@ class TableDataSource(StandardizedDataSource):
         if self.config.missing == "drop":  # of training; there, a row may be left out unseen
             settings["missing"] = "refuse"
         fills = self._fills() if self.config.missing == "mean" else {}
-        return replace(made, kind="table", settings=settings, fills=fills)
+        return self.as_adopted(replace(made, settings=settings, fills=fills))
+
+    def columns(self) -> tuple[ColumnMeaning, ...]:
+        """Return what the columns of features mean."""
+        return tuple(
+            each.meaning(
+                is_one_hot=each.name in self.config.one_hot,
+                unit=self.config.units.get(each.name, ""),
+            )
+            for each in self._features_found
+        )
+
+    def label_meaning(self) -> tuple[str | None, tuple[str, ...] | None]:
+        """Return the name of the column of labels, and the names of its classes."""
+        return self.config.label, self._classes
 
     def examples(self, fills: Mapping[str, float]) -> ByRow:
         """Return the features of all rows of a table, which needs no labels, as in training.
@@ -309,7 +337,7 @@ class TableDataSource(StandardizedDataSource):
         """Return the names of the columns of features, and last that of the labels."""
         config = self.config
         given = (*self._features(), config.label, *config.ignore, *config.one_hot,
-                 *config.categories)  # fmt: skip
+                 *config.categories, *config.units)  # fmt: skip
         self._refuse_absent(given, there)
         features = self._features() or tuple(
             name for name in there if name != config.label and name not in config.ignore
