@@ -154,8 +154,8 @@ if TYPE_CHECKING:
     from bbnode.components.errors import CodeRefused as CodeRefused
     from bbnode.components.errors import ComponentError as ComponentError
     from bbnode.components.errors import ContributionRefused as ContributionRefused
-    from bbnode.components.errors import DataDoesNotFit as DataDoesNotFit
     from bbnode.components.errors import DataDiffers as DataDiffers
+    from bbnode.components.errors import DataDoesNotFit as DataDoesNotFit
     from bbnode.components.errors import DataUnavailable as DataUnavailable
     from bbnode.components.errors import ExchangeRefused as ExchangeRefused
     from bbnode.components.errors import GraphKilled as GraphKilled

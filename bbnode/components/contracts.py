@@ -736,6 +736,10 @@ class DataSource(Component):
         """
         return None
 
+    def known_schema(self) -> SharedSchema | None:
+        """Return what `own_schema` would, if that is known without loading; else None."""
+        return None
+
     def adopt(self, reference: SharedSchema) -> None:
         """Take the federation's reference; batches are in its order and numbers from then on.
 

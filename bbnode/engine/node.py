@@ -281,6 +281,15 @@ class Node:
         """Report that the last connection with a peer is gone."""
         self._rt.ingress.push(ev.PeerDisconnected(peer=peer, reason=reason), must=True)
 
+    def hold_peer(self, peer: PeerId, classes: Iterable[str], reason: str) -> None:
+        """Choose a peer for none of these classes until it is held for none; `reason` is shown.
+
+        Call it with no classes to let go. It may come before `peer_connected`, and ends with
+        `peer_disconnected`.
+        """
+        held = ev.PeerHeld(peer=peer, classes=tuple(classes), reason=reason)
+        self._rt.ingress.push(held, must=True)
+
     def send_failed(
         self, peer: PeerId, reason: str, *, tag: int | None = None, blames_peer: bool = True
     ) -> None:
@@ -608,7 +617,7 @@ class Node:
             "round_trips": len(rt.round_trips),
             "timers": len(rt.scheduler),
             "slots.not_ready": len(rt.readiness.failed),
-            "peers.not_ready": len(rt.neighbours.peers.not_ready),
+            "peers.not_ready": len(rt.readiness.peers()),
             "peers.connected": len(rt.neighbours.peers),
             "peers.known": len(rt.neighbours.book),
         }
@@ -696,7 +705,7 @@ class Node:
         return self._rt.readiness.slots()
 
     def peers_not_ready(self) -> dict[PeerId, NotReadyPeer]:
-        """Return the connected peers that say they are not ready, with their reasons."""
+        """Return the connected peers that are not ready, or are held, with the reasons."""
         return self._rt.readiness.peers()
 
     def round_trips(self) -> list[RoundTrip]:

@@ -31,7 +31,7 @@ _SEPARATOR: Final = ","
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotReadyPeer:
-    """A connected peer that says for which classes it does not work now, and why."""
+    """A connected peer that is chosen for none of some classes now: it says so, or is held."""
 
     classes: tuple[str, ...]
     reason: str
@@ -156,12 +156,34 @@ class SlotReadiness:
                 "peer.not_ready", peer=peer, classes=classes, reason=said.detail
             )
 
+    def hold(self, peer: PeerId, classes: Sequence[str], reason: str) -> None:
+        """Choose a peer for none of these classes, as the host wants; none: for all again."""
+        before = self._neighbours.peers.held.get(peer)
+        after = (tuple(classes), reason) if classes else None
+        if before == after:
+            return
+        self._neighbours.peers.now_held(peer, after)
+        if peer not in self._neighbours.peers:
+            return  # nothing is known of it yet: it is about to be connected
+        if after is None:
+            self._reports.telemetry("peer.ready", peer=peer)
+        else:
+            held = {"classes": after[0], "reason": reason}
+            self._reports.telemetry("peer.not_ready", peer=peer, **held)
+
     def peers(self) -> dict[PeerId, NotReadyPeer]:
-        """Return the connected peers that say they are not ready."""
-        return {
+        """Return the connected peers that say they are not ready, or that are held."""
+        peers = self._neighbours.peers
+        found = {
             peer: NotReadyPeer(classes=classes, reason=reason)
-            for peer, (classes, reason) in self._neighbours.peers.not_ready.items()
+            for peer, (classes, reason) in peers.not_ready.items()
         }
+        for peer, (classes, reason) in peers.held.items():
+            if peer in peers:
+                said = found.get(peer)
+                both = (*classes, *(said.classes if said else ()))
+                found[peer] = NotReadyPeer(classes=tuple(dict.fromkeys(both)), reason=reason)
+        return found
 
     # -- snapshots ---------------------------------------------------------------------------
 

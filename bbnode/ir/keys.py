@@ -80,6 +80,7 @@ OP_UNBUNDLE = "Unbundle"
 COMPILED_KEY = PREFIX + "compiled"
 COMPILED_CURRENT_VERSION = "v1"
 BINDING_PREFIX = PREFIX + "binding."
+SCHEMA_PREFIX = PREFIX + "schema."  # + slot: what its examples mean, as the author says it
 SEAL_KEY = PREFIX + "seal"  # sha256 of the compiled model without this entry
 
 # --- metadata of exported models ----------------------------------------------------

@@ -100,6 +100,7 @@ class MemoryDataSource(DataSource):
         self._own: SharedSchema | None = None
         self._reference: SharedSchema | None = None
         self._meaning: SharedSchema | None = None
+        self._as_loaded: tuple[ByRow, ByRow, Rows | None] | None = None
         self._shuffled: tuple[int, Rows] | None = None  # the last order, and its epoch
         self._epoch = 0
         self._cursor = 0  # examples of the epoch that NextBatch has given out
@@ -170,14 +171,22 @@ class MemoryDataSource(DataSource):
         That raises DataDiffers where the data can't be mapped to the reference.
         """
         with self._lock:
-            if reference != self._reference:
-                self._reference = reference
+            if reference == self._reference:
+                return
+            self._reference = reference
+            loaded, own = self._as_loaded, self._own
+            if loaded is None or own is None or compare(reference, own).refused:
+                self.forget()
+                return
+            self._schema = self._shuffled = None
+            try:
+                self._loaded = self._mapped(*loaded, own)  # no file is read again for it
+            except DataUnavailable:
                 self.forget()
 
-    @property
-    def adopted(self) -> SharedSchema | None:
-        """The reference that was adopted."""
-        return self._reference
+    def known_schema(self) -> SharedSchema | None:
+        """Return what `own_schema` would, if that is known without loading; else None."""
+        return self._own
 
     @property
     def num_samples(self) -> int:
@@ -225,7 +234,7 @@ class MemoryDataSource(DataSource):
         """Drop the examples, so that the next use loads them again."""
         with self._lock:
             self._loaded = self._schema = self._shuffled = None
-            self._own = self._meaning = None
+            self._own = self._meaning = self._as_loaded = None
 
     @offload(reads_only=True)
     def bootstrap(self, ctx: OpContext) -> None:
@@ -316,22 +325,28 @@ class MemoryDataSource(DataSource):
                 own = self._own = self._meant(features, labels)
                 # By the labels as they lie here: no reference moves an example to another part.
                 rows = self.chosen(labels)
-                if self._reference is not None:
-                    agreed = compare(self._reference, own)
-                    if agreed.refused:
-                        raise DataDiffers(agreed.line)
-                    features = mapped_features(features, self._reference, own)
-                    labels = mapped_labels(labels, self._reference, own)
-                    self._meaning = in_force(self._reference, own)
-                loaded = _Examples(self.served(features), labels, rows)
+                loaded = self._mapped(features, labels, rows, own)
                 least = getattr(self.config, "min_examples", 1)
                 if len(loaded) < least:  # the number stays here: peers read why an op fails
                     raise DataUnavailable(
                         f"{self.TYPE_NAME}: there are fewer examples than min_examples={least}, "
                         "which this peer's owner has set; take more examples, or lower it"
                     )
-                self._loaded = loaded
+                self._loaded, self._as_loaded = loaded, (features, labels, rows)
             return self._loaded
+
+    def _mapped(
+        self, features: ByRow, labels: ByRow, rows: Rows | None, own: SharedSchema
+    ) -> _Examples:
+        """Return examples as the reference has them. Raises DataDiffers."""
+        if self._reference is not None:
+            agreed = compare(self._reference, own)
+            if agreed.refused:
+                raise DataDiffers(agreed.line)
+            features = mapped_features(features, self._reference, own)
+            labels = mapped_labels(labels, self._reference, own)
+            self._meaning = in_force(self._reference, own)
+        return _Examples(self.served(features), labels, rows)
 
     def _meant(self, features: ByRow, labels: ByRow) -> SharedSchema:
         try:

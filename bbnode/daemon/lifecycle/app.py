@@ -35,6 +35,7 @@ from bbnode.daemon.lifecycle import assembly, sd_notify
 from bbnode.daemon.lifecycle.preparing import Preparing
 from bbnode.daemon.lifecycle.process import OwnProcess, SharedProcess
 from bbnode.daemon.network import dial_back, ping
+from bbnode.daemon.network.agreeing import Agreeing
 from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
 from bbnode.daemon.network.introductions import Introductions
@@ -49,6 +50,7 @@ from bbnode.daemon.state.record_file import RecordFile
 from bbnode.daemon.state.resend import Resend
 from bbnode.daemon.upgrade.offers import UpgradedNode, Upgrades
 from bbnode.engine import All, Node, steps
+from bbnode.engine.planning.data_slots import data_slots_of, declared_schemas
 from bbnode.engine.readiness import reasons_text
 from bbnode.ir.crossing import encode_crossings
 from bbnode.ir.errors import BbnodeError
@@ -218,6 +220,21 @@ class Daemon:
             ready=self._say_ready,
             notify=self._process.notify,
         )
+        slots = data_slots_of(self._artifact.model)
+        self._agreeing = Agreeing(
+            self._node,
+            self._backend,
+            slots,
+            declared_schemas(self._artifact.model, slots),
+            state_dir=self._state_dir,
+            prepare=self._preparing.prepare,
+            publish=self._control.publish,
+            artifact_sha256=self._artifact.sha256,
+            goes_on=saved is not None
+            and (saved.upgrade is None or bool(saved.upgrade.adopted.taken)),
+        )
+        self._control.host.data = self._agreeing.as_json
+        self._control.host.reference = self._agreeing.reference_of
         self._history = RoundHistory(
             self._state_dir,
             config,
@@ -339,6 +356,7 @@ class Daemon:
                 work.start_soon(self._resend.run)
                 work.start_soon(self._restarts.run)
                 work.start_soon(self._upgrades.run)
+                work.start_soon(self._agreeing.run)
                 for peer in self._resend.peers:
                     self._discovery.miss(peer)
                 await work.start(self._checkpointer.run)
@@ -390,6 +408,7 @@ class Daemon:
         self._discovery.heard(event)
         if self._introductions is not None:
             self._introductions.heard(event)
+        self._agreeing.heard(event)
         self._conduct.heard(event)
         self._versions.heard(event)
         self._upgrades.heard(event)
@@ -546,6 +565,7 @@ class Daemon:
         if isinstance(step, steps.PeerUp):
             self._access.peer_up(step.peer)
         self._preparing.observe(step)
+        self._agreeing.observe(step)
         if isinstance(step, steps.BootstrapComplete) and self._control.host.phase == "ready":
             self._preparing.tell()
         for rounds in self._rounds:
