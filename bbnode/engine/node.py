@@ -16,6 +16,7 @@ from typing import Any
 from multiaddr import Multiaddr
 
 from bbnode.components.contracts import Component
+from bbnode.components.data.shared_schema import SharedSchema
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.admission import adopt_event, adopt_inputs, checked_deadline
@@ -156,6 +157,11 @@ class Node:
     def crossings(self) -> tuple[Crossing, ...]:
         """The crossings of the installed targets: what they send and take, by site."""
         return self._program.crossings
+
+    @property
+    def schemas(self) -> Mapping[str, SharedSchema]:
+        """The schemas that the program declares for data slots, by slot."""
+        return self._program.schemas
 
     def set_addresses(self, addresses: Sequence[Multiaddr]) -> None:
         """Replace this node's own addresses (on the polling thread)."""

@@ -20,6 +20,12 @@ from onnx import ModelProto
 
 from bbnode.engine import Limits, Node, ProgramPlan, install, plan_program, steps
 from bbnode.engine.counts import Counts
+from bbnode.engine.peers.agreeing import LocalAgreement
+from bbnode.engine.planning.data_slots import (
+    NO_DATA,
+    DataSlots,
+    data_slots_of,
+)
 from bbnode.engine.rng import mix64
 from bbnode.ir.caps import MAX_DEADLINE_S
 from bbnode.ir.ids import fnv1a_64
@@ -99,6 +105,7 @@ class Network:
         self._agenda = Agenda()
         self._fly = self._agenda.arrive
         self._by_peer: dict[PeerId, SimNode] = {}
+        self._data: dict[int, DataSlots] = {}
         self._programs: dict[tuple[int, tuple[str, ...]], tuple[ModelProto, ProgramPlan]] = {}
         self._counts = Counts()
         self._at_once = 0
@@ -131,8 +138,9 @@ class Network:
         """
         self._check_name(name)
         program = model if isinstance(model, ProgramPlan) else self._plan(model, tuple(targets))
+        data = NO_DATA if isinstance(model, ProgramPlan) else self._data_slots(model)
         return self._add(
-            *(name, program, clock, task_ns), is_here=True, config=config, limits=limits
+            *(name, program, clock, task_ns), is_here=True, config=config, limits=limits, data=data
         )
 
     def install(self, node: SimNode, incarnation: int) -> Node:
@@ -166,6 +174,7 @@ class Network:
         is_here: bool,
         config: Mapping[str, Mapping[str, Any]] | None = None,
         limits: Limits | None = None,
+        data: DataSlots = NO_DATA,
     ) -> SimNode:
         peer_id = key_of(name).peer_id if self._keys else self.peer_id(name)
         made = self.node_class(
@@ -182,6 +191,8 @@ class Network:
             network=self,
             is_here=is_here,
         )
+        if data.groups:
+            made.agreement = LocalAgreement(data, program.schemas, lambda: made.here, made.index)
         others = list(self._nodes.values()) if self._mesh else ()
         self._nodes[name] = self._by_peer[peer_id] = made
         self._added(made)
@@ -316,6 +327,8 @@ class Network:
         for each in self.pair(a, b):
             each.up = True
             each.session += 1
+        if a.agreement is not None and b.agreement is not None:
+            a.agreement.meet(b.agreement)
         for one, other in ((a, b), (b, a)):
             if one.here is not None:
                 one.here.peer_connected(
@@ -543,6 +556,12 @@ class Network:
             # The model is kept alive, so that no other object gets its id.
             known = self._programs[key] = (model, plan_program(model, targets))
         return known[1]
+
+    def _data_slots(self, model: ModelProto) -> DataSlots:
+        known = self._data.get(id(model))  # the plans keep the model alive
+        if known is None:
+            known = self._data[id(model)] = data_slots_of(model)
+        return known
 
     def _name_of(self, peer: PeerId) -> str:
         found = self._by_peer.get(peer)

@@ -109,7 +109,7 @@ class ImageFolderDataSource(StandardizedDataSource):
         made = super().describe()
         settings = {**settings_of("images", self.config), **made.settings}
         settings["dtype"] = self.config.dtype
-        return self.as_adopted(replace(made, settings=settings))
+        return self.as_adopted(replace(made, kind="images", settings=settings))
 
     def meaning(self, features: ByRow, labels: ByRow) -> SharedSchema:
         """Return what an image is made of, beside its size and channels; and the classes."""

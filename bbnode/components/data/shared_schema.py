@@ -218,6 +218,8 @@ class SharedSchema:
         Columns are names or tables of the fields of `ColumnMeaning`; the width of one-hot
         categories follows from these.
         """
+        if not isinstance(given, Mapping):
+            raise SchemaRefused("a schema is a table of what it says")
         try:
             listed = given.get("columns")
             columns = None if listed is None else [_declared_column(each) for each in listed]

@@ -216,7 +216,7 @@ class TableDataSource(StandardizedDataSource):
         if self.config.missing == "drop":  # of training; there, a row may be left out unseen
             settings["missing"] = "refuse"
         fills = self._fills() if self.config.missing == "mean" else {}
-        return self.as_adopted(replace(made, settings=settings, fills=fills))
+        return self.as_adopted(replace(made, kind="table", settings=settings, fills=fills))
 
     def columns(self) -> tuple[ColumnMeaning, ...]:
         """Return what the columns of features mean."""

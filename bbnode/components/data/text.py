@@ -523,6 +523,7 @@ class TextDataSource(SplitDataSource):
         return self.as_adopted(
             replace(
                 made,
+                kind="text",
                 settings={**settings, "pad_id": tokenizer.pad if is_file else None},
                 vocabulary=tokenizer.vocabulary,
                 tokenizer_sha256=tokenizer.sha256 if isinstance(tokenizer, FileTokenizer) else "",

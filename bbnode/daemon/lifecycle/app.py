@@ -225,7 +225,7 @@ class Daemon:
             self._node,
             self._backend,
             slots,
-            declared_schemas(self._artifact.model, slots),
+            declared_schemas(self._node.schemas, slots),
             state_dir=self._state_dir,
             prepare=self._preparing.prepare,
             publish=self._control.publish,
@@ -273,6 +273,7 @@ class Daemon:
             self._artifact.model,
             config.artifact.targets,
             component=self._node.component,
+            reference=self._agreeing.reference_of,
         )
         self._control.host.counters.append(self._history.counters)
         self._control.host.later = self._later

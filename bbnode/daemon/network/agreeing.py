@@ -1,4 +1,4 @@
-"""What connected peers mean by the numbers of their data, compared before they are used.
+"""The comparison of what connected peers mean by their data, before they are used.
 
 Rule: the node that keeps the reference of a class holds each newly connected peer of it, so that
 nothing goes there, until the peer has said what its data mean and has taken the reference; one that

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from bbnode.components.contracts import Component, DataSource, OutputKind
 from bbnode.components.data.description import DataDescription, DescriptionRefused
+from bbnode.components.data.shared_schema import SharedSchema, described
 from bbnode.engine.errors import describe
 from bbnode.engine.planning.feeds import feeds_of
 from bbnode.ir import keys
@@ -112,6 +113,7 @@ def meaning_of(
     targets: Sequence[str],
     slot: str,
     component: Callable[[str], Component],
+    reference: Callable[[str], SharedSchema | None] = lambda _slot: None,
 ) -> Meaning:
     """Return what inputs and outputs of the model in a slot mean, on a node that plays `targets`.
 
@@ -122,8 +124,16 @@ def meaning_of(
         targets: names or classes.
         slot: of the model.
         component: returns the component of another slot.
+        reference: returns what the examples of a slot mean in the federation; of "", those that the
+            others have, of whom this node keeps the reference.
     """
     sources, uses_loss = feeds_of(model, targets, slot)
+    if not sources and (kept := reference("")) is not None:
+        data = described(kept)
+        if data is not None:
+            return Meaning(data=data, why="", uses_loss=uses_loss)
+        why = "the peers with the data say too little of what they mean to read others by it"
+        return Meaning(why=why, uses_loss=uses_loss)
     if len(sources) != 1:
         several = ", ".join(sources)
         why = (

@@ -45,7 +45,7 @@ class Verdict:
 
 
 class References:
-    """What the examples of each group of data slots mean in a federation."""
+    """The reference of each group of data slots of a federation."""
 
     def __init__(self, declared: Mapping[str, SharedSchema] | None = None) -> None:
         """Begin with what the program says, by group."""

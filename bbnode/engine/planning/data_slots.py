@@ -18,14 +18,17 @@ from dataclasses import dataclass
 from onnx import ModelProto
 
 from bbnode.components.contracts import DataSource, Model
-from bbnode.components.data.shared_schema import SchemaRefused, SharedSchema, joined
+from bbnode.components.data.shared_schema import SharedSchema, joined
 from bbnode.components.registry import UnknownComponentType
 from bbnode.components.settings import UnreadableSettings, stored_settings
-from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.planning.feeds import depended_slots, examples_of
-from bbnode.engine.planning.program import ProgramPlan, class_of, is_main, plan_program
+from bbnode.engine.planning.program import (
+    ProgramPlan,
+    class_of,
+    is_main,
+    plan_program,
+)
 from bbnode.ir import keys
-from bbnode.ir.decoding import shown
 from bbnode.ir.graph import Program
 from bbnode.ir.onnx_file import program_of
 
@@ -98,27 +101,14 @@ def data_slots_of(model: ModelProto) -> DataSlots:
     )
 
 
-def declared_schemas(model: ModelProto, slots: DataSlots) -> dict[str, SharedSchema]:
-    """Return what a program says of its data, by group. Raises InvalidArtifact."""
+def declared_schemas(said: Mapping[str, SharedSchema], slots: DataSlots) -> dict[str, SharedSchema]:
+    """Return by group what a program says of its data by slot."""
     found: dict[str, SharedSchema] = {}
     groups = [pair for each in slots.groups.values() for pair in each.items()]
-    for slot, schema in declared_by_slot(model).items():
+    for slot, schema in said.items():
         for name, group in groups:
             if name == slot:
                 found[group] = joined(found.get(group, schema), schema)
-    return found
-
-
-def declared_by_slot(model: ModelProto) -> dict[str, SharedSchema]:
-    """Return what a program says of its data, by slot. Raises InvalidArtifact."""
-    found = {}
-    for entry in model.metadata_props:
-        if entry.key.startswith(keys.SCHEMA_PREFIX):
-            slot = entry.key.removeprefix(keys.SCHEMA_PREFIX)
-            try:
-                found[slot] = SharedSchema.from_json(entry.value)
-            except SchemaRefused as error:
-                raise InvalidArtifact("the model", f"slot {shown(slot)}: {error}") from error
     return found
 
 
