@@ -24,6 +24,8 @@ from bbnode.ir.envelope import CorrelationKind, SlotFill
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal, encode_refusal
 
+# Begins the reason for which a host holds a peer that it does not know yet.
+PENDING: Final = "its data are not known yet"
 NOT_READY: Final = "NotReady"
 READY: Final = "Ready"
 _SEPARATOR: Final = ","

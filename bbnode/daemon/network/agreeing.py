@@ -36,6 +36,7 @@ from bbnode.engine.peers.references import (
     schemas_to_json,
 )
 from bbnode.engine.planning.data_slots import DataSlots
+from bbnode.engine.readiness import PENDING
 from bbnode.engine.wire.refusals import public_text
 from bbnode.ir.caps import MAX_SCHEMAS_BYTES, SCHEMA_ANSWER_S
 from bbnode.ir.decoding import clip
@@ -53,7 +54,6 @@ from bbnode.transport.errors import NotConnectedError
 
 logger = logging.getLogger(__name__)
 
-PENDING: Final = "its data are not known yet"
 FILE_NAME: Final = "data-references.json"
 _FILE_VERSION: Final = 1
 # Between two questions to a peer that is not ready to answer.
@@ -177,6 +177,7 @@ class Agreeing:
             }
         return {
             "own": own,
+            "moved": list(self.moved),
             "references": {
                 group: {"digest": each.digest, "meaning": list(each.lines())}
                 for group, each in self.references.kept.items()
