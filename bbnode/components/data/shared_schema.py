@@ -502,6 +502,10 @@ class _Comparison:
         mine, other = own.scaling, reference.scaling
         if mine is None or other is None:
             return
+        if (mine.by, other.by) == ("federated", "given") and other.mean:
+            # Such a source takes whatever the federation has.
+            self.mapped.append(f"features are scaled by {_scaled(other)}")
+            return
         if mine.by != other.by:
             self.refuse(f"features scaled by {_scaled(mine)}", _scaled(other))
             return

@@ -207,6 +207,9 @@ class StandardizedDataSource(SplitDataSource):
                     for each in (self.config.mean, self.config.std)
                 )
                 self._scale = self._fitting(mean, std)
+            elif (given := self._agreed_scaling()) is not None:
+                what = "the scaling of the federation"
+                self._scale = self._fitting(*given)
             elif self._received is not None:
                 self._scale = self._fitting(*self._received)
             elif self.config.statistics and Path(self.config.statistics).exists():
@@ -241,6 +244,18 @@ class StandardizedDataSource(SplitDataSource):
             features=TensorSchema(made.features.shape, np.dtype(np.float32).name),
             scaling=Scaling.of(by, mean, std),
         )
+
+    def _agreed_scaling(self) -> tuple[Vector, Vector] | None:
+        """Return mean and deviation that the reference gives, in its order."""
+        scaling = None if self._reference is None else self._reference.scaling
+        if scaling is None or scaling.by != "given" or not scaling.mean:
+            return None
+        count = self._feature_count()
+        mean, std = (
+            np.array(each * count if len(each) == 1 else each, np.float64)
+            for each in (scaling.mean, scaling.std)
+        )
+        return mean, std
 
     def _in_order(self, values: Sequence[float]) -> Sequence[float]:
         """Return numbers of the own columns in the order of what was adopted; ValueError."""
