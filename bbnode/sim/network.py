@@ -74,6 +74,7 @@ class Network:
         kept_steps: int = KEPT_STEPS,
         keys: bool = False,
         dials: bool = False,
+        compares: bool = True,
     ) -> None:
         """Make a network without nodes.
 
@@ -89,6 +90,7 @@ class Network:
                 can sign; its PeerId is then that of the key.
             dials: connect two nodes, for good, when one sends to the other at an address that it
                 learned, as a daemon would; else only those that `connect` names are connected.
+            compares: compare the data of connected nodes, as daemons do; False for nodes that lie.
             kept_steps: steps that each node keeps to be looked at, the newest.
         """
         self.seed = seed
@@ -105,6 +107,8 @@ class Network:
         self._agenda = Agenda()
         self._fly = self._agenda.arrive
         self._by_peer: dict[PeerId, SimNode] = {}
+        self._compares = compares
+        self._met: list[tuple[LocalAgreement, LocalAgreement]] = []
         self._data: dict[int, DataSlots] = {}
         self._programs: dict[tuple[int, tuple[str, ...]], tuple[ModelProto, ProgramPlan]] = {}
         self._counts = Counts()
@@ -191,7 +195,7 @@ class Network:
             network=self,
             is_here=is_here,
         )
-        if data.groups:
+        if data.groups and self._compares:
             made.agreement = LocalAgreement(data, program.schemas, lambda: made.here, made.index)
         others = list(self._nodes.values()) if self._mesh else ()
         self._nodes[name] = self._by_peer[peer_id] = made
@@ -327,13 +331,13 @@ class Network:
         for each in self.pair(a, b):
             each.up = True
             each.session += 1
-        if a.agreement is not None and b.agreement is not None:
-            a.agreement.meet(b.agreement)
         for one, other in ((a, b), (b, a)):
             if one.here is not None:
                 one.here.peer_connected(
                     other.peer_id, other.classes, (other.address,), other.crossings
                 )
+        if a.agreement is not None and b.agreement is not None:
+            self._met.append((a.agreement, b.agreement))
 
     def sever(self, wire: Wire, reason: str) -> None:
         """End a connection; both sides are told, and what is under way is lost."""
@@ -431,6 +435,10 @@ class Network:
     def _step(self, until_ns: int) -> bool:
         """Run the next event; return False when there is none up to `until_ns`."""
         agenda = self._agenda
+        while self._met:
+            # Not before time goes on: a file may be written after its node was added.
+            one, other = self._met.pop(0)
+            one.meet(other)
         if agenda.calls:
             call_ns = agenda.calls[0][0]
             following = agenda.next() if call_ns <= until_ns else (0, 0)

@@ -112,6 +112,7 @@ def test_gossiping_nodes_follow_the_oldest_through_others(tmp_path: Path) -> Non
         for at, order in enumerate(("b,a,y", "a,b,y", "a,b,y", "a,c,y"))
     ]
     network.connect(nodes[1], nodes[2])
+    network.run_until_idle()
     assert nodes[2].component("data").schema().names == ("a", "b")
     network.connect(nodes[0], nodes[1])
     network.connect(nodes[1], nodes[3])

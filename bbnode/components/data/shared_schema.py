@@ -312,8 +312,15 @@ def joined(reference: SharedSchema, own: SharedSchema, *, grows: bool = False) -
     elif grows and classes and own.classes:
         classes = (*classes, *(name for name in own.classes if name not in classes))
     scaling = reference.scaling
-    if scaling is None or (own.scaling is not None and not scaling.is_known):
-        scaling = own.scaling if scaling is None or own.columns == columns else scaling
+    if scaling is None:
+        scaling = own.scaling
+    elif (
+        own.scaling is not None
+        and (own.scaling.by, own.scaling.is_known) == (scaling.by, True)
+        and not scaling.is_known
+        and own.columns == columns
+    ):
+        scaling = own.scaling  # the statistics are there now
     features = reference.features if reference.features is not None else own.features
     if columns is not None and features is not None and len(features.shape) == 1:
         width = sum(each.width for each in columns)

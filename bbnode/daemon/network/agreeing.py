@@ -140,7 +140,7 @@ class Agreeing:
         }
         self._keeps = slots.kept_by(node.classes)
         self._keepers = {slots.keepers[name] for name in node.classes if name in slots.keepers}
-        self.references = References(declared)
+        self.references = References(declared, slots.measured)
         self._declared = dict(declared)
         self._since_s = now_s()
         self._used = False
@@ -496,7 +496,7 @@ class Agreeing:
         known = {slot: each for slot, each in [
             (slot, await self._own_schema(slot)) for slot in self._own
         ] if not isinstance(each, str)}  # fmt: skip
-        trial = References(self._declared)
+        trial = References(self._declared, self._slots.measured)
         for group, reference in answer.references.items():
             if group in self._own.values():
                 trial.put(group, reference)

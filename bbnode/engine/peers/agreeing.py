@@ -2,8 +2,8 @@
 
 Rule: as daemons do, by the same references: the node that keeps the reference of a class compares
 each node of it that is connected, has it take the reference, and holds one that differs. It happens
-at once, before either hears of the connection; data that can't be read are compared in nothing, and
-their ops say why. Between two nodes of a class that no other keeps, the reference of the one that
+before either acts on the connection; data that can't be read are compared in nothing, and their ops
+say why. Between two nodes of a class that no other keeps, the reference of the one that
 was used stands, else that of the older one.
 """
 
@@ -39,13 +39,13 @@ class LocalAgreement:
             age: the least is the oldest.
         """
         self.slots = slots
-        self.references = References(declared_schemas(said, slots))
+        self.references = References(declared_schemas(said, slots), slots.measured)
         self.age = age
         self._node = node
         self._agreed: dict[int, LocalAgreement] = {}
 
     def meet(self, other: LocalAgreement) -> None:
-        """Compare the data of two nodes that are about to be connected."""
+        """Compare the data of two nodes that have just been connected."""
         for keeper, peer in ((self, other), (other, self)):
             node, theirs = keeper._node(), peer._node()
             if node is None or theirs is None:

@@ -9,8 +9,8 @@ not at all: one that is refused leaves no trace.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bbnode.components.data.shared_schema import (
@@ -47,8 +47,13 @@ class Verdict:
 class References:
     """The reference of each group of data slots of a federation."""
 
-    def __init__(self, declared: Mapping[str, SharedSchema] | None = None) -> None:
-        """Begin with what the program says, by group."""
+    def __init__(
+        self,
+        declared: Mapping[str, SharedSchema] | None = None,
+        measured: Collection[str] = (),
+    ) -> None:
+        """Begin with what the program says, by group; of `measured` ones no scaling is compared."""
+        self._measured = frozenset(measured)
         self._declared = dict(declared or {})
         self._kept: dict[str, SharedSchema] = dict(self._declared)
 
@@ -75,6 +80,8 @@ class References:
                 unnamed.append(slot)
             if own is None:
                 continue
+            if group in self._measured:
+                own = replace(own, scaling=None)
             known = kept.get(group)
             if known is None:
                 kept[group] = own

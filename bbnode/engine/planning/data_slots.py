@@ -32,6 +32,8 @@ from bbnode.ir import keys
 from bbnode.ir.graph import Program
 from bbnode.ir.onnx_file import program_of
 
+# Methods of a data source that give no example out.
+_MEASURES = frozenset({"statistics", "standardize", "on_data_loaded", "reset"})
 _REQUESTS, _SENDS, _ANSWERS = 0, 1, 2
 _KINDS: Mapping[str, int] = {
     keys.OP_SEND_REQ_BATCHED: _REQUESTS,
@@ -48,10 +50,12 @@ class DataSlots:
         groups: by class, each data slot that it uses with the name of its group.
         keepers: each class whose reference another one keeps, with that class; or with itself
             where its peers compare among themselves.
+        measured: groups that are measured alone, as they are before any scaling.
     """
 
     groups: Mapping[str, Mapping[str, str]]
     keepers: Mapping[str, str]
+    measured: frozenset[str] = frozenset()
 
     def kept_by(self, classes: Sequence[str]) -> frozenset[str]:
         """Return the classes whose reference a node keeps that plays these."""
@@ -96,8 +100,18 @@ def data_slots_of(model: ModelProto) -> DataSlots:
             for other, theirs in fed[name]:
                 if content and content == other:
                     _unite(groups, [*((keeper, s) for s in sources), *((name, s) for s in theirs)])
+    given = {
+        groups[name][use.slot]
+        for name in classes
+        for use in plans[name].methods
+        if use.slot in groups[name] and use.method not in _MEASURES
+    }
+    given |= {groups[name][slot] for name in classes for _, slots in fed[name] for slot in slots}
+    every = {group for slots in groups.values() for group in slots.values()}
     return DataSlots(
-        groups={name: slots for name, slots in groups.items() if slots}, keepers=keepers
+        groups={name: slots for name, slots in groups.items() if slots},
+        keepers=keepers,
+        measured=frozenset(every - given),
     )
 
 
