@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import onnx
 import pytest
 import trio
 
 import bbnode
+from bbnode.daemon.artifacts.artifact import parse_artifact, serialize
+from bbnode.daemon.artifacts.build import compile_program
 from bbnode.daemon.network import agreeing
 from bbnode.daemon.network.agreeing import FILE_NAME
 from bbnode.daemon.observing.doctor import judge_data
+from bbnode.daemon.predicting.meaning import Meaning
+from bbnode.daemon.state import checkpoint
+from bbnode.daemon.state.weights import from_checkpoint
 from bbnode.engine.readiness import PENDING
 from bbnode.programs import FederatedTraining, GossipTraining
 from bbnode.transport import schema_exchange
@@ -179,9 +185,8 @@ async def test_what_can_not_be_mapped_is_refused_on_both_sides_in_one_line(tmp_p
                 return next((p["not_ready"] for p in status["peers"] if p["peer"] == wrong), "")
 
             assert await until(lambda s: line in of(s) and of(s), server) == line
-            await until(lambda s: s["phase"] == "not ready", other)
-            (reason,) = (await other.readyz())["reasons"]
-            assert reason["detail"] == f"slots data, held_out: {line}"
+            await until(lambda s: f"slots data, held_out: {line}" in str(s["health"]), other)
+            assert (await other.status())["phase"] == "not ready"
             finding = judge_data((await server.status())["data"])
             assert finding.verdict.value == "WARNING"
             assert finding.detail == f"{wrong}: {line}"
@@ -319,3 +324,35 @@ async def test_gossiping_peers_take_the_older_order(tmp_path: Path) -> None:
             assert "columns c, a; the federation has b, a" in told
             # It is held alone: the other two go on.
             assert len(one._host.node.connected_peers("peer")) == 1
+
+
+async def test_what_data_mean_stays_with_the_checkpoint_and_moves_with_the_program(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    label = {"of": {"label": "y"}}
+    state = {"state_dir": tmp_path / "server"}
+    async with (
+        node(Line, "server", **state) as server,
+        node(Line, "client", [server], table(tmp_path / "0.csv", "a,b,y"), **label),
+    ):
+        await until(lambda s: [*standing(s).values()] == ["agrees"], server)
+        await server.train(1)
+    _, saved = checkpoint.newest(tmp_path / "server")
+    made_by = parse_artifact(serialize(compile_program(Line())), "line", own=True)
+    _, data = from_checkpoint(saved, made_by, "global", targets=("server",))
+    found = Meaning.of_model(onnx.load_from_string(data))
+    assert found is not None
+    assert found.data is not None
+    assert (found.data.kind, found.data.columns) == ("table", ("a", "b"))
+
+    class Wider(Line):
+        model = (3, 1)
+
+    # Another program, which goes on with nothing of this one: its data mean what they mean now.
+    async with (
+        node(Wider, "server", **state) as server,
+        node(Wider, "client", [server], table(tmp_path / "1.csv", "c,b,a,y"), **label),
+    ):
+        await until(lambda s: [*standing(s).values()] == ["agrees"], server)
+        told = (await server.status())["data"]["moved"]
+        assert told == ["client/data: before, columns a, b; now c, b, a"]

@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from bbnode.components.contracts import Model
 from bbnode.daemon import paths
 from bbnode.daemon.access.protocol import AccessProtocol
 from bbnode.daemon.artifacts.artifact import Artifact
@@ -49,7 +50,7 @@ from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.record_file import RecordFile
 from bbnode.daemon.state.resend import Resend
 from bbnode.daemon.upgrade.offers import UpgradedNode, Upgrades
-from bbnode.engine import All, Node, steps
+from bbnode.engine import Adopted, All, Node, steps
 from bbnode.engine.planning.data_slots import data_slots_of, declared_schemas
 from bbnode.engine.readiness import reasons_text
 from bbnode.ir.crossing import encode_crossings
@@ -197,6 +198,7 @@ class Daemon:
             self._node,
             self._rounds,
             self._done_before,
+            schemas=lambda: self._agreeing.for_checkpoint(),
         )
         self._control = ControlPlane(
             resolved,
@@ -231,7 +233,7 @@ class Daemon:
             publish=self._control.publish,
             artifact_sha256=self._artifact.sha256,
             goes_on=saved is not None
-            and (saved.upgrade is None or bool(saved.upgrade.adopted.taken)),
+            and (saved.upgrade is None or _keeps_models(self._node, saved.upgrade.adopted)),
         )
         self._control.host.data = self._agreeing.as_json
         self._control.host.reference = self._agreeing.reference_of
@@ -685,3 +687,12 @@ def _log_fields(event: Mapping[str, Any]) -> dict[str, Any]:
         for k, v in event.items()
         if k != "type"
     }
+
+
+def _keeps_models(node: Node, adopted: Adopted) -> bool:
+    """Return True where a node goes on with whole models of another version of its program."""
+    return any(
+        node.binding(slot).role == Model.ROLE
+        and (slot not in adopted.parts or not adopted.parts[slot].left)
+        for slot in adopted.taken
+    )

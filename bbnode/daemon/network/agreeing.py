@@ -200,6 +200,11 @@ class Agreeing:
         kept = [*self.references.kept.values()]
         return kept[0] if len(kept) == 1 else None
 
+    def for_checkpoint(self) -> dict[str, str]:
+        """Return what the examples of own slots mean, as JSON; of "" those of the others."""
+        found = {slot: self.reference_of(slot) for slot in ("", *self._own)}
+        return {slot: each.to_json() for slot, each in found.items() if each is not None}
+
     # -- events ----------------------------------------------------------------------------
 
     def heard(self, event: TransportEvent) -> None:

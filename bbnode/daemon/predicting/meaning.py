@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from bbnode.components.contracts import Component, DataSource, OutputKind
+from bbnode.components.data.base import MemoryDataSource
 from bbnode.components.data.description import DataDescription, DescriptionRefused
 from bbnode.components.data.shared_schema import SharedSchema, described
 from bbnode.engine.errors import describe
@@ -145,6 +146,9 @@ def meaning_of(
     (name,) = sources
     try:
         source: Any = component(name)
+        kept = reference(name)
+        if kept is not None and isinstance(source, MemoryDataSource):
+            source.adopt(kept)  # as it has in a node that runs
         data = source.describe() if isinstance(source, DataSource) else None
         if not isinstance(data, DataDescription | None):
             raise TypeError(f"describe() gave a {type(data).__name__}")
