@@ -6,11 +6,11 @@ Rule: it reads what `bbnode run` would read, and never prints an example.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bbnode.cli import output
+from bbnode.cli import exits, output
 from bbnode.cli.common import (
     DEFAULT_CONFIG,
     ConfigOption,
@@ -20,41 +20,55 @@ from bbnode.cli.common import (
     load_config,
 )
 
+if TYPE_CHECKING:
+    from bbnode.daemon.artifacts.schemas import OwnData
+
 app = group("Show what data mean, here and in the federation.")
 
 
 @app.command("schema")
 def schema(
     config: ConfigOption = DEFAULT_CONFIG, settings: SetOption = None, as_json: JsonOption = False
-) -> None:
+) -> int:
     """Show what a node's data mean.
 
     Columns, categories, classes, scaling and how images and texts are read, as the node tells them
     to its peers, with a digest that is the same for all whose data mean the same. The node need not
-    run; its data are loaded.
+    run; its data are loaded. The exit code is 1 where the program says otherwise.
     """
-    from bbnode.daemon.artifacts.schemas import own_schemas, plain
+    from bbnode.daemon.artifacts.schemas import own_schemas
 
     found = own_schemas(load_config(config, settings))
+    refused = any(each.refused for each in found.values())
     if as_json:
-        output.json_object(
-            {
-                slot: None
-                if each is None
-                else {"digest": each.digest, "named": each.is_named, "schema": plain(each)}
-                for slot, each in found.items()
-            }
-        )
-        return
+        output.json_object({"slots": {slot: _own(each) for slot, each in found.items()}})
+        return exits.FAILURE if refused else exits.OK
     if not found:
         output.note("the node's program uses no data here")
     for slot, each in found.items():
-        if each is None:
+        if each.schema is None:
             output.data(f"{slot}: its data source does not say what the examples mean")
             continue
-        output.data(f"{slot}  {each.digest}")
-        for line in each.lines():
+        output.data(f"{slot}  {each.schema.digest}")
+        for line in each.schema.lines():
             output.data(f"  {line}")
+        if each.refused:
+            output.data(f"  refused by the program: {each.refused}")
+    return exits.FAILURE if refused else exits.OK
+
+
+def _own(each: OwnData) -> dict[str, Any] | None:
+    from bbnode.daemon.artifacts.schemas import plain
+
+    if each.schema is None:
+        return None
+    own = each.schema
+    return {
+        "digest": own.digest,
+        "named": own.is_named,
+        "refused": each.refused,
+        "meaning": plain(own),
+    }
 
 
 @app.command("agreed")
@@ -90,9 +104,8 @@ def agreed(
         write_project(write, found)
         output.note(f"{write}: [tool.bbnode.schema.SLOT] of {', '.join(sorted(found))}")
     if as_json:
-        output.json_object(
-            {slot: {"digest": each.digest, "schema": plain(each)} for slot, each in found.items()}
-        )
+        slots = {s: {"digest": e.digest, "meaning": plain(e)} for s, e in found.items()}
+        output.json_object({"slots": slots})
         return
     for slot, each in found.items():
         output.data(f"{slot}  {each.digest}")

@@ -11,12 +11,12 @@ import re
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bbnode.components.contracts import DataSource
-from bbnode.components.data.shared_schema import Scaling, SchemaRefused, SharedSchema
+from bbnode.components.data.shared_schema import Scaling, SchemaRefused, SharedSchema, compare
 from bbnode.daemon import paths
 from bbnode.daemon.access import files as access_files
 from bbnode.daemon.artifacts.build import SCHEMA_TABLE
@@ -24,7 +24,7 @@ from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.lifecycle import assembly
 from bbnode.daemon.network.agreeing import FILE_NAME
 from bbnode.engine.peers.references import schemas_from_json
-from bbnode.engine.planning.data_slots import data_slots_of
+from bbnode.engine.planning.data_slots import data_slots_of, declared_schemas
 from bbnode.ir.caps import MAX_SCHEMAS_BYTES
 from bbnode.ir.decoding import clip
 from bbnode.ir.errors import DeploymentError
@@ -37,11 +37,22 @@ class NothingAgreed(DeploymentError):
     """A node keeps no reference of its peers' data."""
 
 
-def own_schemas(resolved: ResolvedConfig) -> dict[str, SharedSchema | None]:
-    """Return what the data of a node mean, by slot; None where a source does not know.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnData:
+    """What the examples of a slot mean; None where its source does not know.
+
+    `refused` is where the program says otherwise, on one line.
+    """
+
+    schema: SharedSchema | None
+    refused: str = ""
+
+
+def own_schemas(resolved: ResolvedConfig) -> dict[str, OwnData]:
+    """Return what the data of a node mean, by slot.
 
     The node need not run: its data are loaded for it. Raises the errors of installing it, and
-    DataUnavailable, DataDiffers where the program says otherwise.
+    DataUnavailable.
     """
     assembly.import_components(resolved)
     artifact = assembly.find_artifact(resolved)
@@ -49,11 +60,15 @@ def own_schemas(resolved: ResolvedConfig) -> dict[str, SharedSchema | None]:
         identity = create_identity(Path(scratch) / "key")  # any will do to install it
     network = access_files.load_node(resolved.state_dir, identity.peer_id).network
     node = assembly.install_node(resolved, artifact, identity, incarnation=0, network=network)
-    found: dict[str, SharedSchema | None] = {}
-    for slot in data_slots_of(artifact.model).of(node.classes):
+    slots = data_slots_of(artifact.model)
+    said = declared_schemas(node.schemas, slots)
+    found: dict[str, OwnData] = {}
+    for slot, group in slots.of(node.classes).items():
         source = node.component(slot)
         if isinstance(source, DataSource):
-            found[slot] = source.own_schema()
+            own = source.own_schema()
+            refused = compare(said[group], own).line if own and group in said else ""
+            found[slot] = OwnData(schema=own, refused=refused)
     return found
 
 
