@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import bbnode
+from bbnode.components.data.shared_schema import SharedSchema
 from bbnode.daemon.artifacts.artifact import parse_artifact, serialize
 from bbnode.daemon.artifacts.build import compile_program
 from bbnode.daemon.network import agreeing
@@ -356,3 +357,24 @@ async def test_what_data_mean_stays_with_the_checkpoint_and_moves_with_the_progr
         await until(lambda s: [*standing(s).values()] == ["agrees"], server)
         told = (await server.status())["data"]["moved"]
         assert told == ["client/data: before, columns a, b; now c, b, a"]
+
+
+@pytest.mark.parametrize("columns", [["x", "z"], ["b", "a"]], ids=["other", "turned"])
+async def test_who_only_says_that_it_keeps_the_reference_does_not_take_a_client_away(
+    tmp_path: Path, columns: list[str]
+) -> None:
+    label = {"of": {"label": "y"}}
+    path = table(tmp_path / "0.csv", "a,b,y")
+    async with node(Line, "server") as server:
+        others = {"settings": {"network.listen": [LOOPBACK]}}
+        async with node(Line, "client", [server], path, **label) as client:
+            await until(lambda s: [*standing(s).values()] == ["agrees"], server)
+            async with node(Line, "server", [client], **others) as evil:
+                kept = evil._host.reference.__self__
+                kept._used = True  # so that it tells at once
+                kept.references.put("client/data", SharedSchema.declared({"columns": columns}))
+                await until(lambda s: "refused" in standing(s).values(), evil)
+                assert [*standing(await server.status()).values()] == ["agrees"]
+                assert client._host.node.not_ready() == {}
+                assert client._host.node.component("data").schema().names == ("a", "b")
+                assert (await server.train(1)).rounds[-1]["ok"]

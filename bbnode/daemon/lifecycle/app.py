@@ -230,6 +230,7 @@ class Daemon:
             declared_schemas(self._node.schemas, slots),
             state_dir=self._state_dir,
             prepare=self._preparing.prepare,
+            is_trusted=self._discovery.is_bootstrap,
             publish=self._control.publish,
             artifact_sha256=self._artifact.sha256,
             goes_on=saved is not None

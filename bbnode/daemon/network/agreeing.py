@@ -111,6 +111,7 @@ class Agreeing:
         state_dir: Path,
         prepare: Callable[[Sequence[str]], None],
         publish: Callable[[Mapping[str, Any]], None],
+        is_trusted: Callable[[PeerId], bool] = lambda _: False,
         artifact_sha256: str = "",
         goes_on: bool = True,
         now_s: Callable[[], float] = time.time,
@@ -120,6 +121,7 @@ class Agreeing:
         Args:
             declared: what the program says, by group.
             prepare: prepares these slots again.
+            is_trusted: returns True for a peer that the node's owner has named.
             artifact_sha256: of the program; what was agreed for another one does not bind this one
                 unless it `goes_on` with the models of that.
             now_s: the wall clock, for the age of a reference.
@@ -132,6 +134,7 @@ class Agreeing:
         self._before: dict[str, SharedSchema] = {}  # references of another program
         self.moved: tuple[str, ...] = ()
         self._prepare = prepare
+        self._is_trusted = is_trusted
         self._publish = publish
         self._own = {
             slot: group
@@ -545,8 +548,13 @@ class Agreeing:
                 if self._slots.keepers.get(name) in plays and self._has_data(name)
             ]
             groups = {s: g for s, g in self._slots.of(asked).items() if s in self._own}
+            conflict = ""
             for slot, reference in adopt.items():
-                if slot in groups and self._may_bind(asked, peer, slot, reference):
+                if slot not in groups:
+                    continue
+                why = self._conflict(asked, peer, slot, reference)
+                conflict = conflict or why
+                if not why:
                     await self._adopt(slot, reference)
                     if found is not None and not self._used:  # of its like: it keeps them too
                         self.references.put(groups[slot], reference)
@@ -569,7 +577,8 @@ class Agreeing:
                     slot: each.digest for slot, each in self._adopted.items() if slot in groups
                 },
                 "waits": waits[0] if waits else "",
-                "refused": "; ".join(
+                "refused": conflict
+                or "; ".join(
                     dict.fromkeys(why for slot, why in self._refused.items() if slot in groups)
                 ),
                 "references": schemas_to_json(
@@ -580,23 +589,40 @@ class Agreeing:
             }
             return json.dumps(answer).encode("ascii")
 
-    def _may_bind(
+    def _conflict(
         self, asked: Sequence[str], peer: PeerId, slot: str, reference: SharedSchema
-    ) -> bool:
-        """Return True if a peer's reference is taken: the first one's, while it is connected."""
+    ) -> str:
+        """Return why a peer's reference is not taken, or "".
+
+        A node of this class, of whom anybody may say anything, is not followed against the own
+        data. Of several that keep the reference of this class, the first one is followed while it
+        is connected; one that the node's owner has named before others, and one that the own data
+        agree with before one that they do not.
+        """
+        known = self._node.component(slot).known_schema()
+        line = "" if known is None else compare(reference, known).line
+        before = self._adopted.get(slot)
         for name in asked:
             if slot not in self._slots.groups.get(name, {}):
                 continue
             if self._slots.keepers.get(name) == name:
-                known = self._adopted.get(slot)
-                return not self._used or known is None or known == reference
+                if line:
+                    return line
+                if self._used and before is not None and before != reference:
+                    return "it was trained by another reference before"
+                continue
             bound = self._bound.setdefault(name, peer)
-            if bound != peer and self._adopted.get(slot) != reference:
-                self._refused[slot] = (
-                    f"the data follow the reference of …{bound.short}, which is another one"
-                )
-                return False
-        return True
+            if bound == peer or before == reference:
+                continue
+            fails = known is not None and before is not None and compare(before, known).line
+            ranks = [
+                (self._is_trusted(bound), not fails),
+                (self._is_trusted(peer), not line),
+            ]
+            if ranks[0] >= ranks[1]:
+                return f"its data follow the reference of …{bound.short}, which is another one"
+            self._bound[name] = peer
+        return ""
 
     # -- disk ------------------------------------------------------------------------------
 
