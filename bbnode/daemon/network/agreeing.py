@@ -83,6 +83,8 @@ class _Peer:
     unnamed: tuple[str, ...] = ()
     again: trio.Event = field(default_factory=trio.Event)
     scope: trio.CancelScope | None = None
+    held: bool = True
+    let_go: bool = False  # by this node, which will hear of it as of a peer that is ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,8 +250,10 @@ class Agreeing:
                 event.set()
         elif isinstance(step, steps.Telemetry) and step.name == "peer.ready":
             found = self._peers.get(step.attributes["peer"])
-            if found is not None:
+            if found is not None and not found.let_go:
                 found.again.set()
+            elif found is not None:
+                found.let_go = False
 
     def _is_used(self) -> bool:
         return any(each.standing == "agrees" for each in self._peers.values())
@@ -294,10 +298,15 @@ class Agreeing:
                 if settled:
                     if found.standing == "unnamed":
                         return
-                    pause_s = _FIRST_PAUSE_S
+                    since_s = trio.current_time()
                     await found.again.wait()
-                    if found.standing == "agrees":
+                    if not found.standing:  # the reference grew
                         continue
+                    # It says that it is ready again, which it may say as often as it likes.
+                    if trio.current_time() - since_s > _LONGEST_PAUSE_S:
+                        pause_s = _FIRST_PAUSE_S
+                    await trio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 else:
                     with trio.move_on_after(pause_s):
                         await found.again.wait()
@@ -377,7 +386,7 @@ class Agreeing:
         for peer, each in self._peers.items():
             mine = self._slots.of(each.classes).values()
             if each.standing == "agrees" and peer != but and each.asks and groups & {*mine}:
-                each.standing = ""
+                each.standing, each.held = "", True
                 self._node.hold_peer(peer, each.classes, PENDING)
                 each.again.set()
 
@@ -385,7 +394,7 @@ class Agreeing:
         if self._peers.get(peer) is not found:
             return
         changed = found.standing != standing and standing
-        found.standing, found.reason = standing, reason
+        found.standing, found.reason, found.held = standing, reason, True
         self._node.hold_peer(peer, found.classes, reason)
         if changed:
             logger.warning("data of a peer differ", extra={"peer": str(peer), "reason": reason})
@@ -396,7 +405,7 @@ class Agreeing:
             return
         found.standing, found.reason = "agrees", ""
         found.mapped, found.unnamed = verdict.mapped, verdict.unnamed
-        self._node.hold_peer(peer, (), "")
+        self._release(peer, found)
         for slot, lines in verdict.mapped.items():
             told = {"peer": str(peer), "slot": slot, "mapped": "; ".join(lines)}
             logger.info("data of a peer are mapped", extra=told)
@@ -404,11 +413,16 @@ class Agreeing:
             told = {"peer": str(peer), "slot": slot}
             logger.info("data of a peer are unnamed: compared by shape and type", extra=told)
 
+    def _release(self, peer: PeerId, found: _Peer) -> None:
+        if found.held:
+            found.held, found.let_go = False, True
+            self._node.hold_peer(peer, (), "")
+
     def _unnamed(self, peer: PeerId, found: _Peer) -> None:
         if self._peers.get(peer) is not found:
             return
         found.standing, found.reason = "unnamed", "it does not say what its data mean"
-        self._node.hold_peer(peer, (), "")
+        self._release(peer, found)
         logger.info("a peer does not say what its data mean", extra={"peer": str(peer)})
 
     # -- this node's own data --------------------------------------------------------------
