@@ -50,7 +50,7 @@ class ImageFolderDataSourceConfig(StandardizedConfig):
 
     Attributes:
         path: of a folder with one folder per class, named like the class.
-        classes: names of the classes, in the order of their labels 0, 1, …; the same on all peers.
+        classes: names of the classes, in the order of their labels 0, 1, …, before peers agree.
             Empty: the names of the folders here, sorted. With them, a peer that has no images
             of a class has the same labels as the others.
         size: height and width to which every image is scaled.

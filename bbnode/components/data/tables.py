@@ -50,8 +50,8 @@ class TableDataSourceConfig(StandardizedConfig):
             all others.
         ignore: names of columns that are not used.
         categories: the values of columns of strings, by column, in the order of their numbers from
-            0. Without, it is the sorted values in the file: peers with files of their own have to
-            give them, or the numbers differ.
+            0. Without, it is the sorted values in the file. Connected peers number them as the
+            federation does, whatever their files have.
         units: the unit of columns that have one, by column, such as {weight = "kg"}: peers whose
             units differ are refused, and nothing is converted.
         one_hot: names of columns of strings that become a column of 0 and 1 for each category.

@@ -420,7 +420,7 @@ class TextDataSourceConfig(SplitConfig):
             with it, and a tab). "language_model": the lines follow each other, and are cut into
             blocks; the label of each token is the next one.
         text, label: names of the fields of a JSON object.
-        classes: names of the labels, in the order of their numbers; the same on all peers. Empty:
+        classes: names of the labels, in the order of their numbers, before peers agree. Empty:
             labels are integers from 0.
         length: tokens of an example; shorter texts are padded, longer ones cut.
         tokenizer: "bytes" (257 ids: 0 pads, then the bytes of UTF-8, each plus 1), "characters"
