@@ -273,6 +273,8 @@ class AsyncMethods(ABC):
     ) -> list[answers.PeerView]:
         """Return the connected peers once there are `count`, of one class if given.
 
+        One whose data are still being compared is not there yet.
+
         Raises WaitTimeout, which says how many there are.
         """
         ends_s = time.monotonic() + seconds(timeout_s)
@@ -280,7 +282,7 @@ class AsyncMethods(ABC):
             found = [
                 peer
                 for peer in (await self.peers())["peers"]
-                if peer_class is None or peer_class in peer["classes"]
+                if (peer_class is None or peer_class in peer["classes"]) and not peer.get("pending")
             ]
             if len(found) >= count:
                 return found

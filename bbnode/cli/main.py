@@ -36,8 +36,8 @@ TRACEBACK = "--traceback"
 HELP_GROUPS = {
     "Begin": ("demo", "new", "up", "compile", "init", "run"),
     "Run": (
-        *("invoke", "emit", "export", "predict", "index", "snapshot", "reload", "config", "id"),
-        "paths",
+        *("invoke", "emit", "export", "predict", "data", "index", "snapshot", "reload", "config"),
+        *("id", "paths"),
     ),
     "Watch": ("status", "rounds", "peers", "logs", "wait"),
     "Share": ("network", "invite", "join", "upgrade"),

@@ -132,6 +132,10 @@ if TYPE_CHECKING:
     from bbnode.components.data.partition import permutation as permutation
     from bbnode.components.data.schema import DataSchema as DataSchema
     from bbnode.components.data.schema import TensorSchema as TensorSchema
+    from bbnode.components.data.shared_schema import ColumnMeaning as ColumnMeaning
+    from bbnode.components.data.shared_schema import Scaling as Scaling
+    from bbnode.components.data.shared_schema import SchemaRefused as SchemaRefused
+    from bbnode.components.data.shared_schema import SharedSchema as SharedSchema
     from bbnode.components.data.sklearn import SklearnDataSource as SklearnDataSource
     from bbnode.components.data.sklearn import SklearnDataSourceConfig as SklearnDataSourceConfig
     from bbnode.components.data.statistics import Moments as Moments
@@ -151,6 +155,7 @@ if TYPE_CHECKING:
     from bbnode.components.errors import CodeRefused as CodeRefused
     from bbnode.components.errors import ComponentError as ComponentError
     from bbnode.components.errors import ContributionRefused as ContributionRefused
+    from bbnode.components.errors import DataDiffers as DataDiffers
     from bbnode.components.errors import DataDoesNotFit as DataDoesNotFit
     from bbnode.components.errors import DataUnavailable as DataUnavailable
     from bbnode.components.errors import ExchangeRefused as ExchangeRefused

@@ -39,8 +39,11 @@ from bbnode.components.backends.graphs import WritingGraph as WritingGraph
 from bbnode.components.backends.primitives import Primitives
 from bbnode.components.data.description import DataDescription as DataDescription
 from bbnode.components.data.schema import DataSchema as DataSchema
+from bbnode.components.data.shared_schema import SharedSchema as SharedSchema
+from bbnode.components.data.shared_schema import compare
 from bbnode.components.errors import ComponentError as ComponentError
 from bbnode.components.errors import (
+    DataDiffers,
     InvalidComponentConfig,
     NotExportable,
     UnsupportedByDataSource,
@@ -752,6 +755,36 @@ class DataSource(Component):
         DataUnavailable when the data can't be used.
         """
         return None
+
+    def own_schema(self) -> SharedSchema | None:
+        """Return what the examples mean, as peers compare it, before anything was adopted.
+
+        None where the source does not know; its data are then not compared. It may load the data,
+        and is called in a worker thread, also while ops use the source. Raises DataUnavailable.
+        """
+        return None
+
+    def known_schema(self) -> SharedSchema | None:
+        """Return what `own_schema` would, if that is known without loading; else None."""
+        return None
+
+    def adopt(self, reference: SharedSchema) -> None:
+        """Take the federation's reference; batches are in its order and numbers from then on.
+
+        Called between two uses, in a worker thread. One that can't be taken raises DataDiffers,
+        here or at the next use. By default a source can bring nothing into another order.
+        """
+        own = self.own_schema()
+        if own is None:
+            return
+        agreed = compare(reference, own)
+        if agreed.refused:
+            raise DataDiffers(agreed.line)
+        if agreed.mapped:
+            raise DataDiffers(
+                f"{self.TYPE_NAME} can't map its examples ({'; '.join(agreed.mapped)}); give them "
+                "in the federation's order"
+            )
 
     def statistics(self, ctx: OpContext) -> tuple[Value, Metadata]:
         """Return count, mean, squared deviations, minimum and maximum of each feature.

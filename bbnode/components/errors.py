@@ -66,6 +66,10 @@ class DataUnavailable(ComponentError, DeploymentError):
     """A component cannot load the files that its config names."""
 
 
+class DataDiffers(DataUnavailable):
+    """The data mean something else than those of the federation."""
+
+
 class TextRefused(ComponentError):
     """A text cannot be encoded: it is no Unicode text, or there are too many at once."""
 

@@ -198,6 +198,18 @@ class RequestLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerHeld:
+    """The host chooses a peer for none of these classes, for a reason; without one, it does again.
+
+    It may come before the connection, so that nothing goes to the peer in between.
+    """
+
+    peer: PeerId
+    classes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lifecycle:
     """The host announces a phase."""
 
@@ -247,6 +259,7 @@ Event: TypeAlias = (
     | PeerDisconnected
     | SendFailed
     | RequestLost
+    | PeerHeld
     | Lifecycle
     | Published
     | BootstrapAsked

@@ -15,6 +15,7 @@ from multiaddr import Multiaddr
 from onnx import ModelProto
 
 from bbnode.components.contracts import CONTRACTS, Backend, Component, HostSecrets
+from bbnode.components.data.base import MemoryDataSource
 from bbnode.components.registry import (
     ConfigTypeMismatch,
     UnknownComponentType,
@@ -98,6 +99,10 @@ def install(
     classes = _classes(program)
     cells = _make_components(program, classes, config or {}, own_artifact=own_artifact)
     by_slot = {cell.slot: cell for cell in cells}
+    for slot, schema in program.schemas.items():
+        component = by_slot[slot].component if slot in by_slot else None
+        if isinstance(component, MemoryDataSource):  # nothing is loaded for it
+            component.adopt(schema)
     unsupported = [*program.unsupported, *_unsupported(program, by_slot)]
     if program.unreachable:
         raise UnreachableOps(program.unreachable)

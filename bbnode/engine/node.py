@@ -16,6 +16,7 @@ from typing import Any
 from multiaddr import Multiaddr
 
 from bbnode.components.contracts import Component, Model
+from bbnode.components.data.shared_schema import SharedSchema
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.admission import adopt_event, adopt_inputs, checked_deadline
@@ -170,6 +171,11 @@ class Node:
         """
         return self._crossings
 
+    @property
+    def schemas(self) -> Mapping[str, SharedSchema]:
+        """The schemas that the program declares for data slots, by slot."""
+        return self._program.schemas
+
     def set_addresses(self, addresses: Sequence[Multiaddr]) -> None:
         """Replace this node's own addresses (on the polling thread)."""
         self._note("set_addresses", [bytes(address.to_bytes()) for address in addresses])
@@ -297,6 +303,15 @@ class Node:
     def peer_disconnected(self, peer: PeerId, reason: str) -> None:
         """Report that the last connection with a peer is gone."""
         self._rt.ingress.push(ev.PeerDisconnected(peer=peer, reason=reason), must=True)
+
+    def hold_peer(self, peer: PeerId, classes: Iterable[str], reason: str) -> None:
+        """Choose a peer for none of these classes until it is held for none; `reason` is shown.
+
+        Call it with no classes to let go. It may come before `peer_connected`, and ends with
+        `peer_disconnected`.
+        """
+        held = ev.PeerHeld(peer=peer, classes=tuple(classes), reason=reason)
+        self._rt.ingress.push(held, must=True)
 
     def send_failed(
         self, peer: PeerId, reason: str, *, tag: int | None = None, blames_peer: bool = True
@@ -625,7 +640,7 @@ class Node:
             "round_trips": len(rt.round_trips),
             "timers": len(rt.scheduler),
             "slots.not_ready": len(rt.readiness.failed),
-            "peers.not_ready": len(rt.neighbours.peers.not_ready),
+            "peers.not_ready": len(rt.readiness.peers()),
             "peers.connected": len(rt.neighbours.peers),
             "peers.known": len(rt.neighbours.book),
         }
@@ -713,7 +728,7 @@ class Node:
         return self._rt.readiness.slots()
 
     def peers_not_ready(self) -> dict[PeerId, NotReadyPeer]:
-        """Return the connected peers that say they are not ready, with their reasons."""
+        """Return the connected peers that are not ready, or are held, with the reasons."""
         return self._rt.readiness.peers()
 
     def round_trips(self) -> list[RoundTrip]:

@@ -25,6 +25,8 @@ from bbnode.ir.envelope import CorrelationKind, SlotFill
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal, encode_refusal
 
+# Begins the reason for which a host holds a peer that it does not know yet.
+PENDING: Final = "its data are not known yet"
 NOT_READY: Final = "NotReady"
 READY: Final = "Ready"
 _SEPARATOR: Final = ","
@@ -32,7 +34,7 @@ _SEPARATOR: Final = ","
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotReadyPeer:
-    """A connected peer that says for which classes it does not work now, and why."""
+    """A connected peer that is chosen for none of some classes now: it says so, or is held."""
 
     classes: tuple[str, ...]
     reason: str
@@ -165,21 +167,34 @@ class SlotReadiness:
                 "peer.not_ready", peer=peer, classes=classes, reason=said.detail
             )
 
+    def hold(self, peer: PeerId, classes: Sequence[str], reason: str) -> None:
+        """Choose a peer for none of these classes, as the host wants; none: for all again."""
+        before = self._neighbours.peers.held.get(peer)
+        after = (tuple(classes), reason) if classes else None
+        if before == after:
+            return
+        self._neighbours.peers.now_held(peer, after)
+        if peer not in self._neighbours.peers:
+            return  # nothing is known of it yet: it is about to be connected
+        if after is None:
+            self._reports.telemetry("peer.ready", peer=peer)
+        else:
+            held = {"classes": after[0], "reason": reason}
+            self._reports.telemetry("peer.not_ready", peer=peer, **held)
+
     def peers(self) -> dict[PeerId, NotReadyPeer]:
-        """Return the connected peers that say they are not ready, or whose sizes do not fit."""
+        """Return the connected peers that are not ready, do not fit in size, or are held."""
+        peers = self._neighbours.peers
         found = {
             peer: NotReadyPeer(classes=classes, reason=reason)
-            for peer, (classes, reason) in self._neighbours.peers.not_ready.items()
+            for peer, (classes, reason) in peers.not_ready.items()
         }
-        for peer, unfit in self._neighbours.peers.unfit.items():
-            if not unfit.classes:
-                continue  # only some ports do not fit
-            own = found.get(peer)
-            classes = () if own is None else own.classes
-            reasons = [unfit.reason] if own is None else [unfit.reason, own.reason]
-            found[peer] = NotReadyPeer(
-                classes=tuple(dict.fromkeys((*classes, *unfit.classes))), reason="; ".join(reasons)
-            )
+        for peer, unfit in peers.unfit.items():
+            if unfit.classes:  # else only some ports do not fit
+                _add(found, peer, unfit.classes, unfit.reason)
+        for peer, (classes, reason) in peers.held.items():
+            if peer in peers:
+                _add(found, peer, classes, reason)
         return found
 
     # -- snapshots ---------------------------------------------------------------------------
@@ -197,6 +212,17 @@ class SlotReadiness:
         self.untold = {PeerId.from_bytes(raw): None for raw in untold}
         if self.failed:
             self._neighbours.not_ready(self._classes())
+
+
+def _add(
+    found: dict[PeerId, NotReadyPeer], peer: PeerId, classes: tuple[str, ...], reason: str
+) -> None:
+    """Add why a peer is left out of classes, before what is known of it already."""
+    own = found.get(peer, NotReadyPeer(classes=(), reason=""))
+    found[peer] = NotReadyPeer(
+        classes=tuple(dict.fromkeys((*own.classes, *classes))),
+        reason="; ".join(filter(None, (reason, own.reason))),
+    )
 
 
 def reasons_text(slots: Mapping[str, str]) -> str:

@@ -458,6 +458,7 @@ ON_EVENT: Final[Mapping[type, Callable[[Runtime, Any], object]]] = {
     ev.PeerDisconnected: Runtime.peer_disconnected,
     ev.SendFailed: Runtime.send_failed,
     ev.RequestLost: Runtime.request_lost,
+    ev.PeerHeld: lambda rt, e: rt.readiness.hold(e.peer, e.classes, e.reason),
     ev.Lifecycle: lambda rt, e: rt.sources.enter_phase(e.phase),
     ev.Published: lambda rt, e: rt.reports.bus.publish(e.kind),
     ev.BootstrapAsked: lambda rt, e: rt.bootstraps.take(e),

@@ -261,6 +261,13 @@ MAX_ARTIFACT_BYTES: Final = _cap(
 MAX_DESCRIPTION_BYTES: Final = _cap(
     1 << 20, "bytes", "what an exported model says of its examples: columns, categories, scaling"
 )
+MAX_SCHEMA_BYTES: Final = _cap(
+    4 << 20, "bytes", "the meaning of a data source's examples, as peers compare it"
+)
+MAX_SCHEMAS_BYTES: Final = _cap(
+    8 << 20, "bytes", "of all data slots of a peer in one message: those of two mostly"
+)
+SCHEMA_ANSWER_S: Final = _cap(30.0, "s", "for a peer to say what its data mean, or to take it")
 MAX_SETTINGS_VALUES: Final = _cap(
     65_536, "values", "settings of one component, with all that nests in them"
 )

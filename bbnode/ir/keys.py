@@ -82,6 +82,7 @@ COMPILED_CURRENT_VERSION = "v1"
 BINDING_PREFIX = PREFIX + "binding."
 MODEL_SIZE_PREFIX = PREFIX + "model_size."  # + slot: the parameters of its model
 MODEL_SIZE_FIXED = ",fixed"  # behind that: the program can't do with another number
+SCHEMA_PREFIX = PREFIX + "schema."  # + slot: what its examples mean, as the author says it
 SEAL_KEY = PREFIX + "seal"  # sha256 of the compiled model without this entry
 
 # --- metadata of exported models ----------------------------------------------------

@@ -12,6 +12,7 @@ is a `BadArgument` that names it.
 
 from __future__ import annotations
 
+from bbnode.programs.agreement import AgreeOnSchema
 from bbnode.programs.arguments import ReadyProgram
 from bbnode.programs.asynchronous import AsynchronousTraining, FedAsync, FedBuff
 from bbnode.programs.clustering import FederatedKMeans
@@ -57,6 +58,7 @@ from bbnode.programs.training import TrainingProgram
 from bbnode.programs.trees import FederatedTrees
 
 __all__ = [
+    "AgreeOnSchema",
     "AsynchronousTraining",
     "CyclicTraining",
     "DPFedAvg",

@@ -20,6 +20,12 @@ from onnx import ModelProto
 
 from bbnode.engine import Limits, Node, ProgramPlan, install, plan_program, steps
 from bbnode.engine.counts import Counts
+from bbnode.engine.peers.agreeing import LocalAgreement
+from bbnode.engine.planning.data_slots import (
+    NO_DATA,
+    DataSlots,
+    data_slots_of,
+)
 from bbnode.engine.rng import mix64
 from bbnode.ir.caps import MAX_DEADLINE_S
 from bbnode.ir.ids import fnv1a_64
@@ -68,6 +74,7 @@ class Network:
         kept_steps: int = KEPT_STEPS,
         keys: bool = False,
         dials: bool = False,
+        compares: bool = True,
     ) -> None:
         """Make a network without nodes.
 
@@ -83,6 +90,7 @@ class Network:
                 can sign; its PeerId is then that of the key.
             dials: connect two nodes, for good, when one sends to the other at an address that it
                 learned, as a daemon would; else only those that `connect` names are connected.
+            compares: compare the data of connected nodes, as daemons do; False for nodes that lie.
             kept_steps: steps that each node keeps to be looked at, the newest.
         """
         self.seed = seed
@@ -99,6 +107,9 @@ class Network:
         self._agenda = Agenda()
         self._fly = self._agenda.arrive
         self._by_peer: dict[PeerId, SimNode] = {}
+        self._compares = compares
+        self._met: list[tuple[LocalAgreement, LocalAgreement]] = []
+        self._data: dict[int, DataSlots] = {}
         self._programs: dict[tuple[int, tuple[str, ...]], tuple[ModelProto, ProgramPlan]] = {}
         self._counts = Counts()
         self._at_once = 0
@@ -131,8 +142,9 @@ class Network:
         """
         self._check_name(name)
         program = model if isinstance(model, ProgramPlan) else self._plan(model, tuple(targets))
+        data = NO_DATA if isinstance(model, ProgramPlan) else self._data_slots(model)
         return self._add(
-            *(name, program, clock, task_ns), is_here=True, config=config, limits=limits
+            *(name, program, clock, task_ns), is_here=True, config=config, limits=limits, data=data
         )
 
     def install(self, node: SimNode, incarnation: int) -> Node:
@@ -166,6 +178,7 @@ class Network:
         is_here: bool,
         config: Mapping[str, Mapping[str, Any]] | None = None,
         limits: Limits | None = None,
+        data: DataSlots = NO_DATA,
     ) -> SimNode:
         peer_id = key_of(name).peer_id if self._keys else self.peer_id(name)
         made = self.node_class(
@@ -182,6 +195,8 @@ class Network:
             network=self,
             is_here=is_here,
         )
+        if data.groups and self._compares:
+            made.agreement = LocalAgreement(data, program.schemas, lambda: made.here, made.index)
         others = list(self._nodes.values()) if self._mesh else ()
         self._nodes[name] = self._by_peer[peer_id] = made
         self._added(made)
@@ -321,6 +336,8 @@ class Network:
                 one.here.peer_connected(
                     other.peer_id, other.classes, (other.address,), other.crossings
                 )
+        if a.agreement is not None and b.agreement is not None:
+            self._met.append((a.agreement, b.agreement))
 
     def sever(self, wire: Wire, reason: str) -> None:
         """End a connection; both sides are told, and what is under way is lost."""
@@ -418,6 +435,10 @@ class Network:
     def _step(self, until_ns: int) -> bool:
         """Run the next event; return False when there is none up to `until_ns`."""
         agenda = self._agenda
+        while self._met:
+            # Not before time goes on: a file may be written after its node was added.
+            one, other = self._met.pop(0)
+            one.meet(other)
         if agenda.calls:
             call_ns = agenda.calls[0][0]
             following = agenda.next() if call_ns <= until_ns else (0, 0)
@@ -543,6 +564,12 @@ class Network:
             # The model is kept alive, so that no other object gets its id.
             known = self._programs[key] = (model, plan_program(model, targets))
         return known[1]
+
+    def _data_slots(self, model: ModelProto) -> DataSlots:
+        known = self._data.get(id(model))  # the plans keep the model alive
+        if known is None:
+            known = self._data[id(model)] = data_slots_of(model)
+        return known
 
     def _name_of(self, peer: PeerId) -> str:
         found = self._by_peer.get(peer)

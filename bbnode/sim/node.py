@@ -12,6 +12,7 @@ from multiaddr import Multiaddr
 
 from bbnode.engine import Limits, Node, ProgramPlan, steps
 from bbnode.engine.node import ExecutionInfo
+from bbnode.engine.peers.agreeing import LocalAgreement
 from bbnode.engine.rng import SplitMix64, mix64
 from bbnode.engine.suspensions import Waiting
 from bbnode.ir.crossing import Crossing
@@ -64,6 +65,7 @@ class SimNode:
         "_saved",
         "_steps",
         "address",
+        "agreement",
         "clock",
         "config",
         "here",
@@ -119,6 +121,8 @@ class SimNode:
         self._kept_steps = kept_steps
         self._steps: list[tuple[int, steps.Step]] = []
         self._incarnation = 1
+        # What its data mean, where the network compares that; it outlives a crash.
+        self.agreement: LocalAgreement | None = None
         self.here: Node | None = None
         if is_here:
             self.here = network.install(self, 1)

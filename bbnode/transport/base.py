@@ -417,13 +417,13 @@ ProtocolHandler: TypeAlias = Callable[[ProtocolStream], Awaitable[None]]
 
 async def read_exactly(stream: ProtocolStream, count: int) -> bytes:
     """Return the next `count` bytes; raises StreamBrokenError when the stream ends before."""
-    data = b""
+    data = bytearray()
     while len(data) < count:
         part = await stream.read(count - len(data))
         if not part:
             raise StreamBrokenError(f"{stream.peer} ended in the middle of a message")
         data += part
-    return data
+    return bytes(data)
 
 
 class EventStream(Protocol):

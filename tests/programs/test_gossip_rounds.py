@@ -165,7 +165,7 @@ def test_a_neighbour_with_weights_of_another_model_is_refused(tmp_path: Path) ->
     class Liar(DecentralizedSGD):
         name = "DecentralizedSGD"
 
-    net = Network(1)
+    net = Network(1, compares=False)
     lies = compiled(Liar(**{**TRAINING, "model": (1, 1)}, deadline_s=1.0, evaluate=False))
     true = compiled(DecentralizedSGD(**TRAINING, deadline_s=1.0, evaluate=False))
     path = examples(tmp_path, "d", 20, seed=1)

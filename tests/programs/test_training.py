@@ -187,7 +187,7 @@ def test_a_neighbour_with_weights_of_another_size_is_refused(tmp_path: Path) -> 
         name = "Gossip"
         model = (1, 1)
 
-    net = Network(1)
+    net = Network(1, compares=False)
     data = {"data": {"path": examples(tmp_path, "d", 50, seed=1)}}
     honest = net.add("honest", compiled(Gossip()), ["peer"], config=data)
     np.savez(tmp_path / "small.npz", x=np.ones((9, 1), np.float32), y=np.zeros(9, np.int64))

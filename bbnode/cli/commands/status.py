@@ -69,6 +69,8 @@ def _summary(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "listening", listening if addresses else "no address, it only dials"
     for entry in status["invoke"]:
         yield "rounds", progress_text(entry)
+    for text in _data(status.get("data") or {}):
+        yield "data", text
     yield "peers", _peers(status["peers"])
     if status["waiting"]:
         yield "waiting", _listed([_wait(each) for each in status["waiting"]])
@@ -89,6 +91,16 @@ def _peers(peers: Sequence[Mapping[str, Any]]) -> str:
     counts = ", ".join(output.counted(n, name) for name, n in sorted(ready.items()))
     text = f"{len(peers)} connected ({counts or 'none'} ready)"
     return f"{text}; {_listed(unready)}" if unready else text
+
+
+def _data(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is to know of own data: what is mapped, and what has no names."""
+    for slot, each in data.get("own", {}).items():
+        if each["mapped"]:
+            yield f"{slot}: {'; '.join(each['mapped'])}"
+        elif each["digest"] and not each["named"]:
+            yield f"{slot}: unnamed, compared by shape and type alone"
+    yield from data.get("moved", ())
 
 
 def _wait(waiting: Mapping[str, Any]) -> str:

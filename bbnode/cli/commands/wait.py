@@ -81,7 +81,7 @@ def _look(
         there = [
             peer["peer"]
             for peer in client.get("/v1/peers")["peers"]
-            if peer_class is None or peer_class in peer["classes"]
+            if (peer_class is None or peer_class in peer["classes"]) and not peer.get("pending")
         ]
         found["peers"] = there
         if len(there) < peers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from bbnode.components.data.data_file import UNREADABLE, DataFile, Room, told
 from bbnode.components.data.description import DataDescription
 from bbnode.components.data.numbers import ApartArrays, FileArray, Joined
 from bbnode.components.data.numpy_files import SUFFIX
+from bbnode.components.data.shared_schema import ColumnMeaning
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
@@ -74,11 +76,13 @@ class ArrayDataSource(StandardizedDataSource):
         **StandardizedDataSource.storage,
         "NextBatch.batch": (*FEATURE_TYPES, types.COMPOSITE),
     }
+    describes = "arrays"
     config: ArrayDataSourceConfig
 
     def __init__(self, config: ArrayDataSourceConfig) -> None:
         super().__init__(config)
         self.require_choice("missing", Literal["refuse", "keep"])
+        self._widths: tuple[int, ...] = ()
         self.require(bool(self._features()), "`features` names no array")
         plain = config.features == ArrayDataSourceConfig.features and config.standardize == "none"
         self.require(
@@ -95,6 +99,14 @@ class ArrayDataSource(StandardizedDataSource):
         """Return the names of the arrays of features, if there are several."""
         names = self._features()
         return names if len(names) > 1 and not self.config.inputs else ()
+
+    def columns(self) -> tuple[ColumnMeaning, ...] | None:
+        """Return the arrays that are put side by side; None for a single one, and for `inputs`."""
+        names = self.column_names()
+        return tuple(
+            ColumnMeaning(name=name, kind="number" if width == 1 else "list", width=width)
+            for name, width in zip(names, self._widths, strict=True)
+        ) or None  # fmt: skip
 
     def label_names(self) -> tuple[str, tuple[str, ...]]:
         """Return the name of the array of labels; classes have no names here."""
@@ -116,7 +128,7 @@ class ArrayDataSource(StandardizedDataSource):
         }
         # Of several inputs each has its own type, which the setting decides as in training.
         dtype = {"dtype": self.config.dtype} if self.config.inputs else {}
-        return replace(made, settings={**made.settings, **names, **dtype})
+        return self.as_adopted(replace(made, settings={**made.settings, **names, **dtype}))
 
     def examples(self) -> ByRow:
         """Return the features of a file, which needs no labels, as in training.
@@ -162,6 +174,7 @@ class ArrayDataSource(StandardizedDataSource):
             )
         if self.config.inputs:
             return ApartArrays(dict(zip(self.config.inputs, features, strict=True)))
+        self._widths = tuple(math.prod(part.shape[1:]) for part in features)
         kinds = {part.dtype for part in features}
         joined = kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)
         for (name, _, _), part in zip(stored, features, strict=True):

@@ -7,6 +7,7 @@ copies the data: a batch is gathered when it is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from abc import abstractmethod
@@ -20,10 +21,18 @@ import numpy.typing as npt
 
 from bbnode.components.contracts import ComponentError, DataSource, OpContext, offload
 from bbnode.components.data import partition
-from bbnode.components.data.description import DataDescription
+from bbnode.components.data.adoption import in_force, mapped_features, mapped_labels
+from bbnode.components.data.description import DataDescription, Kind
 from bbnode.components.data.partition import Partition, Rows, Split, permutation
 from bbnode.components.data.schema import DataSchema, TensorSchema
-from bbnode.components.errors import DataUnavailable
+from bbnode.components.data.shared_schema import (
+    ColumnMeaning,
+    LabelKind,
+    SharedSchema,
+    compare,
+    described_as,
+)
+from bbnode.components.errors import DataDiffers, DataUnavailable
 from bbnode.ir import types
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Composite, Value
@@ -67,6 +76,7 @@ class ByRow(Protocol):
 class MemoryDataSource(DataSource):
     """Batches over two arrays that a subclass loads; configs have `seed` and `batch_size`.
 
+    `describes` says what a model's user gives to such a source, "" for the user's own code.
     `batch_size` is that of NextBatch: 0 gives the whole source as one batch, in its own
     order, and the same again each time. Otherwise NextBatch goes through the shuffled epochs.
     """
@@ -75,6 +85,7 @@ class MemoryDataSource(DataSource):
         "NextBatch.batch": FEATURE_TYPES,
         "NextBatch.labels": (types.TENSOR_INT64, types.TENSOR_FLOAT),
     }
+    describes: ClassVar[Kind | Literal[""]] = ""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -85,6 +96,11 @@ class MemoryDataSource(DataSource):
         )
         self._loaded: _Examples | None = None
         self._schema: DataSchema | None = None
+        # The meaning of the examples: as loaded, as the federation has it, and what is in force.
+        self._own: SharedSchema | None = None
+        self._reference: SharedSchema | None = None
+        self._meaning: SharedSchema | None = None
+        self._as_loaded: tuple[ByRow, ByRow, Rows | None] | None = None
         self._shuffled: tuple[int, Rows] | None = None  # the last order, and its epoch
         self._epoch = 0
         self._cursor = 0  # examples of the epoch that NextBatch has given out
@@ -114,6 +130,64 @@ class MemoryDataSource(DataSource):
         """Return the name of the labels' column, and those of the classes, of a loaded source."""
         return "", ()
 
+    def columns(self) -> tuple[ColumnMeaning, ...] | None:
+        """Return what the columns of features mean, of a loaded source; None without names."""
+        return None
+
+    def label_meaning(self) -> tuple[str | None, tuple[str, ...] | None]:
+        """Return the label's name and the classes' names as peers compare them; None: unsaid."""
+        return None, None
+
+    def meaning(self, features: ByRow, labels: ByRow) -> SharedSchema:
+        """Return what the examples that were just loaded mean, before any adoption."""
+        label, classes = self.label_meaning()
+        kind = _label_kind(labels)
+        return SharedSchema(
+            features=_schema_of(features),
+            labels=_schema_of(labels),
+            inputs=_inputs_of(features),
+            columns=self.columns(),
+            label=label,
+            label_kind=kind,
+            classes=classes if kind == "class" else None,
+            kind=self.describes,
+        )
+
+    def own_schema(self) -> SharedSchema:
+        """Return what the examples mean as they lie here, of the source, which is loaded for it.
+
+        Raises DataUnavailable, also where the data differ from what was adopted.
+        """
+        with self._lock:
+            if self._own is None:
+                with contextlib.suppress(DataDiffers):  # which is known after it was loaded
+                    self._data()
+            assert self._own is not None
+            return self._own
+
+    def adopt(self, reference: SharedSchema) -> None:
+        """Take the federation's order, classes and categories; the next use loads by them.
+
+        That raises DataDiffers where the data can't be mapped to the reference.
+        """
+        with self._lock:
+            if reference == self._reference:
+                return
+            self._reference = reference
+            loaded, own = self._as_loaded, self._own
+            if loaded is None or own is None or compare(reference, own).refused:
+                self.forget()
+                return
+            self._schema = self._shuffled = None
+            try:
+                self._loaded = self._mapped(*loaded, own)  # no file is read again for it
+            except DataUnavailable:
+                self.forget()
+
+    def known_schema(self) -> SharedSchema | None:
+        """Return what `own_schema` would, if that is known without loading; else None."""
+        return self._own
+
     @property
     def num_samples(self) -> int:
         """The number of examples in this source, which is loaded for it."""
@@ -125,17 +199,19 @@ class MemoryDataSource(DataSource):
             if self._schema is None:
                 data = self._data()
                 label_name, classes = self.label_names()
+                names = self.column_names()
+                if self._reference is not None and self._meaning is not None:
+                    names = self._meaning.places or names
+                    label_name = label_name or self._meaning.label or ""
+                    classes = self._meaning.classes or classes
                 self._schema = DataSchema(
                     features=_schema_of(data.features),
-                    inputs=tuple(
-                        (name, _schema_of(part))
-                        for name, part in getattr(data.features, "parts", {}).items()
-                    ),
+                    inputs=_inputs_of(data.features),
                     labels=_schema_of(data.labels),
                     num_samples=len(data),
                     label_range=data.label_range(),
                     feature_range=getattr(data.features, "value_range", None),
-                    names=self.column_names(),
+                    names=names,
                     label_name=label_name,
                     classes=classes,
                 )
@@ -158,6 +234,7 @@ class MemoryDataSource(DataSource):
         """Drop the examples, so that the next use loads them again."""
         with self._lock:
             self._loaded = self._schema = self._shuffled = None
+            self._own = self._meaning = self._as_loaded = None
 
     @offload(reads_only=True)
     def bootstrap(self, ctx: OpContext) -> None:
@@ -245,15 +322,41 @@ class MemoryDataSource(DataSource):
                 wanted = getattr(self.config, "label_dtype", "auto")
                 if wanted != "auto" and labels.dtype != np.dtype(wanted):
                     labels = _Converted(labels, np.dtype(wanted))
-                loaded = _Examples(self.served(features), labels, self.chosen(labels))
+                own = self._own = self._meant(features, labels)
+                # By the labels as they lie here: no reference moves an example to another part.
+                rows = self.chosen(labels)
+                loaded = self._mapped(features, labels, rows, own)
                 least = getattr(self.config, "min_examples", 1)
                 if len(loaded) < least:  # the number stays here: peers read why an op fails
                     raise DataUnavailable(
                         f"{self.TYPE_NAME}: there are fewer examples than min_examples={least}, "
                         "which this peer's owner has set; take more examples, or lower it"
                     )
-                self._loaded = loaded
+                self._loaded, self._as_loaded = loaded, (features, labels, rows)
             return self._loaded
+
+    def _mapped(
+        self, features: ByRow, labels: ByRow, rows: Rows | None, own: SharedSchema
+    ) -> _Examples:
+        """Return examples as the reference has them. Raises DataDiffers."""
+        if self._reference is not None:
+            agreed = compare(self._reference, own)
+            if agreed.refused:
+                raise DataDiffers(agreed.line)
+            features = mapped_features(features, self._reference, own)
+            labels = mapped_labels(labels, self._reference, own)
+            self._meaning = in_force(self._reference, own)
+        return _Examples(self.served(features), labels, rows)
+
+    def _meant(self, features: ByRow, labels: ByRow) -> SharedSchema:
+        try:
+            return self.meaning(features, labels)
+        except ValueError as error:  # of names that no schema may have
+            raise DataUnavailable(f"{self.TYPE_NAME}: {error}; rename them") from error
+
+    def as_adopted(self, made: DataDescription) -> DataDescription:
+        """Return a description in the order and with the names of what was adopted, if anything."""
+        return made if self._meaning is None else described_as(made, self._meaning)
 
 
 @dataclass(frozen=True)
@@ -341,6 +444,17 @@ def taken(values: ByRow, rows: Rows | None) -> Any:
     plain = np.asarray(array).view()  # not a numpy.memmap
     plain.flags.writeable = False
     return plain
+
+
+def _label_kind(labels: ByRow) -> LabelKind:
+    if labels.dtype.kind == "f":
+        return "number"
+    return "class" if len(labels.shape) == 1 else "sequence"
+
+
+def _inputs_of(features: ByRow) -> tuple[tuple[str, TensorSchema], ...]:
+    parts = getattr(features, "parts", {})
+    return tuple((name, _schema_of(part)) for name, part in parts.items())
 
 
 def _schema_of(values: ByRow) -> TensorSchema:

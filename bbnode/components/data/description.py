@@ -107,7 +107,7 @@ class DataDescription:
         except (ValidationError, RecursionError) as error:
             raise DescriptionRefused(
                 "what the model says of its examples is no description that bbnode wrote "
-                f"({_fault(error)}); export the model again"
+                f"({description_fault(error)}); export the model again"
             ) from error
 
 
@@ -124,7 +124,8 @@ def _adapter() -> TypeAdapter[DataDescription]:
     return TypeAdapter(DataDescription)
 
 
-def _fault(error: ValidationError | RecursionError) -> str:
+def description_fault(error: ValidationError | RecursionError) -> str:
+    """Return what is wrong with a description, as pydantic has it, on one line."""
     if isinstance(error, RecursionError):
         return "it is nested too deep"
     first = error.errors()[0]

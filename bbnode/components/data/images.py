@@ -29,6 +29,7 @@ from bbnode.components.data.base import ByRow
 from bbnode.components.data.data_file import named
 from bbnode.components.data.description import DataDescription, settings_of
 from bbnode.components.data.number_text import quoted
+from bbnode.components.data.shared_schema import SharedSchema
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
@@ -73,7 +74,7 @@ class ImageFolderDataSourceConfig(StandardizedConfig):
 
     Attributes:
         path: of a folder with one folder per class, named like the class.
-        classes: names of the classes, in the order of their labels 0, 1, …; the same on all peers.
+        classes: names of the classes, in the order of their labels 0, 1, …, before peers agree.
             Empty: the names of the folders here, sorted. With them, a peer that has no images
             of a class has the same labels as the others.
         size: height and width to which every image is scaled.
@@ -106,6 +107,7 @@ class ImageFolderDataSource(StandardizedDataSource):
         "NextBatch.batch": (TENSOR_FLOAT, TENSOR_BY_ELEM[onnx.TensorProto.UINT8]),
         "NextBatch.labels": TENSOR_INT64,
     }
+    describes = "images"
     config: ImageFolderDataSourceConfig
 
     def __init__(self, config: ImageFolderDataSourceConfig) -> None:
@@ -140,7 +142,21 @@ class ImageFolderDataSource(StandardizedDataSource):
         made = super().describe()
         settings = {**settings_of("images", self.config), **made.settings}
         settings["dtype"] = self.config.dtype
-        return replace(made, kind="images", settings=settings)
+        return self.as_adopted(replace(made, kind="images", settings=settings))
+
+    def meaning(self, features: ByRow, labels: ByRow) -> SharedSchema:
+        """Return what an image is made of, beside its size and channels; and the classes."""
+        pixels = self.config.dtype
+        reading = {
+            "image mode": "gray" if self.config.channels == 1 else "RGB",
+            "pixels": pixels,
+            "pixel range": "0 to 255" if pixels == "uint8" else "0 to 1",
+        }
+        return replace(super().meaning(features, labels), reading=reading)
+
+    def label_meaning(self) -> tuple[str | None, tuple[str, ...] | None]:
+        """Return no label's name, and the names of the folders."""
+        return None, self._classes
 
     def examples(self) -> tuple[ByRow, tuple[str, ...]]:
         """Return the images at `path`, one file or all in a folder, and the path of each.

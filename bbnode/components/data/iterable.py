@@ -7,17 +7,19 @@ they are; others are gathered once, within a bound.
 
 from __future__ import annotations
 
+import math
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from bbnode.components.data.base import FEATURE_TYPES, ByRow
+from bbnode.components.data.shared_schema import ColumnMeaning
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
@@ -68,6 +70,12 @@ class IterableDataSourceConfig(StandardizedConfig):
         args: of that function, by name.
         provided: instead of a factory, the name under which Python code of this process gave the
             data to `provide`.
+        columns: names of the places of an example, in their order: so that peers can compare them.
+            By default those that the data say themselves, as an attribute `columns`.
+        units: the unit of columns that have one, by column.
+        label: name of the label.
+        classes: names of the labels 0, 1, …; by default those that the data say themselves, as an
+            attribute `classes`, which data sets of torchvision have.
         batched: each item is a batch: features [B, …] and labels [B, …].
         max_mib: MiB that the examples of a generator, or batches, may fill, since they are
             gathered once; and the labels of others.
@@ -76,6 +84,10 @@ class IterableDataSourceConfig(StandardizedConfig):
     factory: str = local_setting(default="")
     args: Mapping[str, Any] | None = local_setting(default=None)
     provided: str = local_setting(default="")
+    columns: tuple[str, ...] = ()
+    units: Mapping[str, str] = field(default_factory=dict)
+    label: str = ""
+    classes: tuple[str, ...] = ()
     batched: bool = False
     max_mib: int = 1024
 
@@ -85,7 +97,9 @@ class IterableDataSource(StandardizedDataSource):
     """Pairs (features, label) of the user's own code.
 
     The function returns one of: two arrays (features [N, …], labels [N, …]); an object with
-    `__len__` and `__getitem__`, such as a list or a PyTorch Dataset; any other iterable.
+    `__len__` and `__getitem__`, such as a list or a PyTorch Dataset; any other iterable. What the
+    places of an example and the numbers of the labels mean is said by `columns`, `label` and
+    `classes`; without, the examples are compared with those of other peers by shape and type alone.
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.IterableDataSource"
@@ -113,10 +127,67 @@ class IterableDataSource(StandardizedDataSource):
             "folder/file.py:function",
         )
         self.require(config.max_mib >= 1, "max_mib has to be 1 or more")
+        for what in ("columns", "classes"):
+            names = getattr(config, what)
+            self.require(len(set(names)) == len(names), f"`{what}` has a name twice")
+        self._columns: tuple[str, ...] = config.columns
+        self._classes: tuple[str, ...] = config.classes
         self._code = _UserCode(self.TYPE_NAME, config.factory or config.provided)
 
     def load(self) -> tuple[ByRow, ByRow]:
         found = self._made()
+        self._columns = self.config.columns or self._names(found, "columns")
+        self._classes = self.config.classes or self._names(found, "classes")
+        features, labels = self._read(found)
+        count = math.prod(features.shape[1:])
+        if self._columns and (len(features.shape) != 2 or len(self._columns) != count):
+            raise self._code.wrong(
+                f"gives examples {_row(features)}, and `columns` names {len(self._columns)}; it "
+                "has to have one name for each place"
+            )
+        if strange := sorted(self.config.units.keys() - set(self._columns)):
+            raise self._code.wrong(f"has no column {shown(strange[0])}, of which `units` are given")
+        if self._classes and labels.dtype.kind in "iu" and isinstance(labels, np.ndarray):
+            most = int(labels.max(initial=-1))
+            if most >= len(self._classes):
+                raise self._code.wrong(
+                    f"gives the label {most}, and `classes` names {len(self._classes)}"
+                )
+        return features, labels
+
+    def columns(self) -> tuple[ColumnMeaning, ...] | None:
+        """Return the columns that are named; None where they are not."""
+        units = self.config.units
+        return tuple(
+            ColumnMeaning(name=name, unit=units.get(name, "")) for name in self._columns
+        ) or None  # fmt: skip
+
+    def column_names(self) -> tuple[str, ...]:
+        """Return the names of the places of an example, if they have any."""
+        return self._columns
+
+    def label_names(self) -> tuple[str, tuple[str, ...]]:
+        """Return the name of the label and of the classes, if they have any."""
+        return self.config.label, self._classes
+
+    def label_meaning(self) -> tuple[str | None, tuple[str, ...] | None]:
+        """Return the same; None for what is not said."""
+        return self.config.label or None, self._classes or None
+
+    def _names(self, found: Any, what: str) -> tuple[str, ...]:
+        """Return the names that the user's data have as an attribute, if they are names."""
+        given = getattr(found, what, ())
+        if callable(given) or not isinstance(given, Iterable) or isinstance(given, str):
+            return ()
+        with self._code.running():
+            names = tuple(given)
+        if not all(isinstance(name, str) for name in names):
+            return ()
+        if len(set(names)) != len(names):
+            raise self._code.wrong(f"has a name twice in its attribute `{what}`")
+        return names
+
+    def _read(self, found: Any) -> tuple[ByRow, ByRow]:
         if isinstance(found, tuple) and len(found) == 2 and all(map(_is_array, found)):
             features, labels = self._code.pair(found)
             if features.ndim == 0 or labels.ndim == 0:
@@ -319,6 +390,10 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (
         hasattr(value, "__array__") and hasattr(value, "shape") and value.shape != ()
     )
+
+
+def _row(values: ByRow) -> str:
+    return f"{values.dtype}{list(values.shape[1:])}"
 
 
 def _shape(value: Array) -> str:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -22,9 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bbnode.components.contracts import OpContext, offload
+from bbnode.components.data.adoption import places_of
 from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
 from bbnode.components.data.data_file import read_whole
 from bbnode.components.data.description import DataDescription
+from bbnode.components.data.schema import TensorSchema
+from bbnode.components.data.shared_schema import Scaling, SharedSchema
 from bbnode.components.errors import (
     DataUnavailable,
     StatisticsMissing,
@@ -180,7 +183,7 @@ class StandardizedDataSource(SplitDataSource):
             and all(0 < value < math.inf for value in config.std),
             "`mean` has to be finite numbers, and `std` positive ones",
         )
-        # Mean and standard deviation that a program sent.
+        # Mean and standard deviation that a program sent, in the order of the federation.
         self._received: tuple[Vector, Vector] | None = None
         self._raw: ByRow | None = None
         self._scale: tuple[Vector, Vector] | None = None  # those in use
@@ -201,18 +204,75 @@ class StandardizedDataSource(SplitDataSource):
                 what = "`mean` and `std`"
                 count = self._feature_count()
                 mean, std = (
-                    np.array(each * count if len(each) == 1 else each)
+                    np.array(each * count if len(each) == 1 else self._in_order(each))
                     for each in (self.config.mean, self.config.std)
                 )
                 self._scale = self._fitting(mean, std)
+            elif (given := self._agreed_scaling()) is not None:
+                what = "the scaling of the federation"
+                self._scale = self._fitting(*given)
             elif self._received is not None:
                 self._scale = self._fitting(*self._received)
             elif self.config.statistics and Path(self.config.statistics).exists():
                 what = self.config.statistics
-                self._scale = self._fitting(*self._read_file())
+                self._scale = self._fitting(*self._of_file())
         except ValueError as error:
             raise DataUnavailable(f"{self.TYPE_NAME}: {what}: {error}") from error
         return _Standardized(features, self._scale_now)
+
+    def meaning(self, features: ByRow, labels: ByRow) -> SharedSchema:
+        """Return what the examples mean, with the scaling as far as it is there."""
+        made = super().meaning(features, labels)
+        config, by = self.config, self.config.standardize
+        if by == "none":
+            return replace(made, scaling=Scaling(by="none"))
+        assert made.features is not None
+        mean: Sequence[float] = config.mean
+        std: Sequence[float] = config.std
+        names: tuple[str, ...] | None = None
+        if by == "federated" and self._received is not None:
+            mean, std = (each.tolist() for each in self._received)
+            names = () if self._reference is None else self._reference.places
+        elif by == "federated" and config.statistics and Path(config.statistics).exists():
+            found = self._read_file()
+            mean, std, names = found[0].tolist(), found[1].tolist(), found[2]
+        own = made.places
+        if names and own and names != own and set(own) <= set(names):
+            at = [names.index(name) for name in own]
+            mean, std = ([each[place] for place in at] for each in (mean, std))
+        return replace(
+            made,
+            features=TensorSchema(made.features.shape, np.dtype(np.float32).name),
+            scaling=Scaling.of(by, mean, std),
+        )
+
+    def _agreed_scaling(self) -> tuple[Vector, Vector] | None:
+        """Return mean and deviation that the reference gives, in its order."""
+        scaling = None if self._reference is None else self._reference.scaling
+        if scaling is None or scaling.by != "given" or not scaling.mean:
+            return None
+        count = self._feature_count()
+        mean, std = (
+            np.array(each * count if len(each) == 1 else each, np.float64)
+            for each in (scaling.mean, scaling.std)
+        )
+        return mean, std
+
+    def _in_order(self, values: Sequence[float]) -> Sequence[float]:
+        """Return numbers of the own columns in the order of what was adopted; ValueError."""
+        if self._reference is None or self._own is None:
+            return values
+        places = places_of(self._reference, self._own)
+        if places is None:
+            return values
+        if len(values) != sum(each.width for each in self._own.columns or ()):
+            raise ValueError(f"they are of {len(values)} feature(s)")
+        if (places < 0).any():
+            raise ValueError(
+                "they lack the categories that only other peers have; give them for all, or one "
+                "number for all features"
+            )
+        return [values[place] for place in places]
 
     def describe(self) -> DataDescription:
         """Return what the positions of an example mean, with the scaling that is in use.
@@ -351,11 +411,33 @@ class StandardizedDataSource(SplitDataSource):
         # A feature that never varies becomes 0.
         return mean, np.where(std > 0, std, 1.0)
 
-    def _read_file(self) -> tuple[Vector, Vector]:
+    def _of_file(self) -> tuple[Vector, Vector]:
+        """Return mean and deviation of the file in the order of the examples; ValueError."""
+        mean, std, names = self._read_file()
+        meaning = self._meaning or self._own
+        wanted = () if meaning is None else meaning.places
+        if names and wanted:
+            if not set(wanted) <= set(names):
+                absent = next(name for name in wanted if name not in names)
+                raise ValueError(f"they are of other columns: {shown(absent)} is not among them")
+            at = [names.index(name) for name in wanted]
+            return mean[at], std[at]
+        adopted = None if self._own is None else self._reference
+        if not names and adopted and self._own and places_of(adopted, self._own) is not None:
+            raise ValueError(
+                "they name no columns, and those of this table are brought into another order; "
+                'add "columns", a list of names, to the file'
+            )
+        return mean, std
+
+    def _read_file(self) -> tuple[Vector, Vector, tuple[str, ...]]:
         path = Path(self.config.statistics)
         try:
             found = json.loads(read_whole(path, self.TYPE_NAME, _MAX_FILE_BYTES))
             mean, std = (np.array(found[name], np.float64) for name in ("mean", "std"))
+            names = tuple(map(str, found.get("columns", ())))
+            if names and (len(names) != mean.size or len(set(names)) != len(names)):
+                raise ValueError("its columns are not one for each mean")
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise DataUnavailable(
                 f"{self.TYPE_NAME}: {path} is no file of statistics: {shown(str(error))}; it is "
@@ -367,12 +449,15 @@ class StandardizedDataSource(SplitDataSource):
                 f"{self.TYPE_NAME}: {path} holds no means and deviations, but NaN, infinity, "
                 "negative deviations or nested lists"
             )
-        return mean, std
+        return mean, std, names
 
     def _write_file(self, moments: Moments) -> None:
         path = Path(self.config.statistics)
+        meaning = self._meaning or self._own
+        names = () if meaning is None else meaning.places
         content = json.dumps(
             {
+                **({"columns": list(names)} if len(names) == len(moments.mean) else {}),
                 "count": moments.count,
                 "mean": moments.mean.tolist(),
                 "std": moments.std.tolist(),

@@ -24,6 +24,7 @@ from bbnode.components.data.description import DataDescription, settings_of
 from bbnode.components.data.number_text import DECIMALS, THOUSANDS, NumberFormat
 from bbnode.components.data.numbers import FileArray, Joined
 from bbnode.components.data.partition import Rows
+from bbnode.components.data.shared_schema import ColumnKind, ColumnMeaning
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.data.text_columns import UnsuitableColumn
 from bbnode.components.errors import DataUnavailable
@@ -56,8 +57,9 @@ class TableDataSourceConfig(StandardizedConfig):
             all others.
         ignore: names of columns that are not used.
         categories: the values of columns of strings, by column, in the order of their numbers from
-            0; the same on all peers. A column of features that has strings, and no categories here
-            or in the file, is refused. Labels are then numbered by their sorted values.
+            0. A column of features that has strings, and no categories here or in the file, is
+            refused. Labels are then numbered by their sorted values. Connected peers number them as
+            the federation does, whatever their files have.
         one_hot: names of columns of strings that become a column of 0 and 1 for each category;
             without `categories`, for each value in the file, sorted.
         missing: what is done where a value is missing (null or NaN). "refuse" names row and
@@ -95,6 +97,7 @@ class TableDataSourceConfig(StandardizedConfig):
     features: str | tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
     one_hot: tuple[str, ...] = ()
     missing: Missing = "refuse"
     missing_words: tuple[str, ...] = ()
@@ -108,7 +111,6 @@ class TableDataSourceConfig(StandardizedConfig):
     decimal: str = "."
     thousands: str = ""
     parentheses: bool = False
-    units: dict[str, str] = field(default_factory=dict)
     numbers: tuple[str, ...] = ()
     dates: dict[str, str] = field(default_factory=dict)
     max_memory_mib: int = host_setting(0)
@@ -141,6 +143,15 @@ class _Feature:
             fill=part.fill if isinstance(part, Filled) else None,
         )
 
+    def meaning(self, *, is_one_hot: bool, unit: str) -> ColumnMeaning:
+        """Return what peers compare of it."""
+        kind: ColumnKind = "number" if self.is_plain else "list"
+        if self.categories:
+            kind = "one_hot" if is_one_hot else "category"
+        return ColumnMeaning(
+            name=self.name, kind=kind, unit=unit, categories=self.categories, width=self.width
+        )
+
 
 @register_component
 class TableDataSource(StandardizedDataSource):
@@ -153,6 +164,7 @@ class TableDataSource(StandardizedDataSource):
 
     TYPE_NAME: ClassVar[str] = "bbnode.TableDataSource"
     Config: ClassVar[type] = TableDataSourceConfig
+    describes = "table"
     config: TableDataSourceConfig
 
     def __init__(self, config: TableDataSourceConfig) -> None:
@@ -283,7 +295,21 @@ class TableDataSource(StandardizedDataSource):
         if self.config.missing == "drop":  # of training; there, a row may be left out unseen
             settings["missing"] = "refuse"
         fills = self._fills() if self.config.missing == "mean" else {}
-        return replace(made, kind="table", settings=settings, fills=fills)
+        return self.as_adopted(replace(made, kind="table", settings=settings, fills=fills))
+
+    def columns(self) -> tuple[ColumnMeaning, ...]:
+        """Return what the columns of features mean."""
+        return tuple(
+            each.meaning(
+                is_one_hot=each.name in self.config.one_hot,
+                unit=self.column_units().get(each.name, ""),
+            )
+            for each in self._features_found
+        )
+
+    def label_meaning(self) -> tuple[str | None, tuple[str, ...] | None]:
+        """Return the name of the column of labels, and the names of its classes."""
+        return self.config.label, self._classes
 
     def examples(self, fills: Mapping[str, float]) -> ByRow:
         """Return the features of all rows of a table, which needs no labels, as in training.

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
 from bbnode.components.data.data_file import DataFile, named, read_whole
 from bbnode.components.data.description import DataDescription, settings_of
+from bbnode.components.data.shared_schema import SharedSchema
 from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
@@ -435,7 +436,7 @@ class TextDataSourceConfig(SplitConfig):
             blocks; the label of each token is the next one.
         text: name of the field of a JSON object that holds the text.
         label: name of the field that holds its label.
-        classes: names of the labels, in the order of their numbers; the same on all peers. Empty:
+        classes: names of the labels, in the order of their numbers, before peers agree. Empty:
             labels are integers from 0.
         length: tokens of an example; shorter texts are padded, longer ones cut.
         tokenizer: "bytes" (257 ids: 0 pads, then the bytes of UTF-8, each plus 1), "characters"
@@ -473,6 +474,7 @@ class TextDataSource(SplitDataSource):
         "NextBatch.batch": TENSOR_INT64,
         "NextBatch.labels": TENSOR_INT64,
     }
+    describes = "text"
     config: TextDataSourceConfig
 
     def __init__(self, config: TextDataSourceConfig) -> None:
@@ -534,13 +536,34 @@ class TextDataSource(SplitDataSource):
         tokenizer = self.tokenizer()
         is_file = isinstance(tokenizer, FileTokenizer)
         settings = settings_of("text", self.config)
-        return replace(
-            made,
-            kind="text",
-            settings={**settings, "pad_id": tokenizer.pad if is_file else None},
-            vocabulary=tokenizer.vocabulary,
-            tokenizer_sha256=tokenizer.sha256 if isinstance(tokenizer, FileTokenizer) else "",
+        return self.as_adopted(
+            replace(
+                made,
+                kind="text",
+                settings={**settings, "pad_id": tokenizer.pad if is_file else None},
+                vocabulary=tokenizer.vocabulary,
+                tokenizer_sha256=tokenizer.sha256 if isinstance(tokenizer, FileTokenizer) else "",
+            )
         )
+
+    def meaning(self, features: ByRow, labels: ByRow) -> SharedSchema:
+        """Return how texts become ids, and the names of the classes."""
+        tokenizer, config = self.tokenizer(), self.config
+        reading: dict[str, str | int | float | bool | None] = {
+            "task": config.task,
+            "tokenizer": config.tokenizer,
+            "vocabulary": tokenizer.vocabulary,
+            "padding": tokenizer.pad,
+        }
+        if isinstance(tokenizer, FileTokenizer):
+            reading["tokenizer sha256"] = tokenizer.sha256
+        if config.tokenizer == "characters":
+            reading["alphabet"] = config.alphabet or PRINTABLE
+        return replace(super().meaning(features, labels), reading=reading)
+
+    def label_meaning(self) -> tuple[str | None, tuple[str, ...] | None]:
+        """Return no label's name: a field of JSON is where it lies; and those of the classes."""
+        return None, self.config.classes
 
     def token_ids(self, texts: Sequence[str]) -> Ids:
         """Return the ids of texts as those of training, int64 [N, length]."""

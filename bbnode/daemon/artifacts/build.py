@@ -7,6 +7,8 @@ with the bindings that it suggests itself.
 from __future__ import annotations
 
 import inspect
+import json
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,16 @@ from typing import Any
 import onnx
 
 from bbnode.compiler import Compiler
+from bbnode.components.data.shared_schema import SchemaRefused, SharedSchema
 from bbnode.dsl import Module
 from bbnode.engine.errors import did_you_mean
+from bbnode.ir import keys
 from bbnode.ir.authors_code import authors_code
 from bbnode.ir.class_names import ClassNotLoaded, load_class, load_from_file
 from bbnode.ir.errors import DeploymentError
 
+PROJECT_FILE = "pyproject.toml"
+SCHEMA_TABLE = "tool.bbnode.schema"
 # Of a class with many, in a message.
 _SHOWN_ARGUMENTS = 12
 
@@ -96,6 +102,64 @@ def compiler_for(program: Module) -> Compiler:
 
 
 def record(program: Module) -> onnx.ModelProto:
-    """Return what a Module records; AuthorsCodeFailed for what its author's code raises."""
+    """Return what a Module records, with the schemas of its project's pyproject.toml.
+
+    Raises AuthorsCodeFailed for what its author's code raises, SchemaRefused.
+    """
     with authors_code(f"the Module {type(program).__name__}"):
-        return program.build()
+        recorded = program.build()
+    said = {entry.key for entry in recorded.metadata_props}
+    for slot, schema in project_schemas(program).items():
+        if keys.SCHEMA_PREFIX + slot not in said:  # what the class says comes first
+            text = json.dumps(schema, sort_keys=True, separators=(",", ":"))
+            recorded.metadata_props.add(key=keys.SCHEMA_PREFIX + slot, value=text)
+    check_schemas(recorded)
+    return recorded
+
+
+def check_schemas(recorded: onnx.ModelProto) -> None:
+    """Raise SchemaRefused unless all that a recorded program says of its data is a schema."""
+    for entry in recorded.metadata_props:
+        if entry.key.startswith(keys.SCHEMA_PREFIX):
+            slot = entry.key.removeprefix(keys.SCHEMA_PREFIX)
+            try:
+                SharedSchema.declared(json.loads(entry.value))
+            except SchemaRefused as error:
+                raise SchemaRefused(f"schema of slot {slot!r}: {error}") from error
+
+
+def project_schemas(program: Module) -> dict[str, Any]:
+    """Return the tables `[tool.bbnode.schema.SLOT]` of a program's project.
+
+    Its pyproject.toml is the one above the file of the class; of a program that comes with bbnode,
+    that of the current directory. Raises SchemaRefused.
+    """
+    file = project_file(type(program))
+    if file is None:
+        return {}
+    try:
+        table: Any = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SchemaRefused(f"{file}: {error}") from error
+    for name in SCHEMA_TABLE.split("."):
+        table = table.get(name, {}) if isinstance(table, dict) else {}
+    if not isinstance(table, dict) or not all(isinstance(e, dict) for e in table.values()):
+        raise SchemaRefused(
+            f"{file}: [{SCHEMA_TABLE}] has to have a table for each slot: [{SCHEMA_TABLE}.data]"
+        )
+    return dict(table)
+
+
+def project_file(cls: type[Module]) -> Path | None:
+    """Return the pyproject.toml of a program's project; None where it has none."""
+    own = Path.cwd() / PROJECT_FILE
+    if cls.__module__.partition(".")[0] != __package__.partition(".")[0]:
+        try:
+            place = Path(inspect.getfile(cls)).resolve()
+        except (OSError, TypeError):  # a class that somebody typed in
+            place = own
+        for folder in place.parents:
+            if (folder / PROJECT_FILE).is_file():
+                return folder / PROJECT_FILE
+        return None
+    return own if own.is_file() else None

@@ -32,6 +32,7 @@ class PeerView(TypedDict):
     rtt_ms: float | None
     connected_s: float
     not_ready: str
+    pending: bool
 
 
 class VersionView(TypedDict):
@@ -387,6 +388,7 @@ class Status(TypedDict):
     offers: list[OfferView]
     upgrade: UpgradeView | None
     discovery: Json
+    data: Json
     invoke: list[Json]
     executions: int
     waiting: list[Json]

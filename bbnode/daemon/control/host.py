@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from bbnode.components.contracts import Component
+from bbnode.components.contracts import Component, SharedSchema
 from bbnode.components.errors import NotExportable
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config import InvokeSection, TrackerSection
@@ -43,6 +43,11 @@ def unknown_initial(slot: str) -> Component:
 def unknown_meaning(_slot: str) -> Meaning:
     """Return that nothing is known of the examples of the model in a slot."""
     return Meaning()
+
+
+def no_reference(_slot: str) -> SharedSchema | None:
+    """Return that nothing was agreed about the examples of a slot."""
+    return None
 
 
 class RoundsRefused(DeploymentError):
@@ -116,6 +121,9 @@ class Host:
     initial: Callable[[str], Component] = unknown_initial
     # What inputs and outputs of the model in a slot mean; asked in a worker thread.
     meaning: Callable[[str], Meaning] = unknown_meaning
+    # What the data of this node and of its peers mean, as JSON; and in the federation, by slot.
+    data: Callable[[], Mapping[str, Any]] = dict
+    reference: Callable[[str], SharedSchema | None] = no_reference
     # Rounds on disk; None where nothing is kept.
     history: RoundHistory | None = None
     # How peers are found, as JSON.

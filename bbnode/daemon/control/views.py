@@ -17,7 +17,7 @@ from bbnode.daemon.control import answers
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.network.versions import other_versions, version_of
 from bbnode.daemon.observing.watch import LIVENESS_CHECKS
-from bbnode.engine.readiness import reasons_text
+from bbnode.engine.readiness import PENDING, reasons_text
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.ir.texts import listed
@@ -52,6 +52,7 @@ def status(host: Host) -> answers.Status:
         "offers": host.offers(),  # type: ignore[typeddict-item]
         "upgrade": upgrade(host),
         "discovery": dict(host.discovery()),
+        "data": dict(host.data()),
         "invoke": [r.as_json() for r in host.rounds],
         "executions": len(host.node.executions()),
         "waiting": waiting(host),
@@ -71,7 +72,7 @@ def peers(host: Host) -> list[answers.PeerView]:
 
 
 def peer_info(p: PeerInfo, now_s: float, not_ready: str) -> answers.PeerView:
-    """Return a connected peer; `not_ready` is why it does not work, as it says."""
+    """Return a connected peer; `not_ready` is why it does not work, or is not chosen."""
     return {
         "peer": str(p.peer),
         "classes": list(p.hello.classes),
@@ -87,6 +88,7 @@ def peer_info(p: PeerInfo, now_s: float, not_ready: str) -> answers.PeerView:
         "rtt_ms": None if p.rtt_s is None else round(p.rtt_s * 1000, 3),
         "connected_s": round(now_s - p.since_s, 3),
         "not_ready": not_ready,
+        "pending": not_ready.startswith(PENDING),
     }
 
 

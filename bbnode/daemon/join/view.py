@@ -151,6 +151,8 @@ def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
             return printable(f"not ready, tried again from time to time: {event['reason']}")
         case "peer.not_ready":
             return printable(f"{name(event['peer'])} is not ready: {event['reason']}")
+        case "data_differ":
+            return printable(f"data of {name(event['peer'])} differ: {event['reason']}")
         case "peer_up":
             plays = ", ".join(event["classes"]) or "nothing"
             return printable(f"connected with {name(event['peer'])}, which plays {plays}")

@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from bbnode.components.contracts import Model
 from bbnode.daemon import paths
 from bbnode.daemon.access.protocol import AccessProtocol
 from bbnode.daemon.artifacts.artifact import Artifact
@@ -35,6 +36,7 @@ from bbnode.daemon.lifecycle import assembly, sd_notify
 from bbnode.daemon.lifecycle.preparing import Preparing
 from bbnode.daemon.lifecycle.process import OwnProcess, SharedProcess
 from bbnode.daemon.network import dial_back, ping
+from bbnode.daemon.network.agreeing import Agreeing
 from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
 from bbnode.daemon.network.introductions import Introductions
@@ -48,7 +50,8 @@ from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.record_file import RecordFile
 from bbnode.daemon.state.resend import Resend
 from bbnode.daemon.upgrade.offers import UpgradedNode, Upgrades
-from bbnode.engine import All, Node, steps
+from bbnode.engine import Adopted, All, Node, steps
+from bbnode.engine.planning.data_slots import data_slots_of, declared_schemas
 from bbnode.engine.readiness import reasons_text
 from bbnode.ir.crossing import encode_crossings
 from bbnode.ir.errors import BbnodeError
@@ -195,6 +198,7 @@ class Daemon:
             self._node,
             self._rounds,
             self._done_before,
+            schemas=lambda: self._agreeing.for_checkpoint(),
         )
         self._control = ControlPlane(
             resolved,
@@ -218,6 +222,22 @@ class Daemon:
             ready=self._say_ready,
             notify=self._process.notify,
         )
+        slots = data_slots_of(self._artifact.model)
+        self._agreeing = Agreeing(
+            self._node,
+            self._backend,
+            slots,
+            declared_schemas(self._node.schemas, slots),
+            state_dir=self._state_dir,
+            prepare=self._preparing.prepare,
+            is_trusted=self._discovery.is_bootstrap,
+            publish=self._control.publish,
+            artifact_sha256=self._artifact.sha256,
+            goes_on=saved is not None
+            and (saved.upgrade is None or _keeps_models(self._node, saved.upgrade.adopted)),
+        )
+        self._control.host.data = self._agreeing.as_json
+        self._control.host.reference = self._agreeing.reference_of
         self._history = RoundHistory(
             self._state_dir,
             config,
@@ -256,6 +276,7 @@ class Daemon:
             self._artifact.model,
             config.artifact.targets,
             component=self._node.component,
+            reference=self._agreeing.reference_of,
         )
         self._control.host.counters.append(self._history.counters)
         self._control.host.later = self._later
@@ -339,6 +360,7 @@ class Daemon:
                 work.start_soon(self._resend.run)
                 work.start_soon(self._restarts.run)
                 work.start_soon(self._upgrades.run)
+                work.start_soon(self._agreeing.run)
                 for peer in self._resend.peers:
                     self._discovery.miss(peer)
                 await work.start(self._checkpointer.run)
@@ -390,6 +412,7 @@ class Daemon:
         self._discovery.heard(event)
         if self._introductions is not None:
             self._introductions.heard(event)
+        self._agreeing.heard(event)
         self._conduct.heard(event)
         self._versions.heard(event)
         self._upgrades.heard(event)
@@ -546,6 +569,7 @@ class Daemon:
         if isinstance(step, steps.PeerUp):
             self._access.peer_up(step.peer)
         self._preparing.observe(step)
+        self._agreeing.observe(step)
         if isinstance(step, steps.BootstrapComplete) and self._control.host.phase == "ready":
             self._preparing.tell()
         for rounds in self._rounds:
@@ -664,3 +688,12 @@ def _log_fields(event: Mapping[str, Any]) -> dict[str, Any]:
         for k, v in event.items()
         if k != "type"
     }
+
+
+def _keeps_models(node: Node, adopted: Adopted) -> bool:
+    """Return True where a node goes on with whole models of another version of its program."""
+    return any(
+        node.binding(slot).role == Model.ROLE
+        and (slot not in adopted.parts or not adopted.parts[slot].left)
+        for slot in adopted.taken
+    )

@@ -8,7 +8,7 @@ reload: a file may arrive later. A change is told once, in one line.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import trio
@@ -100,6 +100,11 @@ class Preparing:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if waited.cancelled_caught else pause_s
             began_s = trio.current_time()
             self._start(Slots(failed))
+
+    def prepare(self, slots: Sequence[str]) -> None:
+        """Prepare these components again, which may have been prepared before."""
+        self._start(Slots(tuple(slots)))
+        self.changed()
 
     def again(self) -> None:
         """Try now what could not be prepared."""

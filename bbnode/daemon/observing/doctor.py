@@ -306,15 +306,21 @@ def _upgrade(context: CheckContext) -> Finding:
     """Check that nobody offers another program, and that versions which meet agree."""
     if not context.running:
         return _skipped("no daemon runs: nobody is connected")
+    told = _status(context)
+    return _skipped(told) if isinstance(told, str) else judge_upgrade(told)
+
+
+def _status(context: CheckContext) -> Mapping[str, Any] | str:
+    """Return the status of the running daemon, or why there is none."""
     from bbnode.daemon.control.client import ControlClient
     from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
 
     try:
         with ControlClient(paths.control_socket(context.state_dir)) as client:
-            told = client.get("/v1/status")
+            found: Mapping[str, Any] = client.get("/v1/status")
+            return found
     except (ControlError, ControlTimeout, NotRunning) as error:
-        return _skipped(str(error))
-    return judge_upgrade(told)
+        return str(error)
 
 
 def judge_upgrade(told: Mapping[str, Any]) -> Finding:
@@ -411,8 +417,11 @@ def _installed(context: CheckContext, artifact: Artifact) -> Node:
 
 def _data(context: CheckContext) -> Finding:
     """Check that the components can be prepared, as at the start: that data are there and fit."""
+    if context.running:
+        told = _status(context)
+        return _skipped(told) if isinstance(told, str) else judge_data(told.get("data") or {})
     if context.node is None:
-        return _skipped("the daemon has them" if context.running else "nothing is installed")
+        return _skipped("nothing is installed")
     node, context.node = context.node, None
     node.run_bootstrap(All(modules=False))
     now_ns = 0
@@ -433,6 +442,26 @@ def _data(context: CheckContext) -> Finding:
             "correct it; the node starts without them, and tries again every minute",
         )
     return _passed("all that the program needs can be prepared")
+
+
+def judge_data(told: Mapping[str, Any]) -> Finding:
+    """Return the finding from what a daemon's status says of its data and of its peers' data."""
+    refused = [
+        f"{peer}: {each['reason']}"
+        for peer, each in told.get("peers", {}).items()
+        if each["standing"] == "refused"
+    ]
+    if refused:
+        cure = "have these peers give the columns, classes and units of the federation"
+        return _warning("; ".join(refused), cure)
+    unnamed = [s for s, each in told.get("own", {}).items() if each["digest"] and not each["named"]]
+    if unnamed:
+        listed = ", ".join(unnamed)
+        return _warning(
+            f"data without names ({listed}): peers compare them by shape and type alone",
+            "name their columns and classes (docs/data.md: what peers mean by their numbers)",
+        )
+    return _passed("the data of all connected peers agree")
 
 
 CHECKS: dict[str, Check] = {

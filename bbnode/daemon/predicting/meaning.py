@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from bbnode.components.contracts import Component, DataSource, OutputKind
+from bbnode.components.data.base import MemoryDataSource
 from bbnode.components.data.description import DataDescription, DescriptionRefused
+from bbnode.components.data.shared_schema import SharedSchema, described
 from bbnode.engine.errors import describe
 from bbnode.engine.planning.feeds import feeds_of
 from bbnode.ir import keys
@@ -112,6 +114,7 @@ def meaning_of(
     targets: Sequence[str],
     slot: str,
     component: Callable[[str], Component],
+    reference: Callable[[str], SharedSchema | None] = lambda _slot: None,
 ) -> Meaning:
     """Return what inputs and outputs of the model in a slot mean, on a node that plays `targets`.
 
@@ -122,8 +125,16 @@ def meaning_of(
         targets: names or classes.
         slot: of the model.
         component: returns the component of another slot.
+        reference: returns what the examples of a slot mean in the federation; of "", those that the
+            others have, of whom this node keeps the reference.
     """
     sources, uses_loss = feeds_of(model, targets, slot)
+    if not sources and (kept := reference("")) is not None:
+        data = described(kept)
+        if data is not None:
+            return Meaning(data=data, why="", uses_loss=uses_loss)
+        why = "the peers with the data say too little of what they mean to read others by it"
+        return Meaning(why=why, uses_loss=uses_loss)
     if len(sources) != 1:
         several = ", ".join(sources)
         why = (
@@ -135,6 +146,9 @@ def meaning_of(
     (name,) = sources
     try:
         source: Any = component(name)
+        kept = reference(name)
+        if kept is not None and isinstance(source, MemoryDataSource):
+            source.adopt(kept)  # as it has in a node that runs
         data = source.describe() if isinstance(source, DataSource) else None
         if not isinstance(data, DataDescription | None):
             raise TypeError(f"describe() gave a {type(data).__name__}")

@@ -111,8 +111,9 @@ class Checkpoint:
     """The state that survives a restart.
 
     It has the engine's snapshot and, by target, the rounds made and the execution of the current
-    one; at a stop also the envelopes that no peer has acknowledged. `best` is there in one that is
-    kept because of its round. `upgrade` is never in the file.
+    one; at a stop also the envelopes that no peer has acknowledged. `schemas` is what the examples
+    of data slots mean in the federation, as JSON by slot, "" for those of others alone. `best` is
+    there in one that is kept because of its round. `upgrade` is never in the file.
     """
 
     artifact_sha256: str
@@ -120,6 +121,7 @@ class Checkpoint:
     rounds_done: dict[str, int]
     rounds_running: dict[str, int] = field(default_factory=dict)
     unsent: tuple[UnsentEnvelope, ...] = ()
+    schemas: Mapping[str, str] = field(default_factory=dict)
     best: BestRound | None = None
     upgrade: Upgrade | None = None
 
@@ -280,6 +282,8 @@ def _packed(checkpoint: Checkpoint) -> bytes:
         "rounds_running": checkpoint.rounds_running,
         "unsent": [[each.peer.to_bytes(), each.tag, each.data] for each in checkpoint.unsent],
     }
+    if checkpoint.schemas:
+        fields["schemas"] = dict(checkpoint.schemas)
     best = checkpoint.best
     if best is not None:
         fields["best"] = [best.target, best.round, best.output, best.value]
@@ -398,6 +402,7 @@ class _CheckpointBody(BaseModel, strict=True):
     rounds_done: dict[str, int]
     rounds_running: dict[str, int]
     unsent: tuple[tuple[bytes, int, bytes | None], ...] = ()
+    schemas: dict[str, str] = {}
     best: tuple[str, int, str, float] | None = None
     best_settings: str = ""
 
@@ -444,6 +449,7 @@ def _parse(data: bytes) -> Checkpoint:
         rounds_done=body_read.rounds_done,
         rounds_running=body_read.rounds_running,
         unsent=unsent,
+        schemas=body_read.schemas,
         best=best,
     )
 
@@ -584,11 +590,14 @@ class Checkpointer:
         node: Node,
         rounds: Sequence[Rounds],
         done_before: Mapping[str, int] | None = None,
+        schemas: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """Make the checkpointer of a node and its rounds; nothing is written yet.
 
-        `done_before` has the rounds of targets of which none are made now.
+        `done_before` has the rounds of targets of which none are made now; `schemas` returns what
+        data mean, as a `Checkpoint` has it.
         """
+        self._schemas = schemas
         self._state_dir = state_dir
         self._artifact_sha256 = artifact_sha256
         self._node = node
@@ -704,6 +713,7 @@ class Checkpointer:
             rounds_running={
                 r.entry.target: r.running for r in self._rounds if r.running is not None
             },
+            schemas=self._schemas(),
         )
 
 

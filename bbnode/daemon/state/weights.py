@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bbnode.components.contracts import Component, ComponentError, Model, OutputKind
+from bbnode.components.data.shared_schema import SchemaRefused, SharedSchema
 from bbnode.components.errors import NotExportable
 from bbnode.components.models.state_vector import StateVector
 from bbnode.components.registry import build_config, component_class
@@ -318,7 +319,15 @@ def from_checkpoint(
         return component
 
     played = targets or artifact.targets
-    meaning = partial(meaning_of, artifact.model, played, name, other)
+
+    def reference(slot: str) -> SharedSchema | None:
+        """Return what the examples of a slot meant when the checkpoint was made."""
+        try:
+            return SharedSchema.from_json(saved.schemas[slot]) if slot in saved.schemas else None
+        except SchemaRefused as error:
+            raise CheckpointRefused(f"the checkpoint can't be used: {error}") from error
+
+    meaning = partial(meaning_of, artifact.model, played, name, other, reference)
     return name, exported(name, make, initial, _origin(saved, rounds), meaning)
 
 

@@ -6,7 +6,9 @@ to record the same each time. The names of its inputs and outputs are its whole 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from onnx import ModelProto
@@ -44,10 +46,14 @@ class Module:
     Attributes:
         name: of the Module in the artifact; the class name unless the subclass sets another.
         home: the class of peer on which inputs, and what nothing else places, live.
+        schema: what the examples of data slots mean, by slot, as far as the author says it:
+            {"data": {"columns": ["a", "b"], "classes": ["no", "yes"]}}. Every node compares its
+            own data with it before it is ready.
     """
 
     name: str = "Module"
     home: str = keys.SELF_CLASS
+    schema: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -124,7 +130,15 @@ class Module:
         Raises:
             RecordingError: one of its subclasses, naming the Module and the line.
         """
-        return ModelRecorder().record_root(self._source())
+        program = ModelRecorder().record_root(self._source())
+        for slot, said in sorted(self.schema.items()):
+            check_name("slot of `schema`", slot)
+            try:
+                text = json.dumps(dict(said), sort_keys=True, separators=(",", ":"))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise BadArgument(f"schema of {slot!r}: {error}", self.name) from error
+            program.metadata[keys.SCHEMA_PREFIX + slot] = text
+        return program
 
     def build(self) -> ModelProto:
         """Record the program as an ONNX model, to be saved or compiled; see `record`."""

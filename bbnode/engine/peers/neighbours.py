@@ -81,6 +81,7 @@ class ConnectedPeers:
     __slots__ = (
         "_snapshot",
         "classes",
+        "held",
         "not_ready",
         "not_taken",
         "unfit",
@@ -94,6 +95,9 @@ class ConnectedPeers:
         self.not_ready: dict[PeerId, tuple[tuple[str, ...], str]] = EMPTY
         # Peers that state sizes which do not fit ours.
         self.unfit: dict[PeerId, Unfit] = EMPTY
+        # What the host says of them: likewise, whatever they say. A peer may be held before it is
+        # connected.
+        self.held: dict[PeerId, tuple[tuple[str, ...], str]] = EMPTY
         self._snapshot: PeersSnapshot | None = None
 
     def __contains__(self, peer: object) -> bool:
@@ -119,6 +123,7 @@ class ConnectedPeers:
         self.not_taken.pop(peer, None)
         self.not_ready.pop(peer, None)
         self.unfit.pop(peer, None)
+        self.held.pop(peer, None)
         return self.classes.pop(peer, None) is not None
 
     def now_lacks(self, peer: PeerId, sites: frozenset[bytes]) -> None:
@@ -152,6 +157,16 @@ class ConnectedPeers:
         self._snapshot = None
         return self.not_ready.pop(peer, None) is not None
 
+    def now_held(self, peer: PeerId, held: tuple[tuple[str, ...], str] | None) -> None:
+        """Choose a peer for none of the classes with that reason; None: for all again."""
+        self._snapshot = None
+        if held is None:
+            self.held.pop(peer, None)
+            return
+        if self.held is EMPTY:
+            self.held = {}
+        self.held[peer] = held
+
     def classes_of(self, peer: PeerId) -> tuple[str, ...]:
         """Return the classes that a connected peer plays."""
         return self.classes.get(peer, ())
@@ -169,8 +184,9 @@ class ConnectedPeers:
                 not_ready = self.not_ready.get(peer, ((), ""))[0]
                 if peer in self.unfit:
                     not_ready = (*not_ready, *self.unfit[peer].classes)
+                held = self.held.get(peer, ((), ""))[0]
                 for name in self.classes[peer]:
-                    if name not in not_ready:
+                    if name not in not_ready and name not in held:
                         by_class.setdefault(name, []).append(peer)
             self._snapshot = PeersSnapshot(
                 everyone, {name: tuple(peers) for name, peers in by_class.items()}
@@ -188,20 +204,28 @@ class ConnectedPeers:
             _CLASSES.save(self.classes, writer),
             _NOT_TAKEN.save(lacking, writer),
             _NOT_READY.save(self.not_ready, writer),
-            *([_UNFIT.save(self.unfit, writer)] if self.unfit else ()),
+            # Last, and only if there is any: earlier releases read three.
+            *(
+                [_UNFIT.save(self.unfit, writer), _NOT_READY.save(self.held, writer)]
+                if self.unfit or self.held
+                else ()
+            ),
         ]
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
-        classes, lacking, not_ready, *unfit = plain
+        classes, lacking, not_ready, *more = plain
         self.classes = _CLASSES.load(classes, reader)
         loaded_reasons = _NOT_READY.load(not_ready, reader)
         self.not_ready = {
             peer: (tuple(names), why) for peer, (names, why) in loaded_reasons.items()
         }
+        self.held = EMPTY
+        for peer, (names, why) in (_NOT_READY.load(more[1], reader) if more else {}).items():
+            self.now_held(peer, (tuple(names), why))
         loaded = _NOT_TAKEN.load(lacking, reader)
         self.not_taken = {peer: frozenset(sites) for peer, sites in loaded.items()}
-        self.unfit = _UNFIT.load(unfit[0], reader) if unfit else EMPTY
+        self.unfit = _UNFIT.load(more[0], reader) if more else EMPTY
         self._snapshot = None
 
 

@@ -15,6 +15,7 @@ from bbnode.components.registry import component_class
 from bbnode.engine.planning.program import ProgramPlan, is_main, plan_program, resolve_targets
 from bbnode.ir import keys
 from bbnode.ir.flatten import flatten
+from bbnode.ir.graph import Program
 from bbnode.ir.onnx_file import program_of
 
 _NEXT_BATCH = "NextBatch"
@@ -38,11 +39,23 @@ def feeds_of(model: ModelProto, targets: Sequence[str], slot: str) -> tuple[tupl
     called = {use.method for use in plan.methods if use.slot == slot}
     uses_loss = not called.isdisjoint(_USE_LOSS)
     sources = {each.name for each in plan.slots if each.binding.role == DataSource.ROLE}
-    depended = _depended(plan, slot, called) & sources
-    return tuple(sorted(depended or _handed(model, targets, slot, sources))), uses_loss
+    depended = depended_slots(plan, slot, called) & sources
+    return tuple(sorted(depended or _handed(program_of(model), targets, slot, sources))), uses_loss
 
 
-def _depended(plan: ProgramPlan, slot: str, called: set[str]) -> set[str]:
+def examples_of(program: Program, plan: ProgramPlan, slot: str) -> set[str]:
+    """Return all slots whose examples the model in `slot` gets, those it trains on among them.
+
+    Raises UnknownComponentType where the model's class is not installed.
+    """
+    called = {use.method for use in plan.methods if use.slot == slot}
+    sources = {each.name for each in plan.slots if each.binding.role == DataSource.ROLE}
+    mains = [target.name for target in plan.targets]
+    return (depended_slots(plan, slot, called) & sources) | _handed(program, mains, slot, sources)
+
+
+def depended_slots(plan: ProgramPlan, slot: str, called: set[str]) -> set[str]:
+    """Return the slots that a model's component uses by itself in the methods that are called."""
     (found,) = (each for each in plan.slots if each.name == slot)
     cls = component_class(found.binding.type_name)
     needed = {role: cls.needed_for.get(role) for role in cls.depends}
@@ -53,8 +66,7 @@ def _depended(plan: ProgramPlan, slot: str, called: set[str]) -> set[str]:
     }
 
 
-def _handed(model: ModelProto, targets: Sequence[str], slot: str, sources: set[str]) -> set[str]:
-    program = program_of(model)
+def _handed(program: Program, targets: Sequence[str], slot: str, sources: set[str]) -> set[str]:
     mains = {each.name: each for each in program.functions if is_main(each)}
     library = {each.key: each for each in program.functions if each.name not in mains}
     found: set[str] = set()

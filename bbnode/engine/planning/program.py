@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from onnx import ModelProto
 
+from bbnode.components.data.shared_schema import SchemaRefused, SharedSchema
 from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.engine.bootstrap.targets import BootstrapPlan
 from bbnode.engine.errors import (
@@ -39,6 +41,7 @@ from bbnode.engine.stores import StorePlan
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.crossing import Crossing, ModelSize, crossings_of, model_sizes
+from bbnode.ir.decoding import shown
 from bbnode.ir.flatten import (
     ENGINE_DOMAIN,
     OP_START,
@@ -140,6 +143,7 @@ class ProgramPlan:
     name: str = ""  # of the program: its root Module's
     crossings: tuple[Crossing, ...] = ()
     model_sizes: Mapping[str, ModelSize] = field(default_factory=dict)  # by slot, at its compile
+    schemas: Mapping[str, SharedSchema] = field(default_factory=dict)  # as the author says, by slot
     by_name: dict[str, TargetPlan] = field(init=False)
     classes: tuple[str, ...] = field(init=False)  # which its nodes play, in order of the targets
 
@@ -230,7 +234,21 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         name=program.name,
         crossings=crossings_of(mains, all_mains.values()),
         model_sizes=model_sizes(program.metadata),
+        schemas=declared_by_slot(program.metadata),
     )
+
+
+def declared_by_slot(metadata: Mapping[str, str]) -> dict[str, SharedSchema]:
+    """Return what a program says of its data, by slot. Raises InvalidArtifact."""
+    found = {}
+    for key, text in metadata.items():
+        if key.startswith(keys.SCHEMA_PREFIX):
+            slot = key.removeprefix(keys.SCHEMA_PREFIX)
+            try:
+                found[slot] = SharedSchema.declared(json.loads(text))
+            except (SchemaRefused, ValueError, RecursionError) as error:
+                raise InvalidArtifact("the model", f"slot {shown(slot)}: {error}") from error
+    return found
 
 
 def _digest(model: ModelProto | Program, program: Program, mains: Iterable[Function]) -> bytes:

@@ -87,6 +87,7 @@ _ROWS: dict[str, tuple[type, RowForm[Any]]] = {
             {"peer": PEER, "reason": PLAIN, "blames_peer": PLAIN, "tag": PLAIN},
         ),
         ("request_lost", ev.RequestLost, {"peer": PEER, "tag": PLAIN}),
+        ("held", ev.PeerHeld, {"peer": PEER, "classes": many(PLAIN), "reason": PLAIN}),
         ("lifecycle", ev.Lifecycle, {"phase": PLAIN}),
         ("published", ev.Published, {"kind": PLAIN}),
         (

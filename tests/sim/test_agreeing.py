@@ -1,0 +1,125 @@
+"""Simulated nodes whose data mean different things, compared by the class that daemons use."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bbnode.compiler import Compiler
+from bbnode.ir.values import TRIGGER
+from bbnode.programs import FederatedTraining, GossipTraining
+from bbnode.sim import Network
+
+
+@cache
+def line(**more: Any) -> Any:
+    program = FederatedTraining(
+        model=(2, 1), data="bbnode.TableDataSource", loss="mse", learning_rate=0.2, clients=3,
+        epochs=3, evaluate="clients", **more,
+    )  # fmt: skip
+    return Compiler().bind_all(program.bindings()).compile(program.build())
+
+
+@cache
+def gossip() -> Any:
+    program = GossipTraining(model=(2, 1), data="bbnode.TableDataSource", loss="mse")
+    return Compiler().bind_all(program.bindings()).compile(program.build())
+
+
+def config(folder: Path, order: str) -> dict[str, dict[str, str]]:
+    path = folder / f"{order}.csv"
+    a, b = np.random.default_rng(0).uniform(size=(2, 60))
+    values = {"a": a, "b": b, "y": 3 * a - 2 * b}
+    rows = np.stack([values.get(name, a) for name in order.split(",")], 1)
+    np.savetxt(path, rows, delimiter=",", header=order, comments="", fmt="%.4f")
+    of = {"path": str(path), "label": "y"}
+    return {"data": of, "held_out": of}
+
+
+def test_columns_in_another_order_are_mapped(tmp_path: Path) -> None:
+    network = Network()
+    server = network.add("server", line(), ["server"])
+    for at, order in enumerate(("a,b,y", "a,b,y", "b,a,y")):
+        network.add(f"client-{at}", line(), ["client"], config=config(tmp_path, order))
+    found = 1.0
+    for _ in range(20):
+        execution = server.invoke("server", {"tick": TRIGGER})
+        network.run_until_idle()
+        found = float(np.asarray(server.outputs(execution)["loss"]))
+    assert found < 0.01
+    assert network["client-2"].component("data").schema().names == ("a", "b")
+
+
+def test_who_differs_is_held_with_one_line_until_it_comes_back_mended(tmp_path: Path) -> None:
+    network = Network()
+    server = network.add("server", line(), ["server"])
+    network.add("first", line(), ["client"], config=config(tmp_path, "a,b,y"))
+    wrong = network.add("wrong", line(), ["client"], config=config(tmp_path, "b,c,y"))
+    network.run_until_idle()
+    assert server.node.connected_peers("client") == (network["first"].peer_id,)
+    (said,) = server.node.peers_not_ready().values()
+    assert said.reason == "columns b, c; the federation has a, b"
+    source = wrong.component("data")
+    source.config.__dict__["path"] = str(tmp_path / "mended.csv")
+    (tmp_path / "mended.csv").write_text((tmp_path / "b,c,y.csv").read_text().replace("c", "a"))
+    held = wrong.component("held_out")
+    held.config.__dict__["path"] = str(tmp_path / "mended.csv")
+    source.forget()
+    held.forget()
+    network.cut(server, wrong)
+    network.heal(server, wrong)
+    network.run_until_idle()
+    assert len(server.node.connected_peers("client")) == 2
+    assert server.node.peers_not_ready() == {}
+
+
+def test_a_crash_of_the_server_loses_no_reference(tmp_path: Path) -> None:
+    network = Network()
+    server = network.add("server", line(), ["server"])
+    network.add("first", line(), ["client"], config=config(tmp_path, "a,b,y"))
+    network.run_until_idle()
+    network.crash(server)
+    network.crash("first")
+    network.restart(server)
+    late = network.add("late", line(), ["client"], config=config(tmp_path, "b,a,y"))
+    network.run_until_idle()
+    assert late.component("data").schema().names == ("a", "b")
+
+
+def test_held_out_examples_mean_what_the_others_do(tmp_path: Path) -> None:
+    network = Network()
+    server = network.add("server", line(), ["server"])
+    own, other = config(tmp_path, "a,b,y"), config(tmp_path, "a,c,y")
+    network.add(
+        "mixed", line(), ["client"], config={"data": own["data"], "held_out": other["held_out"]}
+    )
+    network.run_until_idle()
+    (said,) = server.node.peers_not_ready().values()
+    assert said.reason == "columns a, c; the federation has a, b"
+    # It has left no trace: the next one defines what they mean.
+    network.add("first", line(), ["client"], config=config(tmp_path, "b,a,y"))
+    network.run_until_idle()
+    assert server.agreement.references.kept["client/data"].places == ("b", "a")
+
+
+def test_gossiping_nodes_follow_the_oldest_through_others(tmp_path: Path) -> None:
+    network = Network(mesh=False)
+    nodes = [
+        network.add(f"peer-{at}", gossip(), ["peer"], config=config(tmp_path, order))
+        for at, order in enumerate(("b,a,y", "a,b,y", "a,b,y", "a,c,y"))
+    ]
+    network.connect(nodes[1], nodes[2])
+    network.run_until_idle()
+    assert nodes[2].component("data").schema().names == ("a", "b")
+    network.connect(nodes[0], nodes[1])
+    network.connect(nodes[1], nodes[3])
+    network.run_until_idle()
+    for node in nodes[:3]:
+        assert node.component("data").schema().names == ("b", "a")
+    assert nodes[1].node.connected_peers("peer") == tuple(
+        sorted((nodes[0].peer_id, nodes[2].peer_id))
+    )
+    assert [*nodes[3].node.peers_not_ready()] == [nodes[1].peer_id]
