@@ -260,7 +260,7 @@ def test_the_pages_in_docs_are_the_references() -> None:
 def test_settings_of_a_component_are_read_from_its_docstring() -> None:
     page = reference.components_markdown()
     assert "| `path` | `str` | required | *local*; of an .npz file on this peer, or " in page
-    assert "| `shards` | `int` | `1` | this peer's share of the split" in page
+    assert "| `shards` | `int` | `1` | number of shares into which the split is divided" in page
     assert '| `split` | `"all" or "train" or "test" or "validation"` | ' in page
     assert "| `ttl_s` | `float` | `90.0` | seconds that an announcement is valid" in page
 
