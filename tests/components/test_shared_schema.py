@@ -230,13 +230,17 @@ def test_any_order_and_any_subset_gives_the_batches_of_the_federation(
     if scaled:
         more |= {"standardize": "given", "mean": (3.0,), "std": (2.0,)}
     _write(folder / "whole.csv", (*COLUMNS, "y"), _rows(12, CLASSES, WARDS))
-    reference = made(TableDataSource, path=str(folder / "whole.csv"), **more).own_schema()
-    rows = _rows(30, tuple(sorted(classes)), tuple(sorted(wards)))
+    all_words = {"categories": {"sex": SEXES, "ward": WARDS}}
+    whole = made(TableDataSource, path=str(folder / "whole.csv"), **more, **all_words)
+    reference = whole.own_schema()
+    own_wards = tuple(sorted(wards, reverse=True))
+    rows = _rows(30, tuple(sorted(classes)), own_wards)
     _write(folder / "right.csv", (*COLUMNS, "y"), rows)
     _write(folder / "own.csv", tuple(order), rows)
     told = {"categories": {"sex": SEXES, "ward": WARDS, "y": CLASSES}}
     wanted = _batches(made(TableDataSource, path=str(folder / "right.csv"), **more, **told))
-    source = made(TableDataSource, path=str(folder / "own.csv"), **more)
+    words = {"categories": {"sex": SEXES[::-1], "ward": own_wards}}
+    source = made(TableDataSource, path=str(folder / "own.csv"), **more, **words)
     own = source.own_schema()
     assert not compare(reference, own).refused
     source.adopt(reference)
@@ -289,7 +293,9 @@ def test_the_split_does_not_move_when_a_reference_is_adopted(tmp_path: Path) -> 
     reference = SharedSchema(classes=CLASSES)
     parts = []
     for split in ("train", "test"):
-        source = made(TableDataSource, path=str(tmp_path / "own.csv"), label="y", split=split)
+        words = {"sex": SEXES, "ward": WARDS}
+        path = str(tmp_path / "own.csv")
+        source = made(TableDataSource, path=path, label="y", split=split, categories=words)
         before = {tuple(row) for row in _batches(source)[0]}
         source.adopt(reference)
         batch, labels = _batches(source)
@@ -394,7 +400,10 @@ def test_images_and_texts_say_how_they_are_read(tmp_path: Path) -> None:
 
 def test_the_reference_is_what_a_model_carries(tmp_path: Path) -> None:
     _write(tmp_path / "own.csv", (*COLUMNS, "y"), _rows(12, CLASSES, WARDS))
-    source = made(TableDataSource, path=str(tmp_path / "own.csv"), label="y", one_hot=("ward",))
+    source = made(
+        TableDataSource, path=str(tmp_path / "own.csv"), label="y", one_hot=("ward",),
+        categories={"sex": SEXES, "ward": WARDS},
+    )  # fmt: skip
     carried = described(source.own_schema())
     assert carried is not None
     own = source.describe()
