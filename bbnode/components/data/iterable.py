@@ -71,7 +71,7 @@ class IterableDataSourceConfig(StandardizedConfig):
             data to `provide`.
         columns: names of the places of an example, in their order: so that peers can compare them.
             By default those that the data say themselves, as an attribute `columns`.
-        measured_in: the unit of columns that have one, by column.
+        units: the unit of columns that have one, by column.
         label: name of the label.
         classes: names of the labels 0, 1, …; by default those that the data say themselves, as an
             attribute `classes`, which data sets of torchvision have.
@@ -84,7 +84,7 @@ class IterableDataSourceConfig(StandardizedConfig):
     args: Mapping[str, Any] | None = local_setting(default=None)
     provided: str = local_setting(default="")
     columns: tuple[str, ...] = ()
-    measured_in: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
     label: str = ""
     classes: tuple[str, ...] = ()
     batched: bool = False
@@ -144,8 +144,8 @@ class IterableDataSource(StandardizedDataSource):
                 f"gives examples {_row(features)}, and `columns` names {len(self._columns)}; it "
                 "has to have one name for each place"
             )
-        if strange := sorted(self.config.measured_in.keys() - set(self._columns)):
-            raise self._code.wrong(f"has no column {shown(strange[0])}, which `measured_in` names")
+        if strange := sorted(self.config.units.keys() - set(self._columns)):
+            raise self._code.wrong(f"has no column {shown(strange[0])}, of which `units` are given")
         if self._classes and labels.dtype.kind in "iu" and isinstance(labels, np.ndarray):
             most = int(labels.max(initial=-1))
             if most >= len(self._classes):
@@ -156,7 +156,7 @@ class IterableDataSource(StandardizedDataSource):
 
     def columns(self) -> tuple[ColumnMeaning, ...] | None:
         """Return the columns that are named; None where they are not."""
-        units = self.config.measured_in
+        units = self.config.units
         return tuple(
             ColumnMeaning(name=name, unit=units.get(name, "")) for name in self._columns
         ) or None  # fmt: skip

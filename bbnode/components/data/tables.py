@@ -52,8 +52,8 @@ class TableDataSourceConfig(StandardizedConfig):
         categories: the values of columns of strings, by column, in the order of their numbers from
             0. Without, it is the sorted values in the file. Connected peers number them as the
             federation does, whatever their files have.
-        measured_in: the unit of columns that have one, by column, such as {weight = "kg"}: peers
-            whose units differ are refused, and nothing is converted.
+        units: the unit of columns that have one, by column, such as {weight = "kg"}: peers whose
+            units differ are refused, and nothing is converted.
         one_hot: names of columns of strings that become a column of 0 and 1 for each category.
         missing: what is done where a value is missing (null or NaN). "refuse" names row and
             column; "mean" takes the mean of the training part, of columns of numbers; "drop"
@@ -75,7 +75,7 @@ class TableDataSourceConfig(StandardizedConfig):
     features: str | tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    measured_in: dict[str, str] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
     one_hot: tuple[str, ...] = ()
     missing: Missing = "refuse"
     missing_words: tuple[str, ...] = ()
@@ -223,7 +223,7 @@ class TableDataSource(StandardizedDataSource):
         return tuple(
             each.meaning(
                 is_one_hot=each.name in self.config.one_hot,
-                unit=self.config.measured_in.get(each.name, ""),
+                unit=self.config.units.get(each.name, ""),
             )
             for each in self._features_found
         )
@@ -337,7 +337,7 @@ class TableDataSource(StandardizedDataSource):
         """Return the names of the columns of features, and last that of the labels."""
         config = self.config
         given = (*self._features(), config.label, *config.ignore, *config.one_hot,
-                 *config.categories, *config.measured_in)  # fmt: skip
+                 *config.categories, *config.units)  # fmt: skip
         self._refuse_absent(given, there)
         features = self._features() or tuple(
             name for name in there if name != config.label and name not in config.ignore
