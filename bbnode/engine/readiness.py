@@ -221,7 +221,8 @@ def _add(
     own = found.get(peer, NotReadyPeer(classes=(), reason=""))
     found[peer] = NotReadyPeer(
         classes=tuple(dict.fromkeys((*own.classes, *classes))),
-        reason="; ".join(filter(None, (reason, own.reason))),
+        # A peer that is held for what it says itself says it once.
+        reason=reason if reason in own.reason else "; ".join(filter(None, (reason, own.reason))),
     )
 
 

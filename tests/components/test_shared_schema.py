@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,11 +213,6 @@ def _batches(source: Any) -> tuple[Any, Any]:
     return tuple(np.concatenate([pair[which] for pair in pairs]) for which in (0, 1))
 
 
-def _words(wards: Sequence[str]) -> dict[str, Any]:
-    """What a peer says of its columns of text."""
-    return {"categories": {"sex": SEXES, "ward": tuple(wards)}}
-
-
 @settings(deadline=None, max_examples=25)
 @given(
     order=st.permutations((*COLUMNS, "y")),
@@ -236,14 +230,17 @@ def test_any_order_and_any_subset_gives_the_batches_of_the_federation(
     if scaled:
         more |= {"standardize": "given", "mean": (3.0,), "std": (2.0,)}
     _write(folder / "whole.csv", (*COLUMNS, "y"), _rows(12, CLASSES, WARDS))
-    whole = made(TableDataSource, path=str(folder / "whole.csv"), **more, **_words(WARDS))
+    all_words = {"categories": {"sex": SEXES, "ward": WARDS}}
+    whole = made(TableDataSource, path=str(folder / "whole.csv"), **more, **all_words)
     reference = whole.own_schema()
-    rows = _rows(30, tuple(sorted(classes)), tuple(sorted(wards)))
+    own_wards = tuple(sorted(wards, reverse=True))
+    rows = _rows(30, tuple(sorted(classes)), own_wards)
     _write(folder / "right.csv", (*COLUMNS, "y"), rows)
     _write(folder / "own.csv", tuple(order), rows)
     told = {"categories": {"sex": SEXES, "ward": WARDS, "y": CLASSES}}
     wanted = _batches(made(TableDataSource, path=str(folder / "right.csv"), **more, **told))
-    source = made(TableDataSource, path=str(folder / "own.csv"), **more, **_words(sorted(wards)))
+    words = {"categories": {"sex": SEXES[::-1], "ward": own_wards}}
+    source = made(TableDataSource, path=str(folder / "own.csv"), **more, **words)
     own = source.own_schema()
     assert not compare(reference, own).refused
     source.adopt(reference)
@@ -296,9 +293,9 @@ def test_the_split_does_not_move_when_a_reference_is_adopted(tmp_path: Path) -> 
     reference = SharedSchema(classes=CLASSES)
     parts = []
     for split in ("train", "test"):
-        source = made(
-            TableDataSource, path=str(tmp_path / "own.csv"), label="y", split=split, **_words(WARDS)
-        )
+        words = {"sex": SEXES, "ward": WARDS}
+        path = str(tmp_path / "own.csv")
+        source = made(TableDataSource, path=path, label="y", split=split, categories=words)
         before = {tuple(row) for row in _batches(source)[0]}
         source.adopt(reference)
         batch, labels = _batches(source)
@@ -405,7 +402,7 @@ def test_the_reference_is_what_a_model_carries(tmp_path: Path) -> None:
     _write(tmp_path / "own.csv", (*COLUMNS, "y"), _rows(12, CLASSES, WARDS))
     source = made(
         TableDataSource, path=str(tmp_path / "own.csv"), label="y", one_hot=("ward",),
-        **_words(WARDS),
+        categories={"sex": SEXES, "ward": WARDS},
     )  # fmt: skip
     carried = described(source.own_schema())
     assert carried is not None

@@ -185,7 +185,8 @@ async def test_what_can_not_be_mapped_is_refused_on_both_sides_in_one_line(tmp_p
             def of(status: Mapping[str, Any]) -> str:
                 return next((p["not_ready"] for p in status["peers"] if p["peer"] == wrong), "")
 
-            assert await until(lambda s: line in of(s) and of(s), server) == line
+            # What the peer says of itself may stand behind it.
+            assert (await until(lambda s: line in of(s) and of(s), server)).startswith(line)
             await until(lambda s: f"slots data, held_out: {line}" in str(s["health"]), other)
             assert (await other.status())["phase"] == "not ready"
             finding = judge_data((await server.status())["data"])

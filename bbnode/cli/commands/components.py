@@ -89,7 +89,7 @@ def _show(name: str, as_json: bool) -> None:
         return
     output.data("\nkeys of [slots.NAME] in node.toml:")
     for each in settings:
-        default = "(required)" if each.default is None else _TOML.get(each.default, each.default)
+        default = "(required)" if each.default is None else _default(each.default)
         local = ", from the node's own configuration alone" if each.is_local else ""
         output.data(f"  {each.name} = {default}    ({_in_toml(each.kind)}{local})")
         output.data(f"      {each.meaning}")
@@ -103,6 +103,7 @@ _KINDS = (
     (r"tuple\[(tuple\[\w+, \w+\]), \.\.\.\]", r"list of \1"),
     (r"tuple\[(\w+), \.\.\.\]", r"list of \1"),
     (r"tuple\[(\w+), \w+\]", r"pair of \1"),
+    (r"tuple\[(\w+), \w+, \w+\]", r"three of \1"),
     (r"Literal\['(\w+)'\]", r'"\1"'),
     (r" \| None$", ""),
     (r" \| ", " or "),
@@ -113,6 +114,12 @@ _KINDS = (
     (r"\bbool\b", "true or false"),
     (r"^Lora$", "table"),
 )
+
+
+def _default(shown: str) -> str:
+    """Return a default as node.toml has it: a list for a tuple of numbers."""
+    numbers = re.fullmatch(r"\(([\d., ]+)\)", shown)
+    return f"[{numbers[1]}]" if numbers else _TOML.get(shown, shown)
 
 
 def _in_toml(kind: str) -> str:

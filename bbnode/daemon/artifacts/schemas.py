@@ -39,7 +39,7 @@ class NothingAgreed(DeploymentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnData:
-    """The meaning of a slot's examples; None where its source does not know it.
+    """The meaning of the examples of a slot; None where its source does not know it.
 
     `refused` is where the program says otherwise, on one line.
     """
