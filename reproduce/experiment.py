@@ -76,6 +76,34 @@ def near(text: str, value: float, expected: float, deviation: float, most: float
     return Claim(text, bool(abs(off) <= most), told, float(value))
 
 
+def beside(
+    text: str, pairs: Sequence[tuple[float, Sequence[float]]], *, ratio: bool = False
+) -> Claim:
+    """Return the claim that numbers of nodes are draws of the distribution of numpy's.
+
+    Each pair is a number of nodes and those of as many runs in numpy, two or more. What is judged
+    is the mean difference over pairs (`ratio`: the mean of the logarithms' difference), by
+    Student's quantile for the deviations of all runs together: right nodes fall once in 10,000
+    times.
+    """
+    from scipy.stats import t
+
+    moved = [
+        [math.log(each) for each in (found, *drawn)] if ratio else [found, *drawn]
+        for found, drawn in pairs
+    ]
+    freedom = sum(len(each) - 2 for each in moved)
+    squares = sum((len(each) - 2) * statistics.variance(each[1:]) for each in moved)
+    spread = squares / freedom * sum(1 + 1 / (len(each) - 1) for each in moved)
+    off = statistics.fmean(each[0] - statistics.fmean(each[1:]) for each in moved)
+    most = float(t.ppf(1 - 5e-5, freedom)) * math.sqrt(spread) / len(moved)
+    holds = math.isfinite(off) and abs(off) <= most
+    if ratio:
+        told = f"{math.exp(off):.3f} times numpy's; {math.exp(-most):.3f} to {math.exp(most):.3f}"
+        return Claim(text, holds, told, math.exp(off))
+    return Claim(text, holds, f"{off:+.4f} off numpy's mean; at most {most:.4f}", off)
+
+
 def by_numpy(methods: Sequence[str]) -> list[Claim]:
     """Return the claims that rounds of methods are those of plain numpy: see `bbnode verify`."""
     from bbnode.verify import all_checks, judged
