@@ -31,7 +31,7 @@ from bbnode.ir.errors import BbnodeError
 from bbnode.programs.federated import PLACES
 from bbnode.programs.metrics import Metric, metric
 from bbnode.programs.statistics import MeasuringProgram
-from bbnode.programs.training import HELD_OUT_SLOT, TEST_SLOT, TRAIN_SLOT
+from bbnode.programs.training import HELD_OUT_SLOT, NOT_OF_ALL, TEST_SLOT, TRAIN_SLOT
 
 _END = (1 << 63) - 1  # of a slice that goes to the end
 
@@ -99,7 +99,7 @@ class FederatedTrees(MeasuringProgram):
         loaded = held.apply_delta(g, added)
         model = held.params(g, after=loaded)
         if self.evaluate in ("server", "both"):
-            _, *found = self._evaluated(g, held, DataSourceSlot(TEST_SLOT, **self._told()), model)
+            _, *found = self._evaluated(g, held, self._tested(), model)
             self._hand_out(g, "", found)
         if self._asks:
             again = self.ask(g, "evaluation", asked.responses.peers, model)
@@ -157,6 +157,13 @@ class FederatedTrees(MeasuringProgram):
             )
         return {"concrete": concrete(self.source, **settings)} if settings else {}
 
+    def _tested(self) -> DataSourceSlot:
+        """Return the slot "test", with the metrics that some examples do not have."""
+        needy = tuple(each.name for each in self.measures if each.name in NOT_OF_ALL)
+        known = {field.name for field in dataclasses.fields(self.source.Config)}
+        settings = {"metrics": needy} if needy and "metrics" in known else {}
+        return DataSourceSlot(TEST_SLOT, **self._told(**settings))
+
     def _part(self, split: str, slot: str = TRAIN_SLOT) -> DataSourceSlot:
         return DataSourceSlot(slot, **self._told(split=split))
 
@@ -187,7 +194,7 @@ class FederatedTrees(MeasuringProgram):
         if self._asks:
             del bound[TRAIN_SLOT]
             bound["metrics"] = MetricsMean
-        if self.evaluate in ("server", "both") and not self._told():
+        if self.evaluate in ("server", "both") and self._tested().concrete is None:
             bound[TEST_SLOT] = self.source
         return bound
 
