@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import difflib
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -331,13 +332,14 @@ class TableDataSource(StandardizedDataSource):
     def _refuse_absent(self, wanted: Sequence[str], there: Sequence[str]) -> None:
         """Raise DataUnavailable unless the table has the columns, and each once."""
         config = self.config
-        twice = sorted({name for name in there if there.count(name) > 1})
+        times = Counter(there)  # there may be ten thousand of them
+        twice = sorted(name for name, count in times.items() if count > 1)
         if twice:
             raise DataUnavailable(
                 f"{self.TYPE_NAME}: {config.path} has several columns "
                 f"{', '.join(map(shown, twice))}; rename them"
             )
-        missing = [name for name in dict.fromkeys(wanted) if name not in there]
+        missing = [name for name in dict.fromkeys(wanted) if name not in times]
         if missing:
             near = difflib.get_close_matches(missing[0], there, n=1)
             hint = f" (did you mean {shown(near[0])}?)" if near else ""
