@@ -19,7 +19,6 @@ from bbnode.components import (
     concrete,
 )
 from bbnode.dsl import (
-    AggregatorSlot,
     BackendSlot,
     DataSourceSlot,
     Graph,
@@ -28,6 +27,7 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.ir.errors import BbnodeError
+from bbnode.programs.arguments import bound_slots, cohort_slot
 from bbnode.programs.federated import PLACES
 from bbnode.programs.metrics import Metric, metric
 from bbnode.programs.statistics import MeasuringProgram
@@ -93,7 +93,7 @@ class FederatedTrees(MeasuringProgram):
             features=self.features, leaves=self.leaves, outputs=made.outputs, trees=self.trees,
             max_leaf=self.max_leaf,
         )  # fmt: skip
-        pool = AggregatorSlot("trees", concrete=concrete(PooledTrees, settings))
+        pool = cohort_slot("trees", PooledTrees, self.clients, settings)
         pool.contribute_all(g, asked.responses)
         added, told = pool.aggregate(g)
         loaded = held.apply_delta(g, added)
@@ -109,7 +109,7 @@ class FederatedTrees(MeasuringProgram):
             again.respond(
                 compute.concat(g, *[compute.reshape(g, each, flat) for each in measured], axis=0)
             )
-            mean = AggregatorSlot("metrics")
+            mean = cohort_slot("metrics", MetricsMean, self.clients)
             mean.contribute_all(g, again.responses)
             means, _ = mean.aggregate(g)
             sizes = itertools.accumulate((1, *(each.size for each in self.measures)), initial=0)
@@ -193,7 +193,8 @@ class FederatedTrees(MeasuringProgram):
         bound = dict(super().bindings())
         if self._asks:
             del bound[TRAIN_SLOT]
-            bound["metrics"] = MetricsMean
+            slot = cohort_slot("metrics", MetricsMean, self.clients)
+            bound |= bound_slots((slot, MetricsMean))
         if self.evaluate in ("server", "both") and self._tested().concrete is None:
             bound[TEST_SLOT] = self.source
         return bound

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from bbnode.components.autodiff.ends import chain_ends, check_loss
+from bbnode.components.autodiff.ends import chain_ends, check_loss, check_values
 from bbnode.components.autodiff.errors import LossDoesNotFit
 from bbnode.components.contracts import ComponentError
 from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
@@ -300,6 +300,21 @@ def test_examples_without_a_value_of_a_metric_are_refused(
         return
     with pytest.raises(DataDoesNotFit, match=re.escape(told)):
         source.bootstrap(CTX)
+
+
+@pytest.mark.parametrize("loss", [CE, NLL, KL])
+def test_outputs_say_what_ops_do_not(loss: str) -> None:
+    """As of a function of somebody else's, or a loop."""
+    logits = RNG.normal(size=(3, 4))
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    fits = logits if loss == CE else np.log(shares)
+    check_values(loss, fits)
+    check_values("mse", shares)
+    with pytest.raises(LossDoesNotFit):
+        check_values(loss, shares)
+    if loss != CE:
+        with pytest.raises(LossDoesNotFit, match="no logarithms of probabilities"):
+            check_values(loss, logits)
 
 
 def test_ops_of_other_engines_end_alike() -> None:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bbnode.components import TableDataSource, TableDataSourceConfig, values
+from bbnode.components import (
+    FedAvg,
+    MetricsMean,
+    TableDataSource,
+    TableDataSourceConfig,
+    values,
+)
 from bbnode.engine.limits import Limits
-from bbnode.programs import FederatedTraining
+from bbnode.programs import (
+    FederatedHistograms,
+    FederatedKMeans,
+    FederatedSGD,
+    FederatedStatistics,
+    FederatedTraining,
+    FederatedTrees,
+)
 from bbnode.sim import Network, SimNode
 from tests.components.fakes import CTX
 from tests.programs.files import CLASSES, FEATURES, compiled, examples
@@ -137,3 +151,41 @@ def test_every_row_of_a_client_is_trained_on(tmp_path: Path, kind: str, rows: in
     found = round_of(net, server)
     assert found["stats"]["num_samples"] == pytest.approx(rows * 0.8, abs=CLASSES)
     assert float(found["accuracy"]) > 0.7
+
+
+@pytest.mark.parametrize("clients", [30, pytest.param(1100, marks=pytest.mark.slow)])
+def test_every_client_of_a_large_cohort_counts(
+    tmp_path: Path, clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than `max_contributors` of an aggregator's default, which is cut to 20 here."""
+    if clients < 1024:
+        for cls in (FedAvg, MetricsMean):
+            small = dataclasses.make_dataclass(
+                cls.Config.__name__, [("max_contributors", int, 20)], bases=(cls.Config,),
+                frozen=True, kw_only=True,
+            )  # fmt: skip
+            monkeypatch.setattr(cls, "Config", small)
+    program = FederatedTraining(
+        model=(FEATURES, CLASSES), clients=clients, quorum=clients, evaluate="clients"
+    )
+    net, server = federation(program, {"path": examples(tmp_path, "d", 20, seed=1)})
+    found = round_of(net, server)
+    assert found["stats"]["contributors"] == clients
+    assert found["stats"]["refused"] == 0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        FederatedStatistics(clients=2000), FederatedHistograms(clients=2000, bins=4),
+        FederatedKMeans(clients=2000, clusters=2, features=3),
+        FederatedTrees(clients=2000, features=3, evaluate="clients"),
+        FederatedSGD(model=(4, 2), clients=2000),
+    ],
+    ids=lambda program: type(program).__name__,
+)  # fmt: skip
+def test_every_program_has_room_for_its_cohort(program: Any) -> None:
+    artifact = compiled(program)
+    text = artifact.SerializeToString()
+    assert text.count(b"max_contributors\xcd\x07\xd0") >= 1  # 2000, as msgpack has it
+    assert b"max_contributors\xcd\x04\x00" not in text

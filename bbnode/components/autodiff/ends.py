@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from bbnode.components.autodiff.builder import constant_nodes
@@ -328,6 +329,38 @@ def check_loss(loss: str, ends: Ends, output: str, classes: int | None) -> str:
     if loss in ("nll", "kl"):
         _check_log_probabilities(loss, ends, end or f"its output {output!r}")
     return ""
+
+
+def check_values(loss: str, outputs: npt.NDArray[np.generic], axis: int = -1) -> None:
+    """Check outputs of a few examples: what the ops that make them do not show, numbers may.
+
+    Args:
+        loss: its name; of others than those of classes nothing is certain.
+        outputs: of two examples or more, the batch first.
+        axis: of classes.
+
+    Raises:
+        LossDoesNotFit: all are probabilities that add up to 1, or are no logarithms of such.
+    """
+    values = np.asarray(outputs, np.float64)
+    if values.ndim < 2 or values.shape[axis] < 2 or not np.isfinite(values).all():
+        return
+    total = values.sum(axis)
+    if loss == "softmax_cross_entropy" and (values >= 0).all() and np.allclose(total, 1, atol=1e-5):
+        raise LossDoesNotFit(
+            loss=loss,
+            why="its outputs are probabilities that add up to 1, and softmax_cross_entropy "
+            "applies Softmax itself",
+            remedy="train the model without its Softmax",
+        )
+    whole = np.exp(np.minimum(values, 50.0)).sum(axis)
+    if loss in ("nll", "kl") and (whole > 1.01).any():
+        raise LossDoesNotFit(
+            loss=loss,
+            why=f"its outputs are no logarithms of probabilities: these add up to "
+            f"{float(whole.max()):.3g}",
+            remedy="put LogSoftmax behind it, or take loss='softmax_cross_entropy', which has one",
+        )
 
 
 def _check_logits(loss: str, ends: Ends, end: str, classes: int) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
 from bbnode.components.autodiff import TrainingGraphs
-from bbnode.components.autodiff.ends import chain_ends, check_loss
+from bbnode.components.autodiff.ends import chain_ends, check_loss, check_values
 from bbnode.components.autodiff.forward import read_forward
 from bbnode.components.autodiff.losses import find_loss
 from bbnode.components.autodiff.modes import TrainingMode
@@ -461,6 +461,7 @@ class TorchModel(OnnxModel):
         remark = check_loss(loss.name, chain_ends(net.last_ops(made)), name, classes)
         if remark:
             logger.warning("%s: %s", self.TYPE_NAME, remark)
+        check_values(loss.name, _numpy(made.float()), axis)
         sizes = output[1:]
         labels = sizes[: axis - 1] + sizes[axis:] if loss.class_labels else sizes
         dtype = "int64" if loss.class_labels else "float32"

@@ -353,6 +353,11 @@ JOBS: Final[Mapping[str, str]] = {
     "MAX_LAST": "100,000 rounds shown at once",
     "keep_rounds": "a history of so many rounds; older ones go",
     "MAX_CLIENTS": "4,096 clients of one secure round",
+    "FedAvg.max_samples": "1,000,000 examples of a client; more with "
+    "`aggregator=concrete(FedAvg, max_samples=…)`",
+    "FedAvg.max_contributors": "1,024 clients; a program makes it as many as it asks",
+    "MetricsMean.max_contributors": "1,024 clients; a program makes it as many as it asks",
+    "SecureTraining.max_samples": "10,000 examples of a client; more weigh as many, and it says so",
     "MAX_METRICS": "128 metrics of a round",
 }
 
@@ -374,7 +379,8 @@ def job_of(cap: Cap) -> str:
     """Return the largest job that a bound allows, in a user's words."""
     if cap.value == 0:  # arguments and settings: no bound, or what the machine has
         return "as it says"
-    return JOBS.get(cap.name.rpartition(".")[2], "") or in_words(cap.value, cap.unit)
+    _, _, last = cap.name.rpartition(".")
+    return JOBS.get(cap.name) or JOBS.get(last) or in_words(cap.value, cap.unit)
 
 
 _PARTS: Final = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"), (1.0, "second"))
