@@ -372,7 +372,7 @@ def test_every_limit_has_a_test() -> None:
 
 # Limits that no test names yet.
 LEFT = """
-CentroidSelector.max_asked GlobalRegistryClient.max_view access_stall_s
+CentroidSelector.max_asked GlobalRegistryClient.max_view access.message_burst access_stall_s
 api.on_trio.MAX_WAITING_BYTES api.on_trio.MAX_WAITING_OUTPUTS
 components.autodiff.own_weights._MOST_ELEMENTS components.backends.isolation.shared._MAX_AXES
 components.backends.isolation.shared._MAX_HEAD_BYTES
@@ -421,8 +421,9 @@ max_member_days max_message_depth max_of_use max_payload_address_bytes max_peer_
 max_query_fields max_reasons max_recognised max_redeemers max_refusal_detail_bytes
 max_refusal_place_bytes max_refused_peers max_registries max_registry_class_chars max_rtt_reports
 max_scalar_bytes max_search_bytes max_source_bytes max_state_entries max_target_bytes
-max_token_chars max_tracked_peers max_uses max_wait_s max_words open_files pending_answer_s
-programs.retrieval.peers._MAX_BITS programs.statistics.MAX_COUNTING_ROUNDS queued_items
-redial_denied_s redial_min_s remember_s room_check_s silence_s sim.network.DEFAULT_LIMIT_NS
-stranger_turn_us transport.libp2p.tcp.CONNECT_TIMEOUT_S write_failures
+max_token_chars max_tracked_peers max_uses max_wait_s max_words node.keep_rounds open_files
+pending_answer_s programs.retrieval.peers._MAX_BITS programs.statistics.MAX_COUNTING_ROUNDS
+queued_items redial_denied_s redial_min_s remember_s room_check_s silence_s
+sim.network.DEFAULT_LIMIT_NS stranger_turn_us transport.libp2p.tcp.CONNECT_TIMEOUT_S
+write_failures
 """

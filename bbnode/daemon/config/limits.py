@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final, TypeAlias
 
-from bbnode.daemon.config import LimitsSection, RelaySection, Section
+from bbnode.daemon.config import LimitsSection, RelaySection, Section, keys
 from bbnode.daemon.config.reference import component_settings, number, table, unit_of
 from bbnode.ir import caps
 from bbnode.ir.caps import Cap
@@ -370,6 +370,7 @@ def every_limit() -> list[Cap]:
         *caps.settable("Connections and queues", TransportLimits()),
         *_counting_keys("limits", LimitsSection(), LimitsSection().effective()),
         *_counting_keys("relay", RelaySection(), RelaySection().model_dump()),
+        *_other_keys(),
         *_arguments(),
         *_settings(),
     ]
@@ -470,6 +471,23 @@ def _counting_keys(name: str, section: Section, values: Mapping[str, Any]) -> li
         for key, field in type(section).model_fields.items()
         if unit_of(field)
     ]
+
+
+def _other_keys() -> Iterator[Cap]:
+    """Yield the keys of other sections that count something."""
+    for path, field in keys():
+        if path[0] in ("limits", "relay") or not unit_of(field):
+            continue
+        name = ".".join(path)
+        plain = isinstance(field.default, int | float)
+        yield Cap(
+            section="Other keys of the configuration",
+            name=name,
+            value=field.default if plain else None,
+            unit=unit_of(field),
+            reason=field.description or "",
+            setting=f"`{name}` of node.toml",
+        )
 
 
 # Arguments and settings that bound something, by their names.
