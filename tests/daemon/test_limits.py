@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from onnx import ModelProto, StringStringEntryProto, helper
 
@@ -17,22 +19,33 @@ from bbnode.cli.stages import StageRefused, parse_stage
 from bbnode.compiler import Compiler
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.data import partition
-from bbnode.components.errors import InvalidComponentConfig
+from bbnode.components.errors import ComponentError, InvalidComponentConfig
+from bbnode.components.indexes.filters import FilterRefused, conditions
+from bbnode.components.indexes.summary import centroids_of
 from bbnode.components.models.lora import Lora
 from bbnode.components.models.mlp import mlp_forward
 from bbnode.components.registry import component_class
 from bbnode.components.settings import UnreadableSettings, stored_settings
 from bbnode.daemon.config.limits import every_limit, in_words, job_of
-from bbnode.dsl import BadArgument, Graph, Module, OnnxModule, types
+from bbnode.dsl import BadArgument, Graph, Module, OnnxModule, PeerSelectorSlot, types
 from bbnode.dsl.core.names import check_name
 from bbnode.dsl.errors import BadCut, BadName, RecursiveModule
 from bbnode.engine.limits import InvalidLimit, Limits
+from bbnode.ir.address import address_from_bytes, parse_address
 from bbnode.ir.bounds import OutOfBounds, check_bounds
-from bbnode.ir.codec import decode_value
-from bbnode.ir.envelope import SlotFill, WireEnvelope, decode_envelope, encode_envelope
+from bbnode.ir.codec import decode_value, encode_value
+from bbnode.ir.envelope import (
+    EdgeRttReport,
+    SlotFill,
+    WireEnvelope,
+    decode_envelope,
+    encode_envelope,
+)
 from bbnode.ir.errors import DecodeError
+from bbnode.ir.intake import ModelNotTaken, read_model
 from bbnode.ir.peer import PeerId
-from bbnode.programs import FederatedHistograms, SecureTraining
+from bbnode.ir.values import Composite
+from bbnode.programs import FederatedHistograms, FederatedQuantiles, SecureTraining
 
 ROOT = Path(__file__).parents[2]
 LIMITS = {cap.name: cap for cap in every_limit()}
@@ -316,6 +329,82 @@ def _peer_id(most: int) -> None:
             PeerId.parse("1" * count)
 
 
+def _refused(error: type[BaseException], act: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Return what acts beyond a bound alone, where the bound itself takes too much."""
+
+    def reach(most: Any) -> None:
+        with pytest.raises(error):
+            act(most + 1)
+
+    return reach
+
+
+def _hops(count: int) -> None:
+    class Sends(Module):
+        home = "peer"
+
+        def body(self, g: Graph) -> None:
+            peers = PeerSelectorSlot("peers", peer_class="peer").sample(
+                g, n=1, after=g.input("tick", types.TRIGGER)
+            )
+            g.net_out("word", peers, peers, hops=count)
+
+    Sends().build()
+
+
+def _filter(count: int) -> None:
+    conditions({"name in": json.dumps([*range(count)])})
+
+
+REACHED |= {
+    "max_digest_bytes": refusing(DecodeError, lambda n: PeerId(bytes((0, n)) + bytes(n))),
+    "max_address_bytes": _refused(DecodeError, lambda n: address_from_bytes(bytes(n))),
+    "max_address_chars": _refused(DecodeError, lambda n: parse_address("/" * n)),
+    "max_source_bytes": _refused(DecodeError, lambda n: _envelope(src_peer_bytes=b"p" * n)),
+    "max_rtt_reports": refusing(
+        DecodeError,
+        lambda n: _envelope(edge_rtt_reports=(EdgeRttReport(site=1, srtt_ns=1, rttvar_ns=1),) * n),
+    ),
+    "max_dimensions": refusing(
+        DecodeError,
+        lambda n: decode_value(types.TENSOR_FLOAT, encode_value(np.zeros((1,) * n, np.float32))),
+    ),
+    "max_children": _refused(DecodeError, lambda n: encode_value(Composite([np.zeros(1)] * n))),
+    "max_texts": _refused(DecodeError, lambda n: encode_value(np.full(n, "a", object))),
+    "max_scalar_bytes": _refused(
+        DecodeError, lambda n: decode_value(types.METADATA, msgpack.packb({"k": "v" * n}))
+    ),
+    "ir.intake.MAX_GRAPH_DEPTH": _refused(ModelNotTaken, lambda n: read_model(_nested(n + 1))),
+    "dsl.core.graph.MAX_HOPS": refusing(BadArgument, _hops),
+    "components.indexes.ivf_pq.MAX_PART": config("IvfPqIndex", dimensions=4)("part"),
+    "components.indexes.filters._MAX_LISTED": refusing(FilterRefused, _filter),
+    "components.indexes.summary.MAX_CENTROIDS": _refused(
+        ComponentError, lambda n: centroids_of(None, n)
+    ),
+    "components.placement.rendezvous._MAX_REPLICAS": _refused(
+        InvalidComponentConfig,
+        lambda n: component_class("bbnode.ItemPlacement")(
+            component_class("bbnode.ItemPlacement").Config(replicas=n)
+        ),
+    ),
+    "components.models.torch_model._MAX_THREADS": _refused(
+        InvalidComponentConfig,
+        lambda n: component_class("bbnode.TorchModel")(
+            component_class("bbnode.TorchModel").Config(module="a:B", threads=n)
+        ),
+    ),
+    "programs.statistics.MAX_COUNTING_ROUNDS": _refused(
+        BadArgument, lambda n: FederatedQuantiles(bins=2, tolerance=2.0 ** -(n + 2)).check()
+    ),
+    "default_wait_s": lambda n: _waits(n),
+}
+
+
+def _waits(most: int) -> None:
+    assert Limits().wait_s == most
+    assert Limits().wait_ns == most * 10**9
+
+
 def _too_deep(most: int) -> None:
     class Deeper(Module):
         def body(self, g: Graph) -> None:
@@ -389,41 +478,35 @@ components.data.item_files.sources._MAX_LINE_BYTES components.data.numpy_files._
 components.data.statistics.MAX_LABELS components.data.statistics._MAX_FEATURES
 components.data.statistics._MAX_FILE_BYTES components.encoders.files._MAX_JSON_BYTES
 components.indexes.collection._MOST_WAITED_S components.indexes.directory._MAX_MANIFEST_BYTES
-components.indexes.filters._MAX_COLUMNS components.indexes.filters._MAX_LISTED
-components.indexes.ivf_pq.MAX_PART components.indexes.summary.MAX_CENTROIDS
-components.models.torch_model._MAX_EXAMPLE components.models.torch_model._MAX_THREADS
-components.models.weights._MAX_LAYOUT_BYTES components.placement.rendezvous._MAX_REPLICAS
-components.privacy.accounting.MAX_LEDGER_BYTES components.privacy.release.MAX_ROUNDS
-components.selectors.centroids._MAX_PEERS components.selectors.centroids._MAX_WIDTH
-components.selectors.kademlia._MAX_CALLERS components.selectors.kademlia._MAX_LOOKUPS
-components.selectors.random_walk._MAX_PASSED_ON components.wire_records._MAX_MESSAGE_BYTES
-cooling_s daemon.control.client.DEFAULT_TIMEOUT_S daemon.control.feed.MAX_IN_TRANSIT
-daemon.control.routes.MAX_ROUNDS daemon.control.routes.MAX_ROUNDS_BYTES
-daemon.control.routes.PING_TIMEOUT_S daemon.history.scalars.MAX_METRIC_NAME_BYTES
-daemon.history.store.BUSY_TIMEOUT_MS daemon.invoke.exact.MAX_EXACT_BYTES
-daemon.invoke.rounds.MAX_PEERS_OF_A_ROUND daemon.join.dial.ACCEPT_TIMEOUT_S
-daemon.join.dial.CONNECT_TIMEOUT_S daemon.network.dial_back.MAX_ASKED
-daemon.network.introductions.MAX_ASK_AGAIN_S daemon.network.restarts._MOST_WAITING
-daemon.observing.doctor.MAX_CLOCK_ERROR_US daemon.predicting.inputs._MAX_TEXT_BYTES
-daemon.testbed.run.GONE_TIMEOUT_S daemon.testbed.run.JOIN_TIMEOUT_S
-daemon.testbed.run.START_TIMEOUT_S daemon.testbed.run.STOP_TIMEOUT_S default_wait_s
-dial_back_every_s dsl.core.graph.MAX_HOPS dsl.core.graph.MAX_VARIADIC_OUTPUTS
+components.indexes.filters._MAX_COLUMNS components.models.torch_model._MAX_EXAMPLE
+components.models.weights._MAX_LAYOUT_BYTES components.privacy.accounting.MAX_LEDGER_BYTES
+components.privacy.release.MAX_ROUNDS components.selectors.centroids._MAX_PEERS
+components.selectors.centroids._MAX_WIDTH components.selectors.kademlia._MAX_CALLERS
+components.selectors.kademlia._MAX_LOOKUPS components.selectors.random_walk._MAX_PASSED_ON
+components.wire_records._MAX_MESSAGE_BYTES cooling_s daemon.control.client.DEFAULT_TIMEOUT_S
+daemon.control.feed.MAX_IN_TRANSIT daemon.control.routes.MAX_ROUNDS
+daemon.control.routes.MAX_ROUNDS_BYTES daemon.control.routes.PING_TIMEOUT_S
+daemon.history.scalars.MAX_METRIC_NAME_BYTES daemon.history.store.BUSY_TIMEOUT_MS
+daemon.invoke.exact.MAX_EXACT_BYTES daemon.invoke.rounds.MAX_PEERS_OF_A_ROUND
+daemon.join.dial.ACCEPT_TIMEOUT_S daemon.join.dial.CONNECT_TIMEOUT_S
+daemon.network.dial_back.MAX_ASKED daemon.network.introductions.MAX_ASK_AGAIN_S
+daemon.network.restarts._MOST_WAITING daemon.observing.doctor.MAX_CLOCK_ERROR_US
+daemon.predicting.inputs._MAX_TEXT_BYTES daemon.testbed.run.GONE_TIMEOUT_S
+daemon.testbed.run.JOIN_TIMEOUT_S daemon.testbed.run.START_TIMEOUT_S
+daemon.testbed.run.STOP_TIMEOUT_S dial_back_every_s dsl.core.graph.MAX_VARIADIC_OUTPUTS
 dsl.onnx.load.MAX_OPS engine.ops.graphs.MAX_SINGLES engine.ops.graphs.MAX_VARIANTS
-engine.peers.backoff_table.MAX_DELAY_NS guest_s introductions_every_s ir.intake.MAX_GRAPH_DEPTH
-ir.intake.MAX_MODEL_BYTES kept_items max_address_bytes max_address_chars max_answers_remembered
-max_asked max_batch_reasons max_bye_bytes max_call_depth max_checkpoint_bytes max_chunk_bytes
-max_classes max_connections_per_peer max_cooling_s max_description_bytes
-max_dial_back_answer_bytes max_dial_back_askers max_dial_back_request_bytes max_dial_backs
-max_digest_bytes max_dimensions max_echoes max_ended_remembered max_envelope_head_bytes max_facts
+engine.peers.backoff_table.MAX_DELAY_NS guest_s introductions_every_s ir.intake.MAX_MODEL_BYTES
+kept_items max_answers_remembered max_asked max_batch_reasons max_bye_bytes max_call_depth
+max_checkpoint_bytes max_chunk_bytes max_classes max_connections_per_peer max_cooling_s
+max_description_bytes max_dial_back_answer_bytes max_dial_back_askers max_dial_back_request_bytes
+max_dial_backs max_echoes max_ended_remembered max_envelope_head_bytes max_facts
 max_fill_head_bytes max_granted max_inlined_bytes max_inlined_growth max_integer_bytes
 max_introduction_askers max_join_ns max_key_chars max_learned max_list_items max_lists_waiting
 max_member_days max_message_depth max_of_use max_payload_address_bytes max_peer_list_bytes
 max_query_fields max_reasons max_recognised max_redeemers max_refusal_detail_bytes
-max_refusal_place_bytes max_refused_peers max_registries max_registry_class_chars max_rtt_reports
-max_scalar_bytes max_search_bytes max_source_bytes max_state_entries max_target_bytes
-max_token_chars max_tracked_peers max_uses max_wait_s max_words node.keep_rounds open_files
-pending_answer_s programs.retrieval.peers._MAX_BITS programs.statistics.MAX_COUNTING_ROUNDS
-queued_items redial_denied_s redial_min_s remember_s room_check_s silence_s
-sim.network.DEFAULT_LIMIT_NS stranger_turn_us transport.libp2p.tcp.CONNECT_TIMEOUT_S
-write_failures
+max_refusal_place_bytes max_refused_peers max_registries max_registry_class_chars max_search_bytes
+max_state_entries max_target_bytes max_token_chars max_tracked_peers max_uses max_wait_s max_words
+node.keep_rounds open_files pending_answer_s programs.retrieval.peers._MAX_BITS queued_items
+redial_denied_s redial_min_s remember_s room_check_s silence_s sim.network.DEFAULT_LIMIT_NS
+stranger_turn_us transport.libp2p.tcp.CONNECT_TIMEOUT_S write_failures
 """
