@@ -19,7 +19,8 @@ from bbnode.components.data.tables import TableDataSource, TableDataSourceConfig
 from bbnode.components.errors import DataDoesNotFit, DataUnavailable
 from bbnode.components.models.mlp import mlp_forward
 from bbnode.components.models.onnx_model import OnnxModelConfig
-from tests.components.fakes import CTX, onnx_model
+from bbnode.components.models.trees import BoostedTrees, BoostedTreesConfig
+from tests.components.fakes import CTX, onnx_model, ort
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 4)).astype(np.float32)
@@ -269,6 +270,23 @@ def test_classes_that_are_stored_as_floats_are_taken_where_the_owner_says_so(tmp
     broken = stored(tmp_path, np.where(np.arange(12) == 7, 1.5, 1.0), label_dtype="int64")
     with pytest.raises(DataUnavailable, match=r"label of row 7 is 1\.5, which is no whole number"):
         broken.schema()
+
+
+@pytest.mark.parametrize(
+    ("classes", "y", "part"),
+    [
+        (2, SIDES, "the label -1 in 'y'; store 0 for -1"),
+        (3, np.arange(12) % 4, "tells 3 classes apart, 0 to 2, and labels in 'y' are up to 3"),
+        (3, np.eye(3)[np.arange(12) % 3], "one number for each example is taken"),
+    ],
+)
+def test_trees_say_before_the_first_round_what_they_do_not_take(
+    classes: int, y: Any, part: str, tmp_path: Path
+) -> None:
+    trees = BoostedTrees(BoostedTreesConfig(features=4, classes=classes))
+    trees.bind({"backend": ort(), "data_source": stored(tmp_path, y)})
+    with pytest.raises(DataDoesNotFit, match=re.escape(part)):
+        trees.bootstrap(CTX)
 
 
 def test_names_of_classes_are_no_quantities(tmp_path: Path) -> None:

@@ -193,6 +193,7 @@ REACHED: dict[str, Callable[[Any], None]] = {
     "components.models.lora._MOST_RANK": refusing(
         InvalidForwardModel, lambda n: Lora(targets=("w",), rank=n).check()
     ),
+    "components.models.trees._MAX_CLASSES": config("BoostedTrees", features=3)("classes"),
     "components.models.trees._MAX_LEAVES": config("BoostedTrees", features=3)("leaves"),
     "components.data.partition.MAX_DRAWS": refusing(ValueError, _draws),
     "components.data.text._MAX_LENGTH": config("TextDataSource", path="t.txt")("length"),

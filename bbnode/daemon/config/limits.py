@@ -68,7 +68,10 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
             ("_MAX_EXAMPLE", "numbers", "of the example that a module is exported with"),
             ("_MAX_THREADS", "threads", "of PyTorch"),
         ),
-        "bbnode.components.models.trees": (("_MAX_LEAVES", "leaves", "of one tree"),),
+        "bbnode.components.models.trees": (
+            ("_MAX_CLASSES", "classes", "that trees tell apart"),
+            ("_MAX_LEAVES", "leaves", "of one tree"),
+        ),
         "bbnode.components.models.weights": (
             ("_MAX_LAYOUT_BYTES", "bytes", "names and shapes of a saved model's parameters"),
         ),
