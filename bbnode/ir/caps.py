@@ -3,7 +3,8 @@
 Rule: a bound stands here once, with its unit and its reason, and is imported by whoever checks it;
 beyond each is a typed error or a counter. Those that a host or an operator sets stand with their
 defaults in `TransportLimits`, `Limits`, `RelaySettings` and the configuration. `bbnode config
-reference --limits` prints them all.
+reference --limits` prints them all; a bound of an author's or owner's own job may stand beside its
+use, and is then named in `daemon/config/limits.py`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cap:
-    """One bound: what it counts, in which unit, and why it is what it is."""
+    """One bound: what it counts, in which unit, and why it is what it is.
+
+    Attributes:
+        value: None is no bound.
+        setting: how it is changed; "" where it can't be.
+    """
 
     section: str
     name: str
-    # None: unbounded.
     value: float | None
     unit: str
     reason: str
+    setting: str = ""
 
 
 _section = ""
@@ -46,6 +52,7 @@ def settable(section: str, limits: Any) -> list[Cap]:
             value=getattr(limits, each.name),
             unit=each.metadata["unit"],
             reason=each.metadata["reason"],
+            setting=f"an argument of {type(limits).__name__}",
         )
         for each in fields(limits)
         if "unit" in each.metadata

@@ -179,12 +179,14 @@ def _encode_texts(array: np.ndarray[Any, Any], node: TypeNode) -> list[Buffer]:
     except UnicodeEncodeError as error:
         raise DecodeError("a text with half a surrogate pair has no UTF-8; take it out") from error
     shape = array.shape
-    head = _TENSOR_HEADER.pack(node.elem_type, len(shape)) + _DIMENSIONS[len(shape)].pack(*shape)
+    head = _tensor_head(node.elem_type, tuple(shape))
     lengths = struct.pack(f"<{len(texts)}I", *map(len, texts))
     return [b"".join((head, lengths, *texts))]
 
 
 def _encode_children(children: Sequence[Value], parts: list[Buffer], depth: int) -> None:
+    if len(children) > MAX_CHILDREN:
+        raise DecodeError(f"a composite of {len(children)} values; at most {MAX_CHILDREN} travel")
     table = [_COUNT.pack(len(children))]
     bodies: list[Buffer] = []
     for child in children:
@@ -223,6 +225,8 @@ def _decode(node: TypeNode, view: memoryview, depth: int, budget: Budget) -> Val
 @lru_cache(256)
 def _tensor_head(elem_type: int, shape: tuple[int, ...]) -> bytes:
     ndim = len(shape)
+    if ndim > MAX_DIMENSIONS:
+        raise DecodeError(f"a tensor of {ndim} dimensions; at most {MAX_DIMENSIONS} travel")
     return _TENSOR_HEADER.pack(elem_type, ndim) + _DIMENSIONS[ndim].pack(*shape)
 
 

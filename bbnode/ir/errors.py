@@ -23,6 +23,10 @@ class AuthorError(BbnodeError):
     """The program is wrong: its author has to change it (DSL, compiler, components)."""
 
 
+class ProgramTooLarge(AuthorError):
+    """A program with its weights is larger than one protobuf can be."""
+
+
 class DeploymentError(BbnodeError):
     """The program is fine; the way it is configured or installed here is not."""
 

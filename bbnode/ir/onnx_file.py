@@ -33,9 +33,9 @@ from onnx import (
 
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds, check_type, holds_plain_values, nests
-from bbnode.ir.caps import MAX_FUNCTION_PARTS, MAX_NAME_CHARS, MAX_NODE_PARTS
+from bbnode.ir.caps import MAX_ARTIFACT_BYTES, MAX_FUNCTION_PARTS, MAX_NAME_CHARS, MAX_NODE_PARTS
 from bbnode.ir.encoding import BYTES_NAME, FIELD_OF, WEIGHTS_AND_GRAPHS, GraphEncoder, encoded
-from bbnode.ir.errors import AuthorError, DecodeError
+from bbnode.ir.errors import AuthorError, DecodeError, ProgramTooLarge
 from bbnode.ir.graph import (
     Annotations,
     Attribute,
@@ -426,19 +426,38 @@ def _extras(proto: Any, names: Iterable[str]) -> bytes:
 # --- out ----------------------------------------------------------------------------------
 
 
+_SEAL_BYTES = 1 << 20  # that a program grows by behind its functions: heads of fields, and its seal
+
+
 def model_of(program: Program, functions: Iterable[Function] | None = None) -> ModelProto:
-    """Return a model of its own, with `functions` in the place of the program's if given."""
+    """Return a model of its own, with `functions` in the place of the program's if given.
+
+    Raises ProgramTooLarge for one that protobuf can't hold.
+    """
     made, encoders = encoded(program, program.functions if functions is None else functions)
-    for pieces in encoders:
-        add_function(made, pieces)
+    add_functions(made, encoders)
     return made
 
 
-def add_function(model: ModelProto, pieces: Iterable[bytes]) -> None:
-    """Put a function, in pieces of whole fields, behind those that a model has."""
-    function = model.functions.add()
-    for piece in pieces:
-        function.MergeFromString(piece)
+def add_functions(model: ModelProto, encoders: Iterable[Iterable[bytes]]) -> None:
+    """Put functions, each in pieces of whole fields, behind those that a model has.
+
+    Raises ProgramTooLarge where they are more than protobuf holds in one message.
+    """
+    size = model.ByteSize()
+    for pieces in encoders:
+        function = model.functions.add()
+        for piece in pieces:
+            size += len(piece)
+            if size > MAX_ARTIFACT_BYTES - _SEAL_BYTES:
+                raise ProgramTooLarge(
+                    f"the program is larger than {MAX_ARTIFACT_BYTES} bytes (2 GiB) with its "
+                    "weights, the most that protobuf holds in one message, and an artifact is "
+                    "one; each slot has a model of its own, so that one with a server's and the "
+                    "clients' can be half as large: take a smaller model, or train adapters of it "
+                    "(lora)"
+                )
+            function.MergeFromString(piece)
 
 
 def function_proto(function: Function) -> FunctionProto:

@@ -20,7 +20,7 @@ from onnx import FunctionProto, ModelProto
 from bbnode.ir import keys
 from bbnode.ir.encoding import encoded, head_of_field
 from bbnode.ir.graph import Program
-from bbnode.ir.onnx_file import add_function, has_unknown_fields
+from bbnode.ir.onnx_file import add_functions, has_unknown_fields
 from bbnode.ir.weightless import copy_field
 
 # What is encoded member by member.
@@ -28,17 +28,21 @@ _MEMBERS: dict[type, str] = {ModelProto: "functions", FunctionProto: "node"}
 
 
 def sealed(program: Program) -> ModelProto:
-    """Return a program as a model with its seal."""
+    """Return a program as a model with its seal. Raises ProgramTooLarge."""
     model, encoders = encoded(program, program.functions)
     _take_seal(model)
     number, front, back = _around(model, "functions")
     digest = hashlib.sha256(front)
-    for encoder in encoders:
-        pieces = list(encoder)
-        digest.update(head_of_field(number, sum(map(len, pieces))))
-        for piece in pieces:
-            digest.update(piece)
-        add_function(model, pieces)
+
+    def hashed() -> Iterator[list[bytes]]:
+        for encoder in encoders:
+            pieces = list(encoder)
+            digest.update(head_of_field(number, sum(map(len, pieces))))
+            for piece in pieces:
+                digest.update(piece)
+            yield pieces
+
+    add_functions(model, hashed())
     digest.update(back)
     model.metadata_props.add(key=keys.SEAL_KEY, value=digest.hexdigest())
     return model

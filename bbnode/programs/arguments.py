@@ -19,7 +19,8 @@ from typing import Any
 
 from onnx import ModelProto
 
-from bbnode.dsl import BadArgument, Module, RecordingError
+from bbnode.components import Aggregator, concrete
+from bbnode.dsl import AggregatorSlot, BadArgument, Module, RecordingError
 from bbnode.programs import steps
 
 
@@ -173,6 +174,26 @@ def enough(asked: int) -> int:
     Of one peer, it is one.
     """
     return min(-(-3 * asked // 4), max(1, asked - 1))
+
+
+def cohort_slot(
+    name: str, aggregator: type[Aggregator], clients: int, config: Any = None
+) -> AggregatorSlot:
+    """Return a slot whose aggregator takes an answer of each of so many clients.
+
+    It has settings of its own where `config` gives some, or its default has not the room.
+    """
+    given = config or aggregator.Config()
+    if given.max_contributors < clients:
+        given = dataclasses.replace(given, max_contributors=clients)
+    elif config is None:
+        return AggregatorSlot(name)
+    return AggregatorSlot(name, concrete=concrete(aggregator, given))
+
+
+def bound_slots(*slots: tuple[AggregatorSlot, type[Aggregator]]) -> dict[str, type[Aggregator]]:
+    """Return the classes of those slots that have no settings of their own."""
+    return {slot.name: cls for slot, cls in slots if slot.concrete is None}
 
 
 def _is_ours(cls: type) -> bool:

@@ -19,7 +19,6 @@ from bbnode.components import (
 )
 from bbnode.components.models.centroids import assigning_model
 from bbnode.dsl import (
-    AggregatorSlot,
     BackendSlot,
     DataSourceSlot,
     Graph,
@@ -28,6 +27,7 @@ from bbnode.dsl import (
     Output,
     types,
 )
+from bbnode.programs.arguments import cohort_slot
 from bbnode.programs.statistics import MeasuringProgram
 from bbnode.programs.training import TRAIN_SLOT
 
@@ -68,7 +68,7 @@ class FederatedKMeans(MeasuringProgram):
         compute, real = BackendSlot("compute"), types.TENSOR_DOUBLE
         k, model = self.clusters, ModelSlot("centroids", concrete=concrete(HeldModel, self._config))
         settings = PooledClustersConfig(clusters=k, features=self.width, seed=self.seed)
-        pool = AggregatorSlot("sums", concrete=concrete(PooledClusters, settings))
+        pool = cohort_slot("sums", PooledClusters, self.clients, settings)
 
         peers = self.cohort(g, g.input("tick", types.TRIGGER))
         old = compute.reshape(g, model.params(g, after=peers), [k, self.width])

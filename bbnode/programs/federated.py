@@ -37,7 +37,7 @@ from bbnode.dsl import (
     Request,
     types,
 )
-from bbnode.programs.arguments import enough
+from bbnode.programs.arguments import bound_slots, cohort_slot, enough
 from bbnode.programs.training import TEST_SLOT, TRAIN_SLOT, TrainingProgram, component_of
 
 PLACES = ("server", "clients", "both", "none")
@@ -343,6 +343,11 @@ class FederatedTraining(AskingProgram):
         if "shape" in {field.name for field in fields(found.Config)} and not settings.get("shape"):
             # All peers have the model, so a tensor of another size is a lie, whoever has sent more.
             settings["shape"] = (self.answer_size,)
+        # A default is for cohorts of usual sizes; a number that an author gives is meant.
+        room = {field.name: field.default for field in fields(found.Config)}.get("max_contributors")
+        is_default = settings.get("max_contributors", room) == room
+        if isinstance(room, int) and room < self.clients and is_default:
+            settings["max_contributors"] = self.clients
         return AggregatorSlot(name, concrete=concrete(found, **settings))
 
     def codec_of_answers(self) -> CodecSlot | None:
@@ -380,7 +385,8 @@ class FederatedTraining(AskingProgram):
         if self.evaluate in ("server", "both") and self.test_data().concrete is None:
             bound[TEST_SLOT] = self.source
         if self.holds_out:
-            bound["metrics"] = MetricsMean
+            slot = cohort_slot("metrics", MetricsMean, self.clients)
+            bound |= bound_slots((slot, MetricsMean))
         return bound
 
     def check(self) -> None:
@@ -433,7 +439,7 @@ class FederatedTraining(AskingProgram):
         ]
         asked.respond(compute.concat(g, *found, axis=0))
 
-        metrics = AggregatorSlot("metrics")
+        metrics = cohort_slot("metrics", MetricsMean, self.clients)
         metrics.contribute_all(g, asked.responses)
         mean, _ = metrics.aggregate(g)
         loss = compute.gather(g, mean, g.constant(0), axis=0)
@@ -486,7 +492,7 @@ class FederatedSGD(AskingProgram):
 
         # Back on the server: the mean of [loss, gradient].
         self.heard(g, asked)
-        mean_slot = AggregatorSlot("gradients")
+        mean_slot = cohort_slot("gradients", MetricsMean, self.clients)
         mean_slot.contribute_all(g, asked.responses)
         mean, stats = mean_slot.aggregate(g)
         grads = compute.slice(g, mean, g.constant([1]), g.constant([1 + self.size]))
@@ -501,7 +507,8 @@ class FederatedSGD(AskingProgram):
 
     def bindings(self) -> Mapping[str, Any]:
         """Return the classes of the slots; "test" only where it is used."""
-        bound = {**super().bindings(), "gradients": MetricsMean}
+        slot = cohort_slot("gradients", MetricsMean, self.clients)
+        bound = {**super().bindings(), **bound_slots((slot, MetricsMean))}
         if self.batches().concrete is not None:
             del bound[TRAIN_SLOT]
         if self.evaluate and self.test_data().concrete is None:

@@ -14,8 +14,9 @@ from typing import TypeAlias
 
 from bbnode.dsl import BackendSlot, BadArgument, Graph, Output, types
 
-# (graph, backend, outputs, labels, number of classes) -> the means, float32 [K]
-Means: TypeAlias = Callable[[Graph, BackendSlot, Output, Output, int], Output]
+# (graph, backend, outputs, labels, number of classes, which labels count) -> the means, float32
+# [K]; what counts is float32 like the labels, 1 or 0, or None where all do
+Means: TypeAlias = Callable[[Graph, BackendSlot, Output, Output, int, Output | None], Output]
 # (graph, backend, means [K], number of classes) -> the metric, float32 []
 Value: TypeAlias = Callable[[Graph, BackendSlot, Output, int], Output]
 
@@ -39,25 +40,32 @@ class Metric:
             outputs.
         classes: of the outputs, 0 where the metric does not need it.
         size: K, the number of means.
+        ignore_index: a label that does not count, as in the loss; None counts all.
     """
 
     name: str
     labels: str
     classes: int
     size: int
+    ignore_index: int | None = None
     _means: Means
     _value: Value
 
     def means(self, g: Graph, compute: BackendSlot, outputs: Output, labels: Output) -> Output:
         """Return what is averaged over examples, float32 [K]."""
-        return self._means(g, compute, outputs, labels, self.classes)
+        counted = None
+        if self.ignore_index is not None:
+            is_out = compute.equal(g, labels, g.constant(self.ignore_index))
+            out = compute.cast(g, is_out, to=types.TENSOR_FLOAT)
+            counted = compute.sub(g, g.constant(1.0), out)
+        return self._means(g, compute, outputs, labels, self.classes, counted)
 
     def value(self, g: Graph, compute: BackendSlot, means: Output) -> Output:
         """Return the metric of means over all examples, float32 []."""
         return self._value(g, compute, means, self.classes)
 
 
-def metric(name: str, *, classes: int = 0) -> Metric:
+def metric(name: str, *, classes: int = 0, ignore_index: int | None = None) -> Metric:
     """Return a metric by its name.
 
     Args:
@@ -65,6 +73,7 @@ def metric(name: str, *, classes: int = 0) -> Metric:
             or of one logit and labels 0 and 1, "auc"; of values "mae", "mse", "r2", and
             "binary_accuracy" of logits.
         classes: the size of the outputs' last axis.
+        ignore_index: of metrics of classes: a label that counts for nothing, as in the loss.
 
     Raises:
         BadArgument: there is no such metric, or not of so many classes.
@@ -74,7 +83,11 @@ def metric(name: str, *, classes: int = 0) -> Metric:
         count = int(top[1])
         if not 1 <= count <= classes:
             raise BadArgument(f"metric {name!r} of {classes} classes; take at most as many")
-        return Metric(name=name, labels="classes", classes=count, size=1, _means=_top, _value=_only)
+        size_of_top, value_of_top = (1, _only) if ignore_index is None else (2, _share)
+        return Metric(
+            name=name, labels="classes", classes=count, size=size_of_top,
+            ignore_index=ignore_index, _means=_top, _value=value_of_top,
+        )  # fmt: skip
     found = _KNOWN.get(name)
     if found is None:
         known = ", ".join([*_KNOWN, "top5 and the like"])
@@ -87,9 +100,13 @@ def metric(name: str, *, classes: int = 0) -> Metric:
     size = {"f1_macro": 3 * classes, "f1_micro": 3 * classes, "auc": 2 * AUC_BINS, "r2": 3}
     if name == "auc" and classes == 1:
         labels = "values"
+    if labels != "classes":
+        ignore_index = None
+    elif name == "accuracy" and ignore_index is not None:
+        size["accuracy"], value = 2, _share
     return Metric(
         name=name, labels=labels, classes=classes, size=size.get(name, 1),
-        _means=means, _value=value,
+        ignore_index=ignore_index, _means=means, _value=value,
     )  # fmt: skip
 
 
@@ -110,29 +127,47 @@ def _only(g: Graph, compute: BackendSlot, means: Output, _: int) -> Output:
     return _at(g, compute, means, 0)
 
 
+def _share(g: Graph, compute: BackendSlot, means: Output, _: int) -> Output:
+    """Return the hits among what counts, of their share of all and its share."""
+    return compute.div(g, _at(g, compute, means, 0), _at(g, compute, means, 1))
+
+
 def _at(g: Graph, compute: BackendSlot, vector: Output, index: int) -> Output:
     return compute.gather(g, vector, g.constant(index), axis=0)
 
 
-def _accuracy(g: Graph, compute: BackendSlot, y: Output, labels: Output, _: int) -> Output:
+def _hits(g: Graph, compute: BackendSlot, hits: Output, counted: Output | None) -> Output:
+    if counted is None:
+        return _vector(g, compute, _mean(g, compute, hits))
+    right = compute.mul(g, compute.cast(g, hits, to=types.TENSOR_FLOAT), counted)
+    return _vector(g, compute, _mean(g, compute, right), _mean(g, compute, counted))
+
+
+def _accuracy(
+    g: Graph, compute: BackendSlot, y: Output, labels: Output, _: int, counted: Output | None
+) -> Output:
     best = compute.arg_max(g, y, axis=-1, keepdims=False)
-    return _vector(g, compute, _mean(g, compute, compute.equal(g, best, labels)))
+    return _hits(g, compute, compute.equal(g, best, labels), counted)
 
 
-def _top(g: Graph, compute: BackendSlot, y: Output, labels: Output, count: int) -> Output:
+def _top(
+    g: Graph, compute: BackendSlot, y: Output, labels: Output, count: int, counted: Output | None
+) -> Output:
     _, best = compute.top_k(g, y, g.constant([count]), axis=-1)
     hit = compute.equal(g, best, compute.unsqueeze(g, labels, g.constant([-1])))
     hits = compute.cast(g, hit, to=types.TENSOR_FLOAT)
     found = compute.reduce_max(g, hits, g.constant([-1]), keepdims=False)
-    return _vector(g, compute, _mean(g, compute, found))
+    return _hits(g, compute, found, counted)
 
 
-def _counts(g: Graph, compute: BackendSlot, y: Output, labels: Output, classes: int) -> Output:
+def _counts(
+    g: Graph, compute: BackendSlot, y: Output, labels: Output, classes: int, counted: Output | None
+) -> Output:
     """The parts of examples that are rightly, wrongly and not said to be of each class, [3 C]."""
     best = _flat(g, compute, compute.arg_max(g, y, axis=-1, keepdims=False))
     depth, on = g.constant(classes), g.constant([0.0, 1.0])
-    said = compute.one_hot(g, best, depth, on)
-    true = compute.one_hot(g, _flat(g, compute, labels), depth, on)
+    said = _counting(g, compute, compute.one_hot(g, best, depth, on), counted)
+    true = _counting(g, compute, compute.one_hot(g, _flat(g, compute, labels), depth, on), counted)
     both = compute.mul(g, said, true)
     rows = g.constant([0])
     parts = [
@@ -140,6 +175,13 @@ def _counts(g: Graph, compute: BackendSlot, y: Output, labels: Output, classes: 
         for each in (both, compute.sub(g, said, both), compute.sub(g, true, both))
     ]
     return compute.concat(g, *parts, axis=0)
+
+
+def _counting(g: Graph, compute: BackendSlot, rows: Output, counted: Output | None) -> Output:
+    """Return rows, [N, M], with zeros for those that do not count."""
+    if counted is None:
+        return rows
+    return compute.mul(g, rows, compute.reshape(g, counted, g.constant([-1, 1])))
 
 
 def _f1(g: Graph, compute: BackendSlot, counts: Output, classes: int) -> tuple[Output, Output]:
@@ -169,7 +211,9 @@ def _f1_micro(g: Graph, compute: BackendSlot, counts: Output, classes: int) -> O
     )
 
 
-def _histogram(g: Graph, compute: BackendSlot, y: Output, labels: Output, classes: int) -> Output:
+def _histogram(
+    g: Graph, compute: BackendSlot, y: Output, labels: Output, classes: int, counted: Output | None
+) -> Output:
     """The parts of examples that are of either class and in each bin of probability, [2 B]."""
     if classes == 2:
         pair = compute.reshape(g, y, g.constant([-1, 2]))
@@ -182,7 +226,7 @@ def _histogram(g: Graph, compute: BackendSlot, y: Output, labels: Output, classe
     last = g.constant(AUC_BINS - 1.0)
     bins = compute.cast(g, compute.min(g, compute.floor(g, scaled), last), to=types.TENSOR_INT64)
     on = g.constant([0.0, 1.0])
-    placed = compute.one_hot(g, bins, g.constant(AUC_BINS), on)
+    placed = _counting(g, compute, compute.one_hot(g, bins, g.constant(AUC_BINS), on), counted)
     column = compute.unsqueeze(g, positive, g.constant([-1]))
     rows = g.constant([0])
     of_both = compute.reduce_mean(g, placed, rows, keepdims=False)
@@ -209,16 +253,22 @@ def _off(g: Graph, compute: BackendSlot, y: Output, labels: Output) -> Output:
     return compute.sub(g, _flat(g, compute, y), _flat(g, compute, labels))
 
 
-def _mae(g: Graph, compute: BackendSlot, y: Output, labels: Output, _: int) -> Output:
+def _mae(
+    g: Graph, compute: BackendSlot, y: Output, labels: Output, _: int, _all: Output | None
+) -> Output:
     return _vector(g, compute, _mean(g, compute, compute.abs(g, _off(g, compute, y, labels))))
 
 
-def _mse(g: Graph, compute: BackendSlot, y: Output, labels: Output, _: int) -> Output:
+def _mse(
+    g: Graph, compute: BackendSlot, y: Output, labels: Output, _: int, _all: Output | None
+) -> Output:
     off = _off(g, compute, y, labels)
     return _vector(g, compute, _mean(g, compute, compute.mul(g, off, off)))
 
 
-def _moments(g: Graph, compute: BackendSlot, y: Output, labels: Output, _: int) -> Output:
+def _moments(
+    g: Graph, compute: BackendSlot, y: Output, labels: Output, _: int, _all: Output | None
+) -> Output:
     """The means of squared errors, of labels and of their squares."""
     off, true = _off(g, compute, y, labels), _flat(g, compute, labels)
     kept = (compute.mul(g, off, off), true, compute.mul(g, true, true))
@@ -232,7 +282,9 @@ def _r2(g: Graph, compute: BackendSlot, means: Output, _: int) -> Output:
     return compute.sub(g, one, compute.div(g, off, variance))
 
 
-def _binary(g: Graph, compute: BackendSlot, y: Output, labels: Output, _: int) -> Output:
+def _binary(
+    g: Graph, compute: BackendSlot, y: Output, labels: Output, _: int, _all: Output | None
+) -> Output:
     zero, half = g.constant(0.0), g.constant(0.5)
     said = compute.greater(g, _flat(g, compute, y), zero)
     true = compute.greater(g, _flat(g, compute, labels), half)

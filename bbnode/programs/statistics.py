@@ -21,10 +21,8 @@ from bbnode.components import (
     PooledCountsConfig,
     PooledRanges,
     PooledStatistics,
-    concrete,
 )
 from bbnode.dsl import (
-    AggregatorSlot,
     BackendSlot,
     DataSourceSlot,
     Graph,
@@ -33,7 +31,7 @@ from bbnode.dsl import (
     Request,
     types,
 )
-from bbnode.programs.arguments import ReadyProgram, enough
+from bbnode.programs.arguments import ReadyProgram, bound_slots, cohort_slot, enough
 from bbnode.programs.training import TEST_SLOT, TRAIN_SLOT, Source, component_of
 
 MAX_BINS = 1 << 16
@@ -101,7 +99,8 @@ class FederatedStatistics(MeasuringProgram):
     def body(self, g: Graph) -> None:
         """Record the two requests."""
         self.check()
-        data, pool = DataSourceSlot(TRAIN_SLOT), AggregatorSlot("statistics")
+        data = DataSourceSlot(TRAIN_SLOT)
+        pool = cohort_slot("statistics", PooledStatistics, self.clients)
         compute = BackendSlot("compute")
 
         tick = g.input("tick", types.TRIGGER)
@@ -128,7 +127,8 @@ class FederatedStatistics(MeasuringProgram):
 
     def bindings(self) -> Mapping[str, Any]:
         """Return the classes of the slots; "test" only where it is used."""
-        bound = {**super().bindings(), "statistics": PooledStatistics}
+        slot = cohort_slot("statistics", PooledStatistics, self.clients)
+        bound = {**super().bindings(), **bound_slots((slot, PooledStatistics))}
         return {**bound, TEST_SLOT: self.source} if self.test else bound
 
     def check(self) -> None:
@@ -168,7 +168,7 @@ class CountingProgram(MeasuringProgram):
                 for end in (self.low, self.high)
             )
             return peers, low, high
-        compute, pool = BackendSlot("compute"), AggregatorSlot("ranges")
+        compute, pool = BackendSlot("compute"), cohort_slot("ranges", PooledRanges, self.clients)
         asked = self.ask(g, "ranges", peers, tick)
         exact, missing = self.rows(g, asked.received)
         there = compute.cast(g, compute.not_(g, missing), to=types.TENSOR_DOUBLE)
@@ -210,7 +210,7 @@ class CountingProgram(MeasuringProgram):
         """
         compute = BackendSlot("compute")
         settings = PooledCountsConfig(rows=bins + 3)
-        pool = AggregatorSlot("counts", concrete=concrete(PooledCounts, settings))
+        pool = cohort_slot("counts", PooledCounts, self.clients, settings)
         asked = self.ask(g, name, peers, edges)
         exact, missing = self.rows(g, asked.received)
         if times > 1:
@@ -250,7 +250,10 @@ class CountingProgram(MeasuringProgram):
     def bindings(self) -> Mapping[str, Any]:
         """Return the classes of the slots; "ranges" only where ends are found."""
         bound = dict(super().bindings())
-        return bound if self.low is not None else {**bound, "ranges": PooledRanges}
+        if self.low is not None:
+            return bound
+        slot = cohort_slot("ranges", PooledRanges, self.clients)
+        return {**bound, **bound_slots((slot, PooledRanges))}
 
     def check(self) -> None:
         """Check the arguments. Raises BadArgument."""

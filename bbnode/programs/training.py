@@ -28,7 +28,7 @@ from bbnode.components import (
     concrete,
     mlp_forward,
 )
-from bbnode.components.autodiff.losses import LOSSES, find_loss
+from bbnode.components.autodiff.losses import LOSSES, LossSettings, find_loss
 from bbnode.components.registry import component_class
 from bbnode.dsl import (
     BackendSlot,
@@ -49,13 +49,19 @@ from bbnode.programs.metrics import Metric, metric
 Forward: TypeAlias = str | os.PathLike[str] | bytes | ModelProto | Sequence[int]
 Source: TypeAlias = str | type[DataSource]
 
-# Of a loss by its kind of labels: the metric beside it, where a program names none.
-METRICS: Mapping[str, str] = {
-    "classes": "accuracy",
-    "probabilities": "binary_accuracy",
-    "values": "mae",
+# Of a loss by what the output is to it: the metrics of that, the first one where a program names
+# none. Those of logits say nothing of numbers, nor do errors of numbers of logits.
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "bce_with_logits": ("binary_accuracy", "auc"),
+    "kl": (),
+    "mse": ("mae", "mse", "r2"),
+    "mae": ("mae", "mse", "r2"),
+    "huber": ("mae", "mse", "r2"),
+    "cosine": ("mae", "mse", "r2"),
 }
 PERPLEXITY = "perplexity"  # of the loss itself
+NOT_OF_ALL = frozenset({"auc", "r2"})  # metrics that some examples do not have
+OF_CLASSES = "accuracy, top2 and the like, f1_macro, f1_micro, auc (two classes), perplexity"
 
 # Fields of `OnnxModelConfig` that a program gives by arguments of its own.
 _GIVEN = frozenset({"model", "loss", "learning_rate", "seed"})
@@ -166,21 +172,29 @@ class TrainingProgram(ModelSettings):
     @property
     def measured(self) -> tuple[str, ...]:
         """The names of what an evaluation gives."""
-        return "loss", *(self.metrics or (METRICS[find_loss(self.loss).labels],))
+        of_values = METRICS.get(self.loss, ("accuracy",))
+        return "loss", *(self.metrics or of_values[:1])
 
     @cached_property
     def measures(self) -> tuple[Metric, ...]:
         """The metrics that means are taken for. Raises BadArgument for one that does not fit."""
-        kind = find_loss(self.loss).labels
+        known = METRICS.get(self.loss)
         made = []
         for name in self.measured[1:]:
-            if name == PERPLEXITY:
-                if kind != "classes":
-                    raise self.bad(f"metrics: {name!r} is of classes, and {self.loss} of {kind}")
+            if name == PERPLEXITY and known is None:
                 continue
-            one = metric(name, classes=self._classes)
-            if (one.labels == "classes") != (kind == "classes"):
-                raise self.bad(f"metrics: {name!r} is of {one.labels}, and {self.loss} of {kind}")
+            one = None
+            if name != PERPLEXITY:
+                one = metric(
+                    name, classes=self._classes, ignore_index=self._loss_settings.ignore_index
+                )
+            fits = one is not None and ((known is None) == (one.labels == "classes"))
+            if one is None or not fits or (known is not None and name not in known):
+                fitting = OF_CLASSES if known is None else ", ".join(known) or "none"
+                raise self.bad(
+                    f"metrics: {name!r} says nothing of a model with loss={self.loss!r}; choose "
+                    f"among: {fitting}"
+                )
             made.append(one)
         return tuple(made)
 
@@ -236,9 +250,16 @@ class TrainingProgram(ModelSettings):
 
     def test_data(self) -> DataSourceSlot:
         """Return the slot "test", whose examples nobody trains on."""
+        settings: dict[str, Any] = {}
         if not self._of_classes and "label_dtype" in self._source_settings:
-            return DataSourceSlot(TEST_SLOT, concrete=self._told())
-        return DataSourceSlot(TEST_SLOT)
+            settings["label_dtype"] = "float32"
+        # Of these examples alone; what clients measure is of the examples of all of them.
+        needy = tuple(name for name in self.measured if name in NOT_OF_ALL)
+        if needy and "metrics" in self._source_settings:
+            settings["metrics"] = needy
+        if not settings:
+            return DataSourceSlot(TEST_SLOT)
+        return DataSourceSlot(TEST_SLOT, concrete=concrete(self.source, **settings))
 
     def evaluation(
         self, g: Graph, model: ModelSlot, data: DataSourceSlot, after: Output
@@ -249,7 +270,7 @@ class TrainingProgram(ModelSettings):
         """
         compute = BackendSlot("compute")
         number, examples, labels = self.examples(g, data, after)
-        made = model.forward(g, examples)
+        made = self._classes_last(g, model.forward(g, examples))
         loss = model.compute_loss(g, examples, labels)
         means = (each.means(g, compute, made, labels) for each in self.measures)
         return number, loss, *means
@@ -279,14 +300,29 @@ class TrainingProgram(ModelSettings):
         return compute.cast(g, number, to=types.TENSOR_FLOAT), examples, labels
 
     @property
+    def _loss_settings(self) -> LossSettings:
+        names = [each.name for each in dataclasses.fields(LossSettings)]
+        return LossSettings(**{name: getattr(self, name) for name in names})
+
+    @property
     def _of_classes(self) -> bool:
         return find_loss(self.loss).labels == "classes"
 
     @property
     def _classes(self) -> int:
-        """The size of the last axis of the model's first output; 0 where it does not say."""
+        """The size of the axis of classes of the model's first output; 0 where it does not say."""
         dims = self.forward.graph.output[0].type.tensor_type.shape.dim
-        return int(dims[-1].dim_value) if dims else 0
+        axis = self._loss_settings.class_axis if self._of_classes else -1
+        return int(dims[axis].dim_value) if -len(dims) <= axis < len(dims) else 0
+
+    def _classes_last(self, g: Graph, outputs: Output) -> Output:
+        """Return outputs with their axis of classes behind the others, where metrics want it."""
+        rank = len(self.forward.graph.output[0].type.tensor_type.shape.dim)
+        axis = self._loss_settings.class_axis % rank if self._of_classes and rank else rank - 1
+        if axis == rank - 1 or not self.measures:
+            return outputs
+        perm = [*(each for each in range(rank) if each != axis), axis]
+        return BackendSlot("compute").transpose(g, outputs, perm=perm)
 
     @property
     def _config(self) -> OnnxModelConfig:

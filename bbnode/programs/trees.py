@@ -19,7 +19,6 @@ from bbnode.components import (
     concrete,
 )
 from bbnode.dsl import (
-    AggregatorSlot,
     BackendSlot,
     DataSourceSlot,
     Graph,
@@ -28,10 +27,11 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.ir.errors import BbnodeError
+from bbnode.programs.arguments import bound_slots, cohort_slot
 from bbnode.programs.federated import PLACES
 from bbnode.programs.metrics import Metric, metric
 from bbnode.programs.statistics import MeasuringProgram
-from bbnode.programs.training import HELD_OUT_SLOT, TEST_SLOT, TRAIN_SLOT
+from bbnode.programs.training import HELD_OUT_SLOT, NOT_OF_ALL, TEST_SLOT, TRAIN_SLOT
 
 _END = (1 << 63) - 1  # of a slice that goes to the end
 
@@ -93,13 +93,13 @@ class FederatedTrees(MeasuringProgram):
             features=self.features, leaves=self.leaves, outputs=made.outputs, trees=self.trees,
             max_leaf=self.max_leaf,
         )  # fmt: skip
-        pool = AggregatorSlot("trees", concrete=concrete(PooledTrees, settings))
+        pool = cohort_slot("trees", PooledTrees, self.clients, settings)
         pool.contribute_all(g, asked.responses)
         added, told = pool.aggregate(g)
         loaded = held.apply_delta(g, added)
         model = held.params(g, after=loaded)
         if self.evaluate in ("server", "both"):
-            _, *found = self._evaluated(g, held, DataSourceSlot(TEST_SLOT, **self._told()), model)
+            _, *found = self._evaluated(g, held, self._tested(), model)
             self._hand_out(g, "", found)
         if self._asks:
             again = self.ask(g, "evaluation", asked.responses.peers, model)
@@ -109,7 +109,7 @@ class FederatedTrees(MeasuringProgram):
             again.respond(
                 compute.concat(g, *[compute.reshape(g, each, flat) for each in measured], axis=0)
             )
-            mean = AggregatorSlot("metrics")
+            mean = cohort_slot("metrics", MetricsMean, self.clients)
             mean.contribute_all(g, again.responses)
             means, _ = mean.aggregate(g)
             sizes = itertools.accumulate((1, *(each.size for each in self.measures)), initial=0)
@@ -157,6 +157,13 @@ class FederatedTrees(MeasuringProgram):
             )
         return {"concrete": concrete(self.source, **settings)} if settings else {}
 
+    def _tested(self) -> DataSourceSlot:
+        """Return the slot "test", with the metrics that some examples do not have."""
+        needy = tuple(each.name for each in self.measures if each.name in NOT_OF_ALL)
+        known = {field.name for field in dataclasses.fields(self.source.Config)}
+        settings = {"metrics": needy} if needy and "metrics" in known else {}
+        return DataSourceSlot(TEST_SLOT, **self._told(**settings))
+
     def _part(self, split: str, slot: str = TRAIN_SLOT) -> DataSourceSlot:
         return DataSourceSlot(slot, **self._told(split=split))
 
@@ -186,8 +193,9 @@ class FederatedTrees(MeasuringProgram):
         bound = dict(super().bindings())
         if self._asks:
             del bound[TRAIN_SLOT]
-            bound["metrics"] = MetricsMean
-        if self.evaluate in ("server", "both") and not self._told():
+            slot = cohort_slot("metrics", MetricsMean, self.clients)
+            bound |= bound_slots((slot, MetricsMean))
+        if self.evaluate in ("server", "both") and self._tested().concrete is None:
             bound[TEST_SLOT] = self.source
         return bound
 

@@ -68,6 +68,7 @@ def test_reference_is_what_init_prints(capsys: pytest.CaptureFixture[str]) -> No
         (["--markdown"], "config.md"),
         (["--components", "--markdown"], "components-reference.md"),
         (["--api", "--markdown"], "python-reference.md"),
+        (["--limits", "--markdown"], "limits.md"),
     ],
 )
 def test_the_pages_in_docs_are_printed(
@@ -83,9 +84,9 @@ def test_a_reference_is_of_one_thing(capsys: pytest.CaptureFixture[str]) -> None
     assert "give one of" in " ".join(capsys.readouterr().err.split())
 
 
-def test_limits_have_no_markdown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "reference", "--limits", "--markdown"]) == 2
-    assert "--limits goes with --json alone" in " ".join(capsys.readouterr().err.split())
+def test_limits_are_one_page_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "reference", "--limits", "--markdown", "--json"]) == 2
+    assert "give one of --json and --markdown" in " ".join(capsys.readouterr().err.split())
 
 
 def test_limits_are_all_printed_with_unit_and_reason(capsys: pytest.CaptureFixture[str]) -> None:

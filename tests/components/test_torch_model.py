@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from bbnode.components.autodiff.errors import LossDoesNotFit  # noqa: E402
 from bbnode.components.contracts import ComponentError, is_offloaded  # noqa: E402
 from bbnode.components.data.arrays import (  # noqa: E402
     ArrayDataSource,
@@ -316,3 +317,52 @@ def test_it_exports_itself_or_says_what_is_missing() -> None:
     np.testing.assert_array_equal(other.params(CTX), model.params(CTX))
     with pytest.raises(ParameterMismatch, match="model has no 'table"):
         TorchModel(replace(settings("TwoInputs"), model=content))
+
+
+class Ending(nn.Module):
+    """A linear layer, and what stands behind it."""
+
+    def __init__(self, end: str, outputs: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, outputs)
+        self.end = end
+
+    def forward(self, x):
+        y = self.first(x)
+        return {
+            "linear": lambda: y,
+            "module": lambda: nn.Softmax(dim=1)(y),
+            "function": lambda: y.softmax(-1).view(-1, 3),
+            "sigmoid": lambda: torch.sigmoid(y).clone(),
+            "log": lambda: torch.log_softmax(y, -1),
+            "log sigmoid": lambda: nn.functional.logsigmoid(y),
+            "transposed": lambda: y.t().softmax(0).t(),
+            "scaled": lambda: y.softmax(-1) * 50,
+            "by hand": lambda: y.exp() / y.exp().sum(1, keepdim=True),
+        }[self.end]()
+
+
+@pytest.mark.parametrize(
+    ("end", "loss", "fits"),
+    [
+        ("linear", "softmax_cross_entropy", True), ("log", "softmax_cross_entropy", True),
+        ("log", "nll", True), ("module", "mse", True), ("scaled", "softmax_cross_entropy", True),
+        ("module", "softmax_cross_entropy", False), ("function", "softmax_cross_entropy", False),
+        ("transposed", "softmax_cross_entropy", False), ("sigmoid", "bce_with_logits", False),
+        ("log sigmoid", "bce_with_logits", False), ("linear", "nll", False),
+        ("module", "nll", False), ("by hand", "softmax_cross_entropy", False),
+    ],
+)  # fmt: skip
+def test_what_a_module_ends_in_fits_its_loss(tmp_path, end: str, loss: str, fits: bool) -> None:
+    of_classes = loss in ("softmax_cross_entropy", "nll")
+    y = LABELS if of_classes else np.eye(3, dtype=np.float32)[LABELS]
+    np.savez(tmp_path / "ends.npz", x=X, y=y)
+    data = ArrayDataSource(ArrayDataSourceConfig(path=str(tmp_path / "ends.npz")))
+    config = TorchModelConfig(module=f"{__name__}:Ending", arguments={"end": end}, loss=loss)
+    made = TorchModel(config)
+    made.bind({"backend": ort(), "data_source": data})
+    if fits:
+        made.bootstrap(CTX)
+        return
+    with pytest.raises(LossDoesNotFit, match="does not fit the model"):
+        made.bootstrap(CTX)

@@ -492,11 +492,12 @@ def test_settings_that_mean_nothing_are_refused_at_once(case: str) -> None:
 LABELLED = {
     "ignored": ("softmax_cross_entropy", {"ignore_index": -1}, np.full(8, -1), "all 8 labels"),
     "weightless": (
-        "nll", {"class_weights": (1.0, 0.0, 1.0)}, np.ones(8, np.int64), "of the weight 0"
+        "softmax_cross_entropy", {"class_weights": (1.0, 0.0, 1.0)}, np.ones(8, np.int64),
+        "of the weight 0",
     ),
-    "class": ("nll", {}, np.full(8, 3), "label 3; the model tells 3 classes apart"),
+    "class": ("softmax_cross_entropy", {}, np.full(8, 3), "label 3; the model tells 3 classes"),
     "share": ("bce_with_logits", {}, np.full((8, 3), 1.5), "labels from 1.5 to 1.5"),
-    "nan": ("kl", {}, np.full((8, 3), np.nan), "takes probabilities"),
+    "nan": ("bce_with_logits", {}, np.full((8, 3), np.nan), "takes probabilities"),
     "shape": ("mae", {}, np.zeros((1, 3)), "labels have the shape [1, 3]"),
     "text": ("huber", {}, np.full((8, 3), "a"), "huber takes numbers"),
 }  # fmt: skip

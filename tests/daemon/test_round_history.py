@@ -369,3 +369,14 @@ def test_the_newest_of_each_target() -> None:
     assert [(each["target"], each["round"]) for each in newest(rounds, 2)] == [
         *(("server", 2), ("server", 3), ("other", 1))
     ]
+
+
+def test_two_thousand_rounds_are_kept_read_and_pruned(file: Path) -> None:
+    store = RoundStore(file, keep=1500)
+    for number in range(1, 2001):
+        store.add(made(number), 1)
+    assert len(store.series("server", 1, "accuracy")) == 1500
+    store.close()
+    assert numbers(read_rounds(file, last=20)) == [*range(1981, 2001)]
+    assert numbers(read_rounds(file)) == [*range(501, 2001)]
+    assert file.stat().st_size < 4 << 20

@@ -166,7 +166,7 @@ def test_a_neighbour_with_weights_of_another_model_is_refused(tmp_path: Path) ->
         name = "DecentralizedSGD"
 
     net = Network(1, compares=False)
-    lies = compiled(Liar(**{**TRAINING, "model": (1, 1)}, deadline_s=1.0, evaluate=False))
+    lies = compiled(Liar(**{**TRAINING, "model": (1, 2)}, deadline_s=1.0, evaluate=False))
     true = compiled(DecentralizedSGD(**TRAINING, deadline_s=1.0, evaluate=False))
     path = examples(tmp_path, "d", 20, seed=1)
     honest = net.add("honest", true, ["peer"], config={"data": {"path": path}})

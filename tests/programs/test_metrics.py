@@ -49,9 +49,9 @@ CASES: dict[str, tuple[str, int, Any, Any, float]] = {
 class Measuring(Module):
     home = "peer"
 
-    def __init__(self, name: str, classes: int) -> None:
+    def __init__(self, name: str, classes: int, ignore_index: int | None = None) -> None:
         super().__init__()
-        self.metric = metric(name, classes=classes)
+        self.metric = metric(name, classes=classes, ignore_index=ignore_index)
 
     def body(self, g: Graph) -> None:
         compute = BackendSlot("compute")
@@ -89,6 +89,44 @@ def test_pooled_and_averaged_metrics_are_those_of_scikit_learn(case: str) -> Non
     means = [measured(part, nothing)["means"] for part in parts]
     pooled = np.average(means, axis=0, weights=[37, 213, N - 250]).astype(np.float32)
     assert float(measured(parts[0], pooled)["value"]) == pytest.approx(wanted, abs=tolerance)
+
+
+@pytest.mark.parametrize("ignored", [-100, -1, 1, 255])
+@pytest.mark.parametrize("name", ["accuracy", "top2", "f1_macro", "f1_micro", "auc"])
+def test_labels_that_the_loss_ignores_count_in_no_metric(name: str, ignored: int) -> None:
+    outputs, labels, classes = (PAIRS, SIDES, 2) if name == "auc" else (LOGITS, LABELS, C)
+    if name == "auc" and ignored == 1:
+        pytest.skip("one class would be left")
+    out = RNG.random(N) < 0.3
+    marked = np.where(out, ignored, labels)
+    kept = marked != ignored
+    best = outputs.argmax(1)[kept]
+    wanted = {
+        "accuracy": lambda: known.accuracy_score(labels[kept], best),
+        "top2": lambda: known.top_k_accuracy_score(
+            labels[kept], outputs[kept], k=2, labels=range(C)
+        ),
+        "f1_macro": lambda: known.f1_score(labels[kept], best, average="macro"),
+        "f1_micro": lambda: known.f1_score(labels[kept], best, average="micro"),
+        "auc": lambda: known.roc_auc_score(labels[kept], outputs[kept, 1] - outputs[kept, 0]),
+    }[name]()
+    program = Measuring(name, classes, ignored)
+    artifact = Compiler().bind_backend("compute", OrtBackend).compile(program.build())
+    net = Network(1)
+    peer = net.add("node", artifact, ["peer"])
+    parts = [slice(0, 37), slice(37, N)]
+    means = []
+    for part in parts:
+        fed = {"outputs": outputs[part], "labels": marked[part],
+               "given": np.ones(program.metric.size, np.float32)}  # fmt: skip
+        execution = peer.invoke("peer", fed)
+        net.run_until_idle()
+        means.append(peer.outputs(execution)["means"])
+    pooled = np.average(means, axis=0, weights=[37, N - 37]).astype(np.float32)
+    execution = peer.invoke("peer", {**fed, "given": pooled})
+    net.run_until_idle()
+    value = float(peer.outputs(execution)["value"])
+    assert value == pytest.approx(float(wanted), abs=2e-3 if name == "auc" else 1e-5)
 
 
 @pytest.mark.parametrize(

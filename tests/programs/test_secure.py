@@ -487,3 +487,16 @@ def test_with_groups_a_client_that_sends_junk_costs_its_group(tmp_path: Path) ->
 def test_arguments_that_can_not_be_are_refused(wrong: dict[str, Any], why: str) -> None:
     with pytest.raises(BadArgument, match=why):
         Secure(**wrong).build()
+
+
+def test_a_client_that_weighs_less_than_its_examples_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Federation(Secure(weighted=True, max_samples=30), tmp_path)
+    for _ in range(2):
+        assert made.round()["stats"]["num_samples"] == sum(
+            min(30, 20 + 3 * i) for i in range(CLIENTS)
+        )
+    told = [each.getMessage() for each in caplog.records if "max_samples" in each.getMessage()]
+    assert len(told) == sum(20 + 3 * i > 30 for i in range(CLIENTS))
+    assert "count as 30, the most that one client weighs" in told[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from sklearn import metrics as known
 
 from bbnode.components import (
@@ -25,6 +26,7 @@ from bbnode.components import (
     register_component,
     values,
 )
+from bbnode.components.errors import DataDoesNotFit
 from bbnode.dsl import BackendSlot, BadArgument, Graph, ModelSlot, Output
 from bbnode.programs import FederatedSGD, FederatedTraining, GossipTraining, TrainingProgram
 from bbnode.sim import Network, SimNode
@@ -185,7 +187,7 @@ def test_a_neighbour_with_weights_of_another_size_is_refused(tmp_path: Path) -> 
 
     class Liar(Gossip):
         name = "Gossip"
-        model = (1, 1)
+        model = (1, 2)
 
     net = Network(1, compares=False)
     data = {"data": {"path": examples(tmp_path, "d", 50, seed=1)}}
@@ -347,7 +349,7 @@ def test_every_setting_of_the_model_is_an_argument() -> None:
         ({"lora": {"targets": ["x"], "rnk": 3}}, "can't be trained|rnk"),
         ({"metrics": ("accurracy",)}, "no metric 'accurracy'"),
         ({"metrics": "accuracy"}, "metrics='accuracy' has to be names"),
-        ({"metrics": ("mae",)}, "metrics: 'mae' is of values"),
+        ({"metrics": ("mae",)}, "metrics: 'mae' says nothing of a model with loss='softmax_"),
         ({"loss": "hinge"}, "softmax_cross_entropy, nll"),
         ({"evaluate": "client"}, "server, clients, both, none"),
         ({"data": "bbnode.ArrayDataSourc"}, "did you mean 'bbnode.ArrayDataSource'"),
@@ -511,3 +513,74 @@ def test_an_aggregator_is_a_name_a_class_or_one_with_settings(
 def test_wrong_parts_of_a_round_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(BadArgument, match=said):
         Training(**given).build()
+
+
+@pytest.mark.parametrize(
+    ("loss", "metrics", "said"),
+    [
+        ("mse", ("binary_accuracy",), "choose among: mae, mse, r2"),
+        ("mse", ("auc",), "choose among: mae, mse, r2"),
+        ("mse", ("perplexity",), "choose among: mae, mse, r2"),
+        ("huber", ("accuracy",), "choose among: mae, mse, r2"),
+        ("bce_with_logits", ("mse",), "choose among: binary_accuracy, auc"),
+        ("bce_with_logits", ("r2",), "choose among: binary_accuracy, auc"),
+    ],
+)
+def test_a_metric_of_other_outputs_than_the_losss_is_refused(
+    loss: str, metrics: tuple[str, ...], said: str
+) -> None:
+    """The difference of a logit and a label, or the sign of a quantity, is a number like any."""
+    program = FederatedTraining(model=(4, 1), loss=loss, metrics=metrics)
+    with pytest.raises(BadArgument, match=re.escape(said)):
+        program.build()
+
+
+def test_a_loss_of_distributions_has_no_metric_beside_it() -> None:
+    assert FederatedTraining(model=(4, 2), loss="kl").measured == ("loss",)
+
+
+@pytest.mark.parametrize(("metric", "layers"), [("auc", 2), ("r2", 1)])
+def test_a_server_whose_examples_have_no_such_metric_is_not_ready(
+    tmp_path: Path, metric: str, layers: int
+) -> None:
+    loss = "mse" if metric == "r2" else "softmax_cross_entropy"
+    program = FederatedTraining(
+        model=(FEATURES, layers), loss=loss, metrics=(metric,), clients=1, quorum=1
+    )
+    np.savez(tmp_path / "t.npz", x=np.ones((9, FEATURES), np.float32), y=np.ones(9, np.int64))
+    net = Network(1)
+    settings = {"test": {"path": str(tmp_path / "t.npz")}}
+    node = net.add("server", compiled(program), ["server"], config=settings)
+    with pytest.raises(DataDoesNotFit, match=f"the metric {metric!r} needs"):
+        node.component("test").bootstrap(CTX)  # as a daemon does before it is ready
+
+
+def test_classes_that_are_not_the_last_axis_are_measured_as_such(tmp_path: Path) -> None:
+    """Of [N, 3, 2, 2] logits: were the last axis the classes', labels would be compared wrongly."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(3, 2, 1, 1)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"])],
+        "pixels",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2, 3, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 3, 3])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    x = rng.normal(size=(8, 2, 3, 3)).astype(np.float32)
+    y = rng.integers(0, 3, size=(8, 3, 3))
+    y[0] = -100
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    path = str(tmp_path / "d.npz")
+    program = FederatedTraining(
+        model=model, clients=1, quorum=1, class_axis=1, ignore_index=-100, batch=8,
+        metrics=("accuracy", "f1_macro"), learning_rate=1e-6,
+    )  # fmt: skip
+    net = Network(1)
+    server = net.add("server", compiled(program), ["server"], config={"test": {"path": path}})
+    net.add("client", compiled(program), ["client"], config={"data": {"path": path}})
+    execution = server.invoke("server", {"tick": values.TRIGGER})
+    net.run_until_idle()
+    logits = np.einsum("oc,nchw->nohw", weight[:, :, 0, 0], x)
+    wanted = (logits.argmax(1) == y)[y != -100].mean()
+    assert float(server.outputs(execution)["accuracy"]) == pytest.approx(float(wanted), abs=1e-6)

@@ -57,7 +57,7 @@ def show(
 def reference(
     limits: Annotated[
         bool,
-        typer.Option("--limits", help="The bounds on what others can make a node do, instead."),
+        typer.Option("--limits", help="Every bound, cap and deadline, instead."),
     ] = False,
     components: Annotated[
         bool,
@@ -72,19 +72,21 @@ def reference(
     as_json: JsonOption = False,
 ) -> None:
     """Print every key with its default, its unit and what it does."""
+    from bbnode.daemon.config import limits as bounds
     from bbnode.daemon.config import reference as pages
 
     if limits + components + api > 1:
         raise typer.BadParameter("give one of --limits, --components and --api")
-    if limits and markdown:
-        raise typer.BadParameter("--limits goes with --json alone")
+    if as_json and markdown:
+        raise typer.BadParameter("give one of --json and --markdown")
     if as_json and not limits:
         raise typer.BadParameter("there is --json for --limits alone")
     if as_json:
-        output.json_object({"limits": [asdict(cap) for cap in pages.every_limit()]})
+        found = [{**asdict(cap), "job": bounds.job_of(cap)} for cap in bounds.every_limit()]
+        output.json_object({"limits": found})
         return
     if limits:
-        page = pages.limits_text()
+        page = bounds.limits_markdown() if markdown else bounds.limits_text()
     elif components:
         page = pages.components_markdown()
     elif api:

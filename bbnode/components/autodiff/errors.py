@@ -53,6 +53,14 @@ class UnknownLoss(AutodiffError):
         super().__init__(f"unknown loss {loss!r}; choose one of {', '.join(known)}")
 
 
+class LossDoesNotFit(AutodiffError):
+    """A loss is of something else than what the model's output is, by the ops that make it."""
+
+    def __init__(self, *, loss: str, why: str, remedy: str) -> None:
+        self.loss = loss
+        super().__init__(f"loss {loss!r} does not fit the model: {why}; {remedy}")
+
+
 class TrainingSettingRefused(AutodiffError):
     """A setting of the loss, the optimizer or the training mode means nothing for this model."""
 

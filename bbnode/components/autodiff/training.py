@@ -25,11 +25,12 @@ from bbnode.components.autodiff.builder import (
     every_name,
     prune,
 )
+from bbnode.components.autodiff.ends import check_loss, output_ends
 from bbnode.components.autodiff.errors import InvalidForwardModel, TrainingSettingRefused
 from bbnode.components.autodiff.folding import folded, shared
 from bbnode.components.autodiff.forms import last_states, pads_by_size, pools_first, swaps
 from bbnode.components.autodiff.forward import ForwardGraph, read_forward
-from bbnode.components.autodiff.losses import LossSettings, find_loss
+from bbnode.components.autodiff.losses import LossSettings, class_axis, find_loss
 from bbnode.components.autodiff.modes import RunningVariance, TrainingMode, part_modes
 from bbnode.components.autodiff.nested import model_types
 from bbnode.components.autodiff.optimizers import (
@@ -156,6 +157,13 @@ class TrainingGraphs:
             UnsupportedGradient, GradientRuleError, InvalidForwardModel.
         """
         _ = self.writer.sweep, self.writer.step_nodes
+
+    def check_loss(self) -> str:
+        """Check that the loss is of what the model's output is; return what else is to be said.
+
+        Raises LossDoesNotFit.
+        """
+        return self.writer.check_loss()
 
     def without_values(self) -> TrainingGraphs:
         """Return the same graphs, with `initial` without its values: for who keeps these itself."""
@@ -406,6 +414,22 @@ class _Writer:
                 what=f"the rank of its output {output!r} is unknown",
                 remedy="give the graph's inputs and outputs shapes; dimensions may be symbols",
             )
+
+    def check_loss(self) -> str:
+        """As `TrainingGraphs.check_loss`."""
+        output = self.f.outputs[0].name
+        free = [*self.params, *(info.name for info in self.f.inputs)]
+        free += [tensor.name for tensor in self.modes.statistics]
+        classes: object = None
+        if self.kind.class_labels:
+            axis = class_axis(self.output_type, self.options.loss)
+            classes = (self.output_type.dims or ())[axis]
+        return check_loss(
+            self.kind.name,
+            output_ends(self.f.nodes, output, self.constants, free),
+            output,
+            classes if isinstance(classes, int) else None,
+        )
 
     def read_model(self) -> ModelProto:
         """Return the model that is differentiated, its parameters as inputs."""

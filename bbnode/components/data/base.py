@@ -32,7 +32,7 @@ from bbnode.components.data.shared_schema import (
     compare,
     described_as,
 )
-from bbnode.components.errors import DataDiffers, DataUnavailable
+from bbnode.components.errors import DataDiffers, DataDoesNotFit, DataUnavailable
 from bbnode.ir import types
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Composite, Value
@@ -210,6 +210,7 @@ class MemoryDataSource(DataSource):
                     labels=_schema_of(data.labels),
                     num_samples=len(data),
                     label_range=data.label_range(),
+                    value_range=data.value_range(),
                     feature_range=getattr(data.features, "value_range", None),
                     names=names,
                     label_name=label_name,
@@ -322,6 +323,7 @@ class MemoryDataSource(DataSource):
                 wanted = getattr(self.config, "label_dtype", "auto")
                 if wanted != "auto" and labels.dtype != np.dtype(wanted):
                     labels = _Converted(labels, np.dtype(wanted))
+                    labels.check(self.TYPE_NAME)
                 own = self._own = self._meant(features, labels)
                 # By the labels as they lie here: no reference moves an example to another part.
                 rows = self.chosen(labels)
@@ -382,12 +384,21 @@ class _Examples:
         known: tuple[int, int] | None = getattr(self.labels, "value_range", None)
         if known is not None:
             return known
-        ends = []
+        ends = [(int(part.min()), int(part.max())) for part in self._label_parts()]
+        return min(low for low, _ in ends), max(high for _, high in ends)
+
+    def value_range(self) -> tuple[float, float] | None:
+        """Return least and greatest of labels that are floats, likewise."""
+        if self.labels.dtype.kind != "f" or 0 in self.labels.shape:
+            return None
+        ends = [(float(part.min()), float(part.max())) for part in self._label_parts()]
+        return min(low for low, _ in ends), max(high for _, high in ends)
+
+    def _label_parts(self) -> Iterator[Array]:
+        """Yield the labels, a part of them in memory at a time."""
         for start in range(0, len(self), _ROWS_AT_ONCE):
             at = np.arange(start, min(start + _ROWS_AT_ONCE, len(self)))
-            part = self.labels[at if self.rows is None else self.rows[at]]
-            ends.append((int(part.min()), int(part.max())))
-        return min(low for low, _ in ends), max(high for _, high in ends)
+            yield self.labels[at if self.rows is None else self.rows[at]]
 
 
 class _Epoch(Sequence[Batch]):
@@ -431,6 +442,21 @@ class _Converted:
 
     def __getitem__(self, rows: Any, /) -> Any:
         return np.asarray(self._values[rows]).astype(self.dtype)
+
+    def check(self, component: str) -> None:
+        """Raise DataUnavailable for the first number that an integer type would cut."""
+        if self.dtype.kind not in "iu" or self._values.dtype.kind != "f":
+            return
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            part = self._values[np.arange(start, min(start + _ROWS_AT_ONCE, len(self)))]
+            bad = np.argwhere(np.trunc(part) != part)  # NaN too
+            if len(bad):
+                raise DataUnavailable(
+                    f"{component}: label_dtype = {self.dtype.name!r}, and the label of row "
+                    f"{start + int(bad[0][0])} is {part[tuple(bad[0])]:g}, which is no whole "
+                    "number; store the number of the class, or leave label_dtype out (counted "
+                    "from 0)"
+                )
 
 
 def taken(values: ByRow, rows: Rows | None) -> Any:
@@ -485,7 +511,10 @@ class SplitConfig:
             told of very few examples tells of each of them.
         seed: of deal and shuffling; the same on all peers that share a data set.
         label_dtype: of labels that are numbers. "auto": as the source has them, integers as
-            classes (int64); "float32" for the targets of a regression that are whole numbers.
+            classes (int64); "float32" for the targets of a regression that are whole numbers;
+            "int64" for classes that are stored as floats, none of which may have a fraction.
+        metrics: that a program computes of these examples alone; examples that have no such
+            metric (`auc` of one class, `r2` of one value) are refused.
     """
 
     split: Split = "all"
@@ -500,6 +529,7 @@ class SplitConfig:
     min_examples: int = 1
     seed: int = 0
     label_dtype: LabelType = "auto"
+    metrics: tuple[str, ...] = ()
 
 
 class SplitDataSource(MemoryDataSource):
@@ -574,6 +604,19 @@ class SplitDataSource(MemoryDataSource):
             raise DataUnavailable(f"{self._share()} is empty; use fewer shards")
         return whole[dealt]
 
+    def _data(self) -> _Examples:
+        """Return the examples, loaded once; DataDoesNotFit for those without a metric of theirs."""
+        with self._lock:
+            is_new = self._loaded is None
+            data = super()._data()
+            why = ""
+            if is_new and self.config.metrics:
+                why = undefined_metric(self.schema(), self.config.metrics)
+            if why:
+                self.forget()  # others may stand there the next time
+                raise DataDoesNotFit(f"{self.TYPE_NAME}: {why}")
+            return data
+
     def _share(self) -> str:
         config = self.config
         part = "" if config.split == "all" else f" of the split {config.split!r}"
@@ -581,6 +624,26 @@ class SplitDataSource(MemoryDataSource):
 
     def _seeds(self) -> tuple[int, ...]:
         return self.config.seed, partition.SHUFFLE, self.config.shard
+
+
+def undefined_metric(schema: DataSchema, metrics: Sequence[str]) -> str:
+    """Return why these examples have no value of one of the metrics; "" where they have all."""
+    span = schema.label_range or schema.value_range
+    if span is None or span[0] != span[1]:
+        return ""
+    column = f" in {schema.label_name!r}" if schema.label_name else ""
+    needs = {
+        "auc": "examples of both classes",
+        "r2": "labels that differ",
+    }
+    for name in metrics:
+        if name in needs:
+            return (
+                f"the metric {name!r} needs {needs[name]}, and all {schema.num_samples} label(s)"
+                f"{column} are {span[0]:g}; give it other examples, or leave {name!r} out of "
+                "the program's metrics"
+            )
+    return ""
 
 
 def _classes(labels: ByRow) -> Array | None:

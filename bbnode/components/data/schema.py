@@ -31,6 +31,7 @@ class DataSchema:
             `features` are then the first of them.
         num_samples: examples in the source, at least 1.
         label_range: least and greatest of integer labels; None for others.
+        value_range: least and greatest of labels of other numbers; None where it is not known.
         feature_range: the ids 0, 1, … that features may be, as least and greatest; None for others.
         names: of the columns that the features are made of, in their order, where there are any.
         label_name: of the column of the labels.
@@ -41,6 +42,7 @@ class DataSchema:
     labels: TensorSchema
     num_samples: int
     label_range: tuple[int, int] | None = None
+    value_range: tuple[float, float] | None = None
     feature_range: tuple[int, int] | None = None
     names: tuple[str, ...] = ()
     label_name: str = ""

@@ -16,6 +16,7 @@ from bbnode.components.autodiff.builder import Dims, InferredType
 from bbnode.components.autodiff.losses import Loss, LossSettings, class_axis
 from bbnode.components.data.schema import DataSchema, TensorSchema
 from bbnode.components.errors import DataDoesNotFit
+from bbnode.components.models.labels import class_remedy, negative_remedy
 
 
 class Wanted(NamedTuple):
@@ -70,11 +71,10 @@ def check_labels(
 ) -> None:
     """Raise DataDoesNotFit unless the data's labels are what the loss takes; as `check_fit`."""
     if loss.class_labels:
-        classes = output_dims[class_axis(InferredType(0, output_dims), settings)]
-        known = classes if isinstance(classes, int) else None
-        _check_classes(schema, labels, known, settings.ignore_index, where)
+        axis = class_axis(InferredType(0, output_dims), settings)
+        _check_classes(schema, labels, output_dims, axis, settings.ignore_index, where)
     else:
-        _check_values(schema, labels, where)
+        _check_values(schema, labels, loss, where)
 
 
 def _check_features(schema: DataSchema, wanted: dict[str, Wanted], where: str) -> None:
@@ -123,36 +123,78 @@ def _check_tokens(schema: DataSchema, graphs: TrainingGraphs, where: str) -> Non
 
 
 def _check_classes(
-    schema: DataSchema, wanted: Wanted, classes: int | None, ignored: int | None, where: str
+    schema: DataSchema, wanted: Wanted, output: Dims, axis: int, ignored: int | None, where: str
 ) -> None:
     have, span = schema.labels, schema.label_range
+    classes = output[axis] if isinstance(output[axis], int) else None
     column = f" in {schema.label_name!r}" if schema.label_name else ""
     if span is None or not wanted.takes_shape(have.shape):
-        count = "" if classes is None else f" to {classes - 1}"
+        count = "" if classes is None else f" to {int(classes) - 1}"
+        remedy = class_remedy((0, *have.shape), have.dtype, output, axis)
         raise DataDoesNotFit(
             f"{where}: the program takes labels of {wanted}, class numbers from 0{count}; the data "
-            f"have {have}{column}; store the number of the class, or compile with loss='mse'"
+            f"have {have}{column}; {remedy}"
+        )
+    if span == (ignored, ignored):
+        raise DataDoesNotFit(
+            f"{where}: all labels{column} are ignore_index ({ignored}), so that there is no loss; "
+            "give it examples with a class"
         )
     if span[0] < 0 and span[0] != ignored:
         raise DataDoesNotFit(
-            f"{where}: the data have the label {span[0]}{column}; classes are numbered from 0"
+            f"{where}: the data have the label {span[0]}{column}; classes are numbered from 0; "
+            f"{negative_remedy(*span)}"
         )
-    if classes is not None and span[1] >= classes and span[1] != ignored:
+    if classes is not None and span[1] >= int(classes) and span[1] != ignored:
         raise DataDoesNotFit(
-            f"{where}: the program tells {classes} classes apart, 0 to {classes - 1}, and the data "
-            f"have labels from {span[0]} to {span[1]}{column}; number the classes from 0, or "
+            f"{where}: the program tells {classes} classes apart, 0 to {int(classes) - 1}, and the "
+            f"data have labels from {span[0]} to {span[1]}{column}; number the classes from 0, or "
             f"compile the program for {span[1] + 1}"
         )
 
 
-def _check_values(schema: DataSchema, wanted: Wanted, where: str) -> None:
+def _check_values(schema: DataSchema, wanted: Wanted, loss: Loss, where: str) -> None:
     have = schema.labels
+    column = f" in {schema.label_name!r}" if schema.label_name else ""
     # One number for each example may leave out the axis of size 1.
     fits = wanted.takes_shape(have.shape) or wanted.takes_shape((*have.shape, 1))
     if not fits or not _is_number(have):
+        outputs = (wanted.sizes or (None,))[-1]
+        of_classes = outputs != 1 and wanted.takes_shape((*have.shape, outputs or 1))
+        remedy = "give it labels of that shape, or compile the program for these"
+        if of_classes and loss.labels == "probabilities":
+            remedy = (
+                "if each label is the number of a class, compile with loss='softmax_cross_entropy',"
+                f" or the model for one output; of {loss.name} a label has a number per output"
+            )
+        elif of_classes:
+            remedy = (
+                "if each label is the number of a class, compile with loss='softmax_cross_entropy';"
+                " if it is a quantity, the model for one output"
+            )
         raise DataDoesNotFit(
             f"{where}: the program takes labels of {wanted}, as its output, and the data have "
-            f"{have}; give it labels of that shape, or compile the program for these"
+            f"{have}{column}; {remedy}"
+        )
+    if loss.labels == "values" and len(schema.classes) > 1:
+        raise DataDoesNotFit(
+            f"{where}: the labels{column} are names ({_few(schema.classes)}), numbered from 0, and "
+            f"{loss.name} would take these numbers for quantities; compile with "
+            "loss='softmax_cross_entropy' and an output for each"
+        )
+    span = schema.label_range or schema.value_range
+    if loss.labels == "probabilities" and span is not None and not 0 <= span[0] <= span[1] <= 1:
+        remedy = "store a number from 0 to 1"
+        if span == (-1, 1):
+            remedy = "store 0 for -1"
+        elif span[1] > 1 and span[0] >= 0:
+            remedy = (
+                "for classes by number compile with loss='softmax_cross_entropy' and an output for "
+                "each; for a quantity with loss='mse'"
+            )
+        raise DataDoesNotFit(
+            f"{where}: labels{column} are from {span[0]:g} to {span[1]:g}, and {loss.name} takes "
+            f"probabilities, from 0 to 1; {remedy}"
         )
 
 

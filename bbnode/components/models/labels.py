@@ -20,6 +20,52 @@ Dims = tuple[int | str | None, ...]  # of the output: sizes, or symbols where th
 Sizes = Mapping[str, int]  # of the symbols among dimensions, as a batch has them
 
 
+def class_remedy(shape: tuple[int, ...], dtype: str, output: Dims, axis: int) -> str:
+    """Return what makes labels that are no class numbers into these.
+
+    Args:
+        shape: of the labels, the batch first.
+        dtype: numpy's name.
+        output: dimensions of the model's output, the batch first.
+        axis: of these, that of the classes.
+    """
+    wanted, classes = output[:axis] + output[axis + 1 :], output[axis]
+
+    def fits(sizes: Dims) -> bool:
+        return len(sizes) == len(shape) and all(
+            not isinstance(want, int) or want == have
+            for want, have in zip(sizes[1:], shape[1:], strict=True)
+        )
+
+    if fits(wanted):
+        if dtype.startswith("float"):
+            return (
+                "if they are whole numbers of classes, set label_dtype = 'int64' of the data "
+                "source; if they are quantities, compile with loss='mse'"
+            )
+        return "store the number of the class"
+    if isinstance(classes, int) and classes > 1 and fits((*wanted, classes)):
+        return (
+            f"store the number of the class in place of {classes} numbers of which one is 1 "
+            "(argmax); where several may be 1, compile with loss='bce_with_logits'"
+        )
+    if fits((*wanted, 1)):
+        return "leave out the last axis, which has the size 1"
+    for other in range(1, len(output)):
+        if other != axis and fits(output[:other] + output[other + 1 :]):
+            return f"classes are axis {axis} of the output; where they are {other}, set class_axis"
+    return "store the number of the class, or compile with loss='mse'"
+
+
+def negative_remedy(low: int, high: int) -> str:
+    """Return what makes labels of which the least is below 0 into class numbers."""
+    if low == -100:  # what torch ignores by default
+        return "set ignore_index=-100 if it marks what has no class"
+    if (low, high) in ((-1, 1), (-1, -1)):
+        return "store 0 for -1, or set ignore_index=-1 if it marks what has no class"
+    return f"number the classes from 0, or set ignore_index={low} if it marks what has no class"
+
+
 class Labels:
     """Checks and converts labels for one loss of one model."""
 
@@ -47,7 +93,8 @@ class Labels:
 
     def _classes(self, array: npt.NDArray[np.generic], axis: int, sizes: Sizes) -> Value:
         if array.dtype.kind not in "iu":
-            raise self._refused(f"labels are {array.dtype}; classes are integers from 0")
+            remedy = class_remedy(array.shape, array.dtype.name, self._output, axis)
+            raise self._refused(f"labels are {array.dtype}; classes are integers from 0; {remedy}")
         self._check_shape(array, self._output[:axis] + self._output[axis + 1 :], sizes, "classes")
         if not array.size:
             return array.astype(np.int64, copy=False)
@@ -61,7 +108,8 @@ class Labels:
         low, high, classes = int(counted.min()), int(counted.max()), self._output[axis]
         if low < 0:
             # ONNX would silently count a negative class from the end.
-            raise self._refused(f"label {low}; classes are integers from 0")
+            remedy = negative_remedy(low, high)
+            raise self._refused(f"label {low}; classes are integers from 0; {remedy}")
         if isinstance(classes, int) and high >= classes:
             raise self._refused(
                 f"label {high}; the model tells {classes} classes apart, 0 to {classes - 1}"

@@ -274,6 +274,7 @@ class OnnxModel(Model):
         "data_source": ("train", "train_adjusted")
     }
     config: OnnxModelConfig
+    _loss_checked = False  # see `_check_loss`
 
     def __init__(self, config: OnnxModelConfig) -> None:
         """Read the model.
@@ -319,13 +320,23 @@ class OnnxModel(Model):
         return found
 
     def check_trains(self) -> None:
-        """Differentiate the model.
+        """Differentiate the model, and see that its loss is of what its output is.
 
         Raises:
             UnsupportedGradient, GradientRuleError: an op that gradients do not pass.
             InvalidForwardModel: a tensor may be a weight as well as a constant.
+            LossDoesNotFit: as of a Softmax before a loss that applies one itself.
         """
+        self._check_loss()
         self._graphs.derive()
+
+    def _check_loss(self) -> None:
+        """Check once that the loss is of what the output is. Raises LossDoesNotFit."""
+        if not self._loss_checked:
+            remark = self._graphs.check_loss()
+            self._loss_checked = True
+            if remark:
+                logger.warning("%s: %s", self.TYPE_NAME, remark)
 
     def bind(self, dependencies: Mapping[str, Component]) -> None:
         """Receive what it depends on, and differentiate where the program trains.
@@ -478,7 +489,9 @@ class OnnxModel(Model):
 
         Raises:
             ParameterMismatch: the gradient holds NaN or infinity.
+            LossDoesNotFit: as `check_trains`.
         """
+        self._check_loss()
         inputs = self._inputs(input)
         labels = self._target(target, inputs)
         stepper = self._stepper()
@@ -508,7 +521,9 @@ class OnnxModel(Model):
             ComponentError: the input is not one float32 tensor of the declared shape, or the model
                 trains in a form of its own (running statistics, masks, float16).
             ParameterMismatch: the input, the loss or a gradient holds NaN or infinity.
+            LossDoesNotFit: as `check_trains`.
         """
+        self._check_loss()
         inputs = self._pullable(input, to_input=True)
         labels = self._target(target, inputs)
         feeds = [*self._split(self._params), *inputs, labels]

@@ -7,6 +7,7 @@ settings, the same flat vector, the same saved state; PyTorch computes instead o
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
 from bbnode.components.autodiff import TrainingGraphs
+from bbnode.components.autodiff.ends import chain_ends, check_loss, check_values
 from bbnode.components.autodiff.forward import read_forward
 from bbnode.components.autodiff.losses import find_loss
 from bbnode.components.autodiff.modes import TrainingMode
@@ -54,6 +56,8 @@ from bbnode.components.registry import checked_config, register_component
 from bbnode.components.settings import content_setting, local_setting
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.values import Composite, Value
+
+logger = logging.getLogger(__name__)
 
 _CLASS_NAME: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d{1,3})?\Z")
@@ -109,6 +113,10 @@ class _NetFacts:
 
     def derive(self) -> None:
         """Do nothing: PyTorch differentiates what it has computed."""
+
+    def check_loss(self) -> str:
+        """Return "": what a module ends in is seen when it is called, by `_probe`."""
+        return ""
 
 
 @register_component
@@ -194,6 +202,7 @@ class TorchModel(OnnxModel):
         Raises:
             DataUnavailable: the data source can't load them.
             DataDoesNotFit: the module does not take them, or its output not their labels.
+            LossDoesNotFit: the module ends in what its loss does itself, as a Softmax.
         """
         if self.has_dependency("data_source"):
             self._check_data()
@@ -445,13 +454,20 @@ class TorchModel(OnnxModel):
         if schema.feature_range is not None:
             examples[1:] = schema.feature_range[1]  # the greatest id of a token
         try:
-            with net.computing(None), net.torch.no_grad():
-                output = tuple(net.outputs([examples])[0].shape)
+            with net.computing(None):
+                made = net.outputs([examples])[0]
         except ComponentError as error:
             raise DataDoesNotFit(f"{where}: {error}") from error
+        output = tuple(made.shape)
         loss = find_loss(self.config.loss)
-        sizes = output[1:]
         axis = self.config.class_axis % len(output) if output else 0
+        classes = output[axis] if output and loss.class_labels else None
+        name = type(net.module).__name__
+        remark = check_loss(loss.name, chain_ends(net.last_ops(made)), name, classes)
+        if remark:
+            logger.warning("%s: %s", self.TYPE_NAME, remark)
+        check_values(loss.name, _numpy(made.float()), axis)
+        sizes = output[1:]
         labels = sizes[: axis - 1] + sizes[axis:] if loss.class_labels else sizes
         dtype = "int64" if loss.class_labels else "float32"
         check_labels(

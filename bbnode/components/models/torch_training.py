@@ -129,6 +129,14 @@ class TorchNet:
                 f"{shapes}: {first_line(error)}"
             ) from error
 
+    def last_ops(self, output: Tensor) -> Iterator[str]:
+        """Yield the types of the ops that made an output, the last one first, along one input."""
+        step = output.grad_fn
+        while step is not None:
+            name, _, _ = type(step).__name__.partition("Backward")
+            yield name.removesuffix("Forward")
+            step = step.next_functions[0][0] if step.next_functions else None
+
     def loss(self, output: Tensor, target: Value) -> Tensor:
         """Return the mean loss, a scalar, with labels as they are for OnnxModel."""
         recipe = self.recipe

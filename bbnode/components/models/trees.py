@@ -17,14 +17,17 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from bbnode.components.contracts import Model, OpContext, OutputKind, offload
+from bbnode.components.contracts import DataSource, Model, OpContext, OutputKind, offload
+from bbnode.components.data.schema import DataSchema
 from bbnode.components.errors import (
     BackendUnavailable,
+    DataDoesNotFit,
     NotExportable,
     ParameterMismatch,
     TrainingFailed,
     UnsupportedByModel,
 )
+from bbnode.components.models.labels import negative_remedy
 from bbnode.components.registry import register_component
 from bbnode.ir import codec, types
 from bbnode.ir.installation import install
@@ -44,6 +47,7 @@ UNUSED: Final = -2  # likewise, of what a tree needs no node for; the other colu
 
 _ML_OPSET: Final = 3
 _LARGEST: Final = float(np.finfo(np.float32).max)
+_MAX_CLASSES: Final = 1024  # each has trees of its own
 _MAX_LEAVES: Final = 4096
 
 
@@ -107,7 +111,8 @@ class BoostedTrees(Model):
         super().__init__(config)
         c = config
         self.require(c.features >= 1, f"features is {c.features}; 1 or more")
-        self.require(c.classes == 0 or 2 <= c.classes <= 1024, "classes: 0, or 2 to 1024")
+        good = c.classes == 0 or 2 <= c.classes <= _MAX_CLASSES
+        self.require(good, f"classes: 0, or 2 to {_MAX_CLASSES}")
         self.require(2 <= c.leaves <= _MAX_LEAVES, f"leaves: 2 to {_MAX_LEAVES}")
         self.require(
             min(c.max_depth, c.seed) >= 0 and min(c.min_leaf, c.max_trees) >= 1,
@@ -118,6 +123,52 @@ class BoostedTrees(Model):
             self.require(0 < value < math.inf, f"{name} is {value}; a number above 0")
         self.require(0 <= c.l2 < math.inf, f"l2 is {c.l2}; 0 or more")
         self._trees = np.zeros((0, nodes_of(c.leaves), COLUMNS), np.float32)
+
+    @offload(reads_only=True)
+    def bootstrap(self, ctx: OpContext) -> None:
+        """Compare the data with the settings, where the program trains on them.
+
+        Raises:
+            DataUnavailable: the data source can't load them.
+            DataDoesNotFit: they have other features, or labels that are no classes.
+        """
+        if not self.has_dependency("data_source"):
+            return
+        source: DataSource = self.dependency("data_source")
+        schema = source.schema()
+        why = "" if schema is None else self._misfit(schema)
+        if why:
+            source.forget()  # others may stand there the next time
+            raise DataDoesNotFit(
+                f"{source.TYPE_NAME} of slot {self.depends['data_source']!r} does not fit "
+                f"{self.TYPE_NAME}: {why}"
+            )
+
+    def _misfit(self, schema: DataSchema) -> str:
+        """Return why data of this schema can't be trained on; "" where they can."""
+        c, labels = self.config, schema.labels
+        column = f" in {schema.label_name!r}" if schema.label_name else ""
+        if schema.features.shape != (c.features,):
+            return f"the program takes {c.features} features, the data have {schema.features}"
+        if labels.shape not in ((), (1,)):
+            return f"labels{column} are {labels}, one number for each example is taken"
+        span = schema.label_range or schema.value_range
+        if c.classes and span is not None:
+            if span[0] < 0:
+                remedy = negative_remedy(int(span[0]), int(span[1])).partition(", or set")[0]
+                return f"the data have the label {span[0]:g}{column}; {remedy}"
+            if span[1] >= c.classes:
+                return (
+                    f"the program tells {c.classes} classes apart, 0 to {c.classes - 1}, and labels"
+                    f"{column} are up to {span[1]:g}; number the classes from 0, or compile for "
+                    "more"
+                )
+        if not c.classes and len(schema.classes) > 1:
+            return (
+                f"labels{column} are names, numbered from 0, which a regression would take for "
+                f"quantities; compile with classes={len(schema.classes)}"
+            )
+        return ""
 
     @property
     def outputs(self) -> int:

@@ -9,6 +9,7 @@ record of a run holds the results, and a replay, which has no secrets, takes the
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from typing import ClassVar, Final, TypeVar
 
@@ -29,6 +30,8 @@ from bbnode.components.secure_aggregation.plan import RoundPlan, SecAggConfig
 from bbnode.ir.decoding import shown
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Metadata, Value
+
+logger = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 
@@ -54,6 +57,7 @@ class SecAggClient(ProtocolComponent):
         self._plan = RoundPlan.of(config)
         self._rounds: dict[PeerId, tuple[bytes, ClientRound]] = {}  # by server, oldest first
         self._used: dict[bytes, None] = {}  # rounds that it took part in, oldest first
+        self._is_light = False  # weighs less than its examples, which it said
 
     @offload
     def advertise_keys(self, ctx: OpContext, round: Value) -> bytes:
@@ -98,8 +102,20 @@ class SecAggClient(ProtocolComponent):
             raise NotMaskable(f"{self.TYPE_NAME}: num_samples is {shown(weight)}, no whole number")
         if not isinstance(tensor, np.ndarray):
             raise NotMaskable(f"{self.TYPE_NAME}: {shown(tensor)} is no tensor")
+        if not self.config.equal_weights and weight > self.config.max_samples:
+            self._say_light(weight)
         words = self._step(ctx, lambda: found.mask(body, tensor, weight, ctx.random_bytes))
         return words.view(np.uint8), Metadata()
+
+    def _say_light(self, weight: int) -> None:
+        """Log once that this client weighs less than its examples."""
+        if not self._is_light:
+            self._is_light = True
+            logger.warning(
+                "%s: %d examples count as %d, the most that one client weighs (max_samples); raise "
+                "it in the program, where larger clients are to weigh more",
+                self.TYPE_NAME, weight, self.config.max_samples,
+            )  # fmt: skip
 
     @offload
     def confirm(self, ctx: OpContext, listing: Value) -> bytes:

@@ -1,7 +1,7 @@
-"""References made from the code: the keys of node.toml, its bounds, and components' settings.
+"""References made from the code: the keys of node.toml, and components' settings.
 
 Rule: nothing is said here that does not stand with the thing itself: the models of the
-configuration, `ir.caps`, `TransportLimits`, the Config dataclasses of components. docs/config.md
+configuration, the Config dataclasses of components. Bounds are in `limits`. docs/config.md
 and docs/components-reference.md are this output (`bbnode config reference --markdown`), which a
 test compares.
 """
@@ -13,16 +13,10 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from bbnode.daemon.config import LimitsSection, RelaySection, Section, keys, table_of, tables
+from bbnode.daemon.config import LimitsSection, keys, table_of, tables
 from bbnode.daemon.config.sources import toml_value
-from bbnode.ir import caps
-from bbnode.ir.caps import Cap
-from bbnode.transport.limits import TransportLimits
-
-_WIDTH = 100
 
 
 def as_toml() -> str:
@@ -35,7 +29,7 @@ def as_toml() -> str:
         if heading != table:
             table = heading
             lines += ["", f"# {heading}"]
-        unit = _unit(field)
+        unit = unit_of(field)
         lines.append(f"#   {path[-1]} = {_default(field)}{f'  ({unit})' if unit else ''}")
         lines.append(f"#       {field.description}")
     return "\n".join(lines).strip("\n") + "\n"
@@ -50,8 +44,8 @@ def config_markdown() -> str:
         "`bbnode/daemon/config`. Unknown keys are errors, and a value has to be of the type that",
         'stands here: "3" is not 3. A key comes from the defaults, the file, the environment',
         "(`BBNODE_<SECTION>__<KEY>`) or a flag (`--set section.key=value`); the last one wins.",
-        "`bbnode config show --origin` says where each value of a node came from, `bbnode config",
-        "reference --limits` prints the bounds that are not keys as well.",
+        "`bbnode config show --origin` says where each value of a node came from; the bounds that",
+        "are no keys, and the job that each allows, are in [limits.md](limits.md).",
         "",
         "Paths, settings of slots that are paths too, count from the folder of the file; those of",
         "flags from the current directory. Modules (`artifact.module`, `node.components`) are",
@@ -69,11 +63,11 @@ def config_markdown() -> str:
             if shown == "`(unset)`":
                 shown = "unset"
             if model is LimitsSection and name in default:
-                shown = _number(default[name])
-                shown += f" (edge: {_number(edge[name])})" if edge[name] != default[name] else ""
+                shown = number(default[name])
+                shown += f" (edge: {number(edge[name])})" if edge[name] != default[name] else ""
             key = field.alias or name
             kind = _kind(schema["properties"][key], schema.get("$defs", {}))
-            rows.append((f"`{key}`", kind, shown, _unit(field), field.description or ""))
+            rows.append((f"`{key}`", kind, shown, unit_of(field), field.description or ""))
         if rows:
             title, about = _heading(path), inspect.getdoc(model) or ""
             if not path:  # the free table beside the sections
@@ -81,7 +75,7 @@ def config_markdown() -> str:
                 rows = []
             lines += ["", f"## `{title}`", ""]
             lines += [about, ""]
-            lines += _table(("Key", "Type", "Default", "Unit", "Meaning"), rows) if rows else []
+            lines += table(("Key", "Type", "Default", "Unit", "Meaning"), rows) if rows else []
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -104,7 +98,7 @@ def components_markdown() -> str:
         lines += ["", f"## `{name}`", "", f"Role: {', '.join(roles_of(cls))}."]
         lines += ["", *summary(cls).splitlines()]
         rows = [setting.row() for setting in component_settings(cls.Config)]
-        lines += ["", *_table(("Setting", "Type", "Default", "Meaning"), rows)] if rows else []
+        lines += ["", *table(("Setting", "Type", "Default", "Meaning"), rows)] if rows else []
         if not rows:
             lines += ["", "It has no settings."]
     return "\n".join([*lines, *_gradient_ops()]) + "\n"
@@ -121,7 +115,7 @@ def _gradient_ops() -> list[str]:
         "The ops of ONNX that a model may have between its parameters and its loss, by family of",
         "rules (`bbnode/components/autodiff/rules`).",
         "",
-        *_table(("Family", "Ops"), rows),
+        *table(("Family", "Ops"), rows),
     ]
 
 
@@ -176,43 +170,6 @@ def component_settings(config: type) -> Iterator[ComponentSetting]:
         )
 
 
-def every_limit() -> list[Cap]:
-    """Return all bounds: those that stand, those of the transport, those that can be configured."""
-    return [
-        *caps.TABLE,
-        *caps.settable("Connections and queues", TransportLimits()),
-        *_counting_keys("limits", LimitsSection(), LimitsSection().effective()),
-        *_counting_keys("relay", RelaySection(), RelaySection().model_dump()),
-    ]
-
-
-def limits_text() -> str:
-    """Return all bounds as text, by section: name, value, unit and reason of each."""
-    lines: list[str] = []
-    for section, limits in groupby(every_limit(), key=lambda cap: cap.section):
-        lines += ["", section]
-        for cap in limits:
-            lines.append(f"  {cap.name} = {_number(cap.value)} {cap.unit}".rstrip())
-            lines += textwrap.wrap(
-                cap.reason, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
-            )
-    return "\n".join(lines).strip("\n") + "\n"
-
-
-def _counting_keys(name: str, section: Section, values: Mapping[str, Any]) -> list[Cap]:
-    return [
-        Cap(
-            section=f"[{name}] of the configuration",
-            name=key,
-            value=values[key],
-            unit=_unit(field),
-            reason=field.description or "",
-        )
-        for key, field in type(section).model_fields.items()
-        if _unit(field)
-    ]
-
-
 def _attributes(config: type) -> dict[str, str]:
     """Return what docstrings say of each field, below `Attributes:` or after its name."""
     said: dict[str, str] = {}
@@ -261,14 +218,15 @@ def _kind(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
             return str(schema.get("format", "text"))
         case "integer" | "number" as kind:
             bounds = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"))
-            said = [f"{sign} {_number(schema[key])}" for key, sign in bounds if key in schema]
+            said = [f"{sign} {number(schema[key])}" for key, sign in bounds if key in schema]
             return ", ".join([kind, *said])
         case "boolean":
             return "true or false"
     return "any"
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
     for row in (head, ("---",) * len(head), *rows):
         cells = (cell.replace("|", "\\|").replace("<", "&lt;") for cell in row)
         yield f"| {' | '.join(cells)} |"
@@ -287,10 +245,12 @@ def _default(field: Any) -> str:
     return "(unset)" if field.default is None else toml_value(field.default)
 
 
-def _unit(field: Any) -> str:
+def unit_of(field: Any) -> str:
+    """Return the unit of a key of the configuration; "" for one that counts nothing."""
     return str((field.json_schema_extra or {}).get("unit", ""))
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Return a number with its thousands, "none" for no bound."""
     # Older releases of pydantic give whole bounds of a number as floats.
     return "none" if value is None else f"{int(value) if value == int(value) else value:,}"

@@ -1,0 +1,513 @@
+"""Limits: all are in one list, and each is reached by a test that sees its typed failure."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from onnx import ModelProto, StringStringEntryProto, helper
+
+from bbnode.cli.main import main
+from bbnode.cli.stages import StageRefused, parse_stage
+from bbnode.compiler import Compiler
+from bbnode.components.autodiff.errors import InvalidForwardModel
+from bbnode.components.data import partition
+from bbnode.components.errors import ComponentError, InvalidComponentConfig
+from bbnode.components.indexes.filters import FilterRefused, conditions
+from bbnode.components.indexes.summary import centroids_of
+from bbnode.components.models.lora import Lora
+from bbnode.components.models.mlp import mlp_forward
+from bbnode.components.registry import component_class
+from bbnode.components.settings import UnreadableSettings, stored_settings
+from bbnode.daemon.config.limits import every_limit, in_words, job_of
+from bbnode.dsl import BadArgument, Graph, Module, OnnxModule, PeerSelectorSlot, types
+from bbnode.dsl.core.names import check_name
+from bbnode.dsl.errors import BadCut, BadName, RecursiveModule
+from bbnode.engine.limits import InvalidLimit, Limits
+from bbnode.ir.address import address_from_bytes, parse_address
+from bbnode.ir.bounds import OutOfBounds, check_bounds
+from bbnode.ir.codec import decode_value, encode_value
+from bbnode.ir.envelope import (
+    EdgeRttReport,
+    SlotFill,
+    WireEnvelope,
+    decode_envelope,
+    encode_envelope,
+)
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.intake import ModelNotTaken, read_model
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import Composite
+from bbnode.programs import FederatedHistograms, FederatedQuantiles, SecureTraining
+
+ROOT = Path(__file__).parents[2]
+LIMITS = {cap.name: cap for cap in every_limit()}
+
+# --- the list ---------------------------------------------------------------------------------
+
+# Constants whose names are those of bounds, and that bound nothing that a job could meet.
+_BOUND = re.compile(r"_?(\w+_)?(MAX|MOST|LONGEST|TIMEOUT)(_\w+)?")
+# Of texts for people, of numbers of other formats (64 bits), of the compiler's and the runtime's
+# own work where more is slower or wider and nothing is refused, and of tests and simulations.
+_FOR_PEOPLE = re.compile(
+    r"_?(MAX|MOST)_(\w*SHOWN\w*|TOLD|NAMED|NAMES|LISTED\w*|SAID\w*|REASONS?\w*|DETAIL|CHARS|"
+    r"TEXT|FRAMES|FILES|CAUSES|LEFT_OUT|ARGUMENT\w*|BOXES|OPS|\w*_CHARS|EXCEPTION\w*|PLAIN_INTEGER|"
+    r"PARAMETERS_SHOWN|LEFT_SHOWN|HASHED_BYTES|LOG_BYTES_AT_ONCE|PID_DIGITS|PORT_TRIES)|"
+    r"SHOWN_\w+|MOST_TOLD"
+)
+_OF_FORMATS = re.compile(
+    r"_?(MAX|MOST)_(INT64|U64|SITE|SITE_ID|SERIAL|SEED|SETTING|COUNT|COUNTED|LABEL|LABEL_CHARS|"
+    r"NS|VERSION|KIND|EXPONENT|VARINT_BYTES|UNIX_S|ID_DIGITS|DECIMALS|ABS_LOSS|STEPS|LENGTH|"
+    r"WINDOW_BYTES|DEADLINE_NS|STRING_BYTES|IMPORTS|UTILITY)|OP_\w+|DEADLINE_\w+"
+)
+_OF_WORK = {
+    # Wider or slower beyond, or forgotten: nothing is refused.
+    "LONGEST_INLINE", "_LONGEST_INLINE_BYTES", "MAX_COPIED_CONSTANT_BYTES", "MAX_REPEATED_NODES",
+    "MAX_INFERRED_ELEMENTS", "MAX_SQUARED", "_MOST_CANCELLED", "_MOST_NODES", "_MOST_ELEMENTS",
+    "_MOST_POSITIONS", "_MOST_ONES", "_MAX_FORMS", "_MOST_ARRANGED_BYTES", "DIGITS_MAX",
+    "_MAX_CENTROIDS_KEPT", "_MOST_GROWN_BYTES", "_MAX_MASKS", "MOST_LEVELS", "_MAX_AGE",
+    "_MAX_FINISHED", "_MAX_FAILURES", "_MAX_MISSES", "_MAX_LOOKED_AT", "_MOST_ROUNDS",
+    "MAX_RECV", "_MAX_BATCH", "_MAX_LEARNED_BYTES", "_MAX_LAYOUTS", "_MAX_PEER_BYTES",
+    "_MAX_FLAG_BYTES", "_MAX_READ_BYTES", "_MAX_SCOPES", "MAX_PLACES", "MAX_FULL_MESH",
+    "MAX_EVENTS_PER_TURN", "_USER_TIMEOUT_MS", "MAX_WRITING_S", "_MAX_NESTED", "PROBE_TIMEOUT_S",
+    "TIMEOUT_S", "FIRST_STOP_TIMEOUT_S", "ASK_TIMEOUT_S", "_MAX_REASON_BYTES", "TIMEOUT",
+    "_TIMEOUT",
+    "_MAX_RANK", "_MAX_HEAD_DEPTH", "_MAX_HEAD_BYTES", "_MAX_INPUT_DEPTH", "_MAX_PEERS",
+    # Derived from others in the list.
+    "_MAX_VALUES", "MAX_MEMBERSHIP_BYTES", "MAX_REFUSAL_BYTES", "MAX_QUIET_NS", "MAX_SAMPLES",
+    "MAX_ROUNDS",
+    # Of simulations.
+    "_MAX_LATENCY_NS", "_MAX_JITTER_NS", "_MAX_PER_MILLE", "_MAX_DRIFT_PPM", "MAX_DRIFT_PPM",
+    "_MAX_BYTES", "_MAX_DEPTH", "_MAX_PASSED_OVER",
+}  # fmt: skip
+
+
+def constants() -> list[tuple[str, str]]:
+    """Module and name of each constant that is called as a bound."""
+    found = []
+    for path in sorted((ROOT / "bbnode").rglob("*.py")):
+        if path.name == "caps.py":
+            continue
+        module = ".".join(path.relative_to(ROOT / "bbnode").with_suffix("").parts)
+        for node in ast.parse(path.read_text("utf-8")).body:
+            target = node.target if isinstance(node, ast.AnnAssign) else None
+            if isinstance(node, ast.Assign):
+                target = node.targets[0]
+            if isinstance(target, ast.Name) and target.id.isupper() and _BOUND.fullmatch(target.id):
+                found.append((module, target.id))
+    return found
+
+
+def test_every_constant_that_bounds_is_in_the_list() -> None:
+    """One more is put into `limits.ELSEWHERE`, or into `ir.caps`, where it is a stranger's."""
+    missing = [
+        f"{module}.{name}"
+        for module, name in constants()
+        if f"{module}.{name}" not in LIMITS
+        and not (_FOR_PEOPLE.fullmatch(name) or _OF_FORMATS.fullmatch(name) or name in _OF_WORK)
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("call", ["maxlen=", "CapacityLimiter(", "Semaphore("])
+def test_no_queue_has_a_number_of_its_own(call: str) -> None:
+    bare = re.compile(re.escape(call) + r"\s*([2-9]|\d\d)\d*[,)]")
+    found = [
+        str(path)
+        for path in (ROOT / "bbnode").rglob("*.py")
+        if bare.search(path.read_text("utf-8"))
+    ]
+    assert not found
+
+
+def test_every_limit_says_what_it_is_of_and_how_it_is_changed() -> None:
+    places = [(cap.section, cap.name) for cap in every_limit()]
+    assert len({*places}) == len(places)
+    for cap in every_limit():
+        assert cap.reason, cap
+        assert job_of(cap), cap
+        if cap.section.startswith("[") or cap.section in ("Arguments of programs",):
+            assert cap.setting, cap
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [
+        (None, "bytes", "no bound"), (300, "bytes", "300 bytes"), (64 << 10, "bytes", "64 KiB"),
+        ((1 << 31) - 1, "bytes", "2 GiB"), (86_400, "s", "1 day"), (0.02, "s", "0.02 s"),
+        (86_400 * 10**9, "ns", "1 day"), (1500, "ms", "1.5 seconds"),
+        (4096, "peers", "4,096 peers"),
+        (90.0, "s", "1.5 minutes"), (2, "", "2"),
+    ],
+)  # fmt: skip
+def test_a_limit_is_told_in_words(value: Any, unit: str, words: str) -> None:
+    assert in_words(value, unit) == words
+
+
+# --- each is reached ----------------------------------------------------------------------------
+
+
+def config(type_name: str, **fixed: Any) -> Callable[[str], Callable[[Any], None]]:
+    """Return what makes a component with a setting at its bound, and beyond it."""
+
+    def of(field: str) -> Callable[[Any], None]:
+        def reach(most: Any) -> None:
+            cls = component_class(f"bbnode.{type_name}")
+            for value in (most, most + 1):
+                wanted = cls.Config(**{**fixed, field: value})
+                if value == most:
+                    cls(wanted)
+                    continue
+                with pytest.raises(InvalidComponentConfig, match=field.split("_")[0]):
+                    cls(wanted)
+
+        return reach
+
+    return of
+
+
+def refusing(error: type[BaseException], act: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Return what acts with a bound, and is refused beyond it."""
+
+    def reach(most: Any) -> None:
+        act(most)
+        with pytest.raises(error):
+            act(most + 1)
+
+    return reach
+
+
+def _draws(count: int) -> None:
+    """As many peers as there are draws, of one class."""
+    partition._refuse_draws(count)
+
+
+REACHED: dict[str, Callable[[Any], None]] = {
+    "components.models.lora._MOST_RANK": refusing(
+        InvalidForwardModel, lambda n: Lora(targets=("w",), rank=n).check()
+    ),
+    "components.models.trees._MAX_CLASSES": config("BoostedTrees", features=3)("classes"),
+    "components.models.trees._MAX_LEAVES": config("BoostedTrees", features=3)("leaves"),
+    "components.data.partition.MAX_DRAWS": refusing(ValueError, _draws),
+    "components.data.text._MAX_LENGTH": config("TextDataSource", path="t.txt")("length"),
+    "components.codecs.integers._MAX_BLOCK": config("Int8Codec")("block"),
+    "components.codecs.power_sgd._MAX_RANK": config("PowerSGDCodec")("rank"),
+    "components.codecs.quantizers._MAX_PART": config("ProductQuantizer")("part"),
+    "components.codecs.quantizers._MAX_WORDS": config("ProductQuantizer")("words"),
+    "components.indexes.collection.MAX_DIMENSIONS": config("FlatIndex")("dimensions"),
+    "components.indexes.hnsw.MAX_LINKS": config("HnswIndex", dimensions=4)("m"),
+    "components.indexes.hnsw.MAX_EXPANSION": config("HnswIndex", dimensions=4)("ef_search"),
+    "components.indexes.ivf_pq.MAX_LISTS": config("IvfPqIndex", dimensions=4)("lists"),
+    "components.indexes.ivf_pq.MAX_RERANK": config("IvfPqIndex", dimensions=4)("rerank"),
+    "components.indexes.approximate.MAX_THREADS": config("HnswIndex", dimensions=4)("threads"),
+    "components.selectors.centroids._MAX_CENTROIDS": config("CentroidSelector")("max_centroids"),
+    "components.selectors.cyclon._MAX_VIEW": config("Cyclon")("view_size"),
+    "components.selectors.hyparview._MAX_ACTIVE": config("HyParView")("active_size"),
+    "components.selectors.hyparview._MAX_PASSIVE": config("HyParView")("passive_size"),
+    "components.selectors.hyparview._MAX_WALK": config("HyParView")("active_walk"),
+    "components.selectors.kademlia._MAX_K": config("Kademlia")("k"),
+    "components.selectors.random_walk._MAX_HOPS": config("RandomWalk")("hops"),
+    "components.selectors.random_walk._MAX_WALKS": config("RandomWalk")("walks"),
+    "components.selectors.random_walk._MAX_POOL": config("RandomWalk")("pool_size"),
+    "components.peer_registry.server.MAX_TTL_S": config("GlobalRegistryServer")("ttl_s"),
+    "components.secure_aggregation.plan.MAX_CLIENTS": refusing(
+        BadArgument, lambda n: SecureTraining(model=(4, 2), clients=n, clip=1.0).check()
+    ),
+    "programs.statistics.MAX_BINS": refusing(
+        BadArgument, lambda n: FederatedHistograms(bins=n).check()
+    ),
+    "compiler.driver.compiler.MAX_PER_HOP_BUDGET_NS": refusing(
+        ValueError, lambda n: Compiler().with_per_hop_budget_ns(n)
+    ),
+    "dsl.core.names.MAX_NAME_LENGTH": refusing(BadName, lambda n: check_name("name", "a" * n)),
+    "max_deadline_s": refusing(InvalidLimit, lambda n: Limits(wait_s=n)),
+    "max_peer_id_chars": lambda n: _peer_id(n),
+    "max_settings_values": lambda n: _settings(n),
+}
+
+
+def _graph(**parts: Any) -> ModelProto:
+    made = ModelProto(ir_version=10, opset_import=[helper.make_opsetid("", 21)])
+    made.graph.name = "g"
+    made.graph.node.add(op_type="Add", input=["x", "x"], output=["y"])
+    for name, value in parts.items():
+        getattr(made.graph.node[0], name).extend(value)
+    return made
+
+
+def _nested(depth: int) -> ModelProto:
+    made = _graph()
+    graph = made.graph
+    for _ in range(depth):
+        graph = graph.node.add(op_type="If").attribute.add(name="then_branch", type=5).g
+    graph.node.add(op_type="Identity")
+    return made
+
+
+def _typed(depth: int) -> ModelProto:
+    made = _graph()
+    kind = made.graph.input.add(name="x").type
+    for _ in range(depth - 1):
+        kind = kind.sequence_type.elem_type
+    kind.tensor_type.elem_type = 1
+    return made
+
+
+def _axes(count: int) -> ModelProto:
+    made = _graph()
+    shape = made.graph.input.add(name="x").type.tensor_type.shape
+    for _ in range(count):
+        shape.dim.add(dim_value=1)
+    return made
+
+
+def _noted(**parts: Any) -> ModelProto:
+    made = _graph()
+    for name, value in parts.items():
+        getattr(made, name).extend(value)
+    return made
+
+
+def _entries(count: int) -> list[Any]:
+    return [StringStringEntryProto(key=f"k{n}", value="v") for n in range(count)]
+
+
+def _envelope(**fields: Any) -> None:
+    fill = SlotFill(dest_suffix=fields.pop("suffix", b"x"), payload=b"", type_hash=1)
+    given = {"dest_peer_addresses": (), "fills": (fill,), **fields}
+    decode_envelope(b"".join(bytes(part) for part in encode_envelope(WireEnvelope(**given))))
+
+
+def _metadata(count: int) -> None:
+    raw = msgpack.packb({f"k{n}": n for n in range(count)})
+    decode_value(types.METADATA, raw)
+
+
+REACHED |= {
+    "max_name_chars": refusing(OutOfBounds, lambda n: check_bounds(_graph(output=["n" * n]))),
+    "max_text_chars": refusing(
+        OutOfBounds,
+        lambda n: check_bounds(
+            _noted(metadata_props=[StringStringEntryProto(key="a", value="v" * n)])
+        ),
+    ),
+    "max_ports": refusing(OutOfBounds, lambda n: check_bounds(_graph(input=["x"] * (n - 2)))),
+    "max_node_parts": refusing(
+        OutOfBounds, lambda n: check_bounds(_graph(metadata_props=_entries(n)))
+    ),
+    "max_function_parts": refusing(
+        OutOfBounds, lambda n: check_bounds(_noted(metadata_props=_entries(n)))
+    ),
+    "max_graph_depth": refusing(OutOfBounds, lambda n: check_bounds(_nested(n))),
+    "max_type_depth": refusing(OutOfBounds, lambda n: check_bounds(_typed(n))),
+    "ir.shapes.MAX_AXES": refusing(OutOfBounds, lambda n: check_bounds(_axes(n))),
+    "max_suffix_bytes": refusing(DecodeError, lambda n: _envelope(suffix=b"s" * n)),
+    "max_metadata_items": refusing(DecodeError, _metadata),
+    "dsl.core.recorder.MAX_MODULE_DEPTH": lambda n: _too_deep(n),
+    "dsl.onnx.cuts.MAX_STAGES": lambda n: _stages(n),
+    "components.data.images._MAX_SIDE": refusing(
+        InvalidComponentConfig,
+        lambda n: component_class("bbnode.ImageFolderDataSource")(
+            component_class("bbnode.ImageFolderDataSource").Config(path="x", size=(n, 8))
+        ),
+    ),
+    "cli.commands.rounds.MAX_LAST": lambda n: _too_much("rounds", "--last", str(n + 1)),
+    "cli.commands.network.MAX_DAYS": lambda n: _too_much("network", "create", "--days", str(n + 1)),
+    "cli.stages.MAX_STAGE_CHARS": lambda n: _stage(n),
+}
+
+
+def _peer_id(most: int) -> None:
+    for count, part in ((most, "not a PeerId"), (most + 1, f"{most + 1} characters")):
+        with pytest.raises(DecodeError, match=part):
+            PeerId.parse("1" * count)
+
+
+def _refused(error: type[BaseException], act: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Return what acts beyond a bound alone, where the bound itself takes too much."""
+
+    def reach(most: Any) -> None:
+        with pytest.raises(error):
+            act(most + 1)
+
+    return reach
+
+
+def _hops(count: int) -> None:
+    class Sends(Module):
+        home = "peer"
+
+        def body(self, g: Graph) -> None:
+            peers = PeerSelectorSlot("peers", peer_class="peer").sample(
+                g, n=1, after=g.input("tick", types.TRIGGER)
+            )
+            g.net_out("word", peers, peers, hops=count)
+
+    Sends().build()
+
+
+def _filter(count: int) -> None:
+    conditions({"name in": json.dumps([*range(count)])})
+
+
+REACHED |= {
+    "max_digest_bytes": refusing(DecodeError, lambda n: PeerId(bytes((0, n)) + bytes(n))),
+    "max_address_bytes": _refused(DecodeError, lambda n: address_from_bytes(bytes(n))),
+    "max_address_chars": _refused(DecodeError, lambda n: parse_address("/" * n)),
+    "max_source_bytes": _refused(DecodeError, lambda n: _envelope(src_peer_bytes=b"p" * n)),
+    "max_rtt_reports": refusing(
+        DecodeError,
+        lambda n: _envelope(edge_rtt_reports=(EdgeRttReport(site=1, srtt_ns=1, rttvar_ns=1),) * n),
+    ),
+    "max_dimensions": refusing(
+        DecodeError,
+        lambda n: decode_value(types.TENSOR_FLOAT, encode_value(np.zeros((1,) * n, np.float32))),
+    ),
+    "max_children": _refused(DecodeError, lambda n: encode_value(Composite([np.zeros(1)] * n))),
+    "max_texts": _refused(DecodeError, lambda n: encode_value(np.full(n, "a", object))),
+    "max_scalar_bytes": _refused(
+        DecodeError, lambda n: decode_value(types.METADATA, msgpack.packb({"k": "v" * n}))
+    ),
+    "ir.intake.MAX_GRAPH_DEPTH": _refused(ModelNotTaken, lambda n: read_model(_nested(n + 1))),
+    "dsl.core.graph.MAX_HOPS": refusing(BadArgument, _hops),
+    "components.indexes.ivf_pq.MAX_PART": config("IvfPqIndex", dimensions=4)("part"),
+    "components.indexes.filters._MAX_LISTED": refusing(FilterRefused, _filter),
+    "components.indexes.summary.MAX_CENTROIDS": _refused(
+        ComponentError, lambda n: centroids_of(None, n)
+    ),
+    "components.placement.rendezvous._MAX_REPLICAS": _refused(
+        InvalidComponentConfig,
+        lambda n: component_class("bbnode.ItemPlacement")(
+            component_class("bbnode.ItemPlacement").Config(replicas=n)
+        ),
+    ),
+    "components.models.torch_model._MAX_THREADS": _refused(
+        InvalidComponentConfig,
+        lambda n: component_class("bbnode.TorchModel")(
+            component_class("bbnode.TorchModel").Config(module="a:B", threads=n)
+        ),
+    ),
+    "programs.statistics.MAX_COUNTING_ROUNDS": _refused(
+        BadArgument, lambda n: FederatedQuantiles(bins=2, tolerance=2.0 ** -(n + 2)).check()
+    ),
+    "default_wait_s": lambda n: _waits(n),
+}
+
+
+def _waits(most: int) -> None:
+    assert Limits().wait_s == most
+    assert Limits().wait_ns == most * 10**9
+
+
+def _too_deep(most: int) -> None:
+    class Deeper(Module):
+        def body(self, g: Graph) -> None:
+            Deeper().call().build(g)
+
+    with pytest.raises(RecursiveModule, match=f"nests deeper than {most}"):
+        Deeper().build()
+
+
+def _stages(most: int) -> None:
+    model = mlp_forward((4, 3))
+    with pytest.raises(BadCut, match=f"from 1 to {most}"):
+        OnnxModule(model).split(stages=most + 1)
+
+
+def _too_much(*arguments: str) -> None:
+    assert main([*arguments]) == 2
+
+
+def _stage(most: int) -> None:
+    with pytest.raises(StageRefused, match=f"at most {most} are read"):
+        parse_stage("a" * (most + 1))
+
+
+def _settings(most: int) -> None:
+    for count, fits in ((most - 8, True), (most + 1, False)):
+        raw = msgpack.packb({"categories": [0] * count})
+        if fits:
+            assert len(stored_settings(raw)["categories"]) == count
+            continue
+        with pytest.raises(UnreadableSettings):
+            stored_settings(raw)
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_beyond_a_limit_is_a_typed_failure(name: str) -> None:
+    REACHED[name](LIMITS[name].value)
+
+
+def test_every_limit_has_a_test() -> None:
+    """A new one is reached in `REACHED`, or by name in another test; `LEFT` only gets shorter."""
+    words: set[str] = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        if path != Path(__file__):
+            words.update(re.findall(r"\w+", path.read_text("utf-8")))
+    without = {
+        cap.name
+        for cap in every_limit()
+        if cap.name not in REACHED
+        and {cap.name.rpartition(".")[2], cap.name.rpartition(".")[2].upper()}.isdisjoint(words)
+    }
+    assert without == {*LEFT.split()}
+
+
+# Limits that no test names yet.
+LEFT = """
+CentroidSelector.max_asked GlobalRegistryClient.max_view access.message_burst access_stall_s
+api.on_trio.MAX_WAITING_BYTES api.on_trio.MAX_WAITING_OUTPUTS
+components.autodiff.own_weights._MOST_ELEMENTS components.backends.isolation.shared._MAX_AXES
+components.backends.isolation.shared._MAX_HEAD_BYTES
+components.backends.isolation.shared._MAX_HEAD_VALUES
+components.backends.isolation.supervisor._MAX_TRIES components.backends.ort._MAX_RANKS
+components.codecs.base._MAX_HEADER_BYTES components.codecs.base._MAX_HEADER_VALUES
+components.codecs.base._MAX_RANK components.codecs.base._MAX_VALUES
+components.codecs.power_sgd._MAX_MATRICES components.codecs.quantizers._MAX_DIMENSIONS
+components.codecs.zstd._MAX_WINDOW_BYTES components.data.arrow_files.MAX_JSON_BYTES
+components.data.arrow_sizes._MAX_ENTRIES components.data.arrow_sizes._MAX_HEADER_BYTES
+components.data.arrow_sizes._MAX_MESSAGES components.data.columns._MOST_AXES
+components.data.images._MAX_DEPTH components.data.images._MAX_FILES
+components.data.item_files.sources._MAX_LINE_BYTES components.data.numpy_files._MOST_HEADER_BYTES
+components.data.statistics.MAX_LABELS components.data.statistics._MAX_FEATURES
+components.data.statistics._MAX_FILE_BYTES components.encoders.files._MAX_JSON_BYTES
+components.indexes.collection._MOST_WAITED_S components.indexes.directory._MAX_MANIFEST_BYTES
+components.indexes.filters._MAX_COLUMNS components.models.torch_model._MAX_EXAMPLE
+components.models.weights._MAX_LAYOUT_BYTES components.privacy.accounting.MAX_LEDGER_BYTES
+components.privacy.release.MAX_ROUNDS components.selectors.centroids._MAX_PEERS
+components.selectors.centroids._MAX_WIDTH components.selectors.kademlia._MAX_CALLERS
+components.selectors.kademlia._MAX_LOOKUPS components.selectors.random_walk._MAX_PASSED_ON
+components.wire_records._MAX_MESSAGE_BYTES cooling_s daemon.control.client.DEFAULT_TIMEOUT_S
+daemon.control.feed.MAX_IN_TRANSIT daemon.control.routes.MAX_ROUNDS
+daemon.control.routes.MAX_ROUNDS_BYTES daemon.control.routes.PING_TIMEOUT_S
+daemon.history.scalars.MAX_METRIC_NAME_BYTES daemon.history.store.BUSY_TIMEOUT_MS
+daemon.invoke.exact.MAX_EXACT_BYTES daemon.invoke.rounds.MAX_PEERS_OF_A_ROUND
+daemon.join.dial.ACCEPT_TIMEOUT_S daemon.join.dial.CONNECT_TIMEOUT_S
+daemon.network.dial_back.MAX_ASKED daemon.network.introductions.MAX_ASK_AGAIN_S
+daemon.network.restarts._MOST_WAITING daemon.observing.doctor.MAX_CLOCK_ERROR_US
+daemon.predicting.inputs._MAX_TEXT_BYTES daemon.testbed.run.GONE_TIMEOUT_S
+daemon.testbed.run.JOIN_TIMEOUT_S daemon.testbed.run.START_TIMEOUT_S
+daemon.testbed.run.STOP_TIMEOUT_S dial_back_every_s dsl.core.graph.MAX_VARIADIC_OUTPUTS
+dsl.onnx.load.MAX_OPS engine.ops.graphs.MAX_SINGLES engine.ops.graphs.MAX_VARIANTS
+engine.peers.backoff_table.MAX_DELAY_NS guest_s introductions_every_s ir.intake.MAX_MODEL_BYTES
+kept_items max_answers_remembered max_asked max_batch_reasons max_bye_bytes max_call_depth
+max_checkpoint_bytes max_chunk_bytes max_classes max_connections_per_peer max_cooling_s
+max_description_bytes max_dial_back_answer_bytes max_dial_back_askers max_dial_back_request_bytes
+max_dial_backs max_echoes max_ended_remembered max_envelope_head_bytes max_facts
+max_fill_head_bytes max_granted max_inlined_bytes max_inlined_growth max_integer_bytes
+max_introduction_askers max_join_ns max_key_chars max_learned max_list_items max_lists_waiting
+max_member_days max_message_depth max_of_use max_payload_address_bytes max_peer_list_bytes
+max_query_fields max_reasons max_recognised max_redeemers max_refusal_detail_bytes
+max_refusal_place_bytes max_refused_peers max_registries max_registry_class_chars max_search_bytes
+max_state_entries max_target_bytes max_token_chars max_tracked_peers max_uses max_wait_s max_words
+node.keep_rounds open_files pending_answer_s programs.retrieval.peers._MAX_BITS queued_items
+redial_denied_s redial_min_s remember_s room_check_s silence_s sim.network.DEFAULT_LIMIT_NS
+stranger_turn_us transport.libp2p.tcp.CONNECT_TIMEOUT_S write_failures
+"""
