@@ -59,7 +59,8 @@ PERPLEXITY = "perplexity"  # of the loss itself
 
 # Fields of `OnnxModelConfig` that a program gives by arguments of its own.
 _GIVEN = frozenset({"model", "loss", "learning_rate", "seed"})
-_PASSED = tuple(f for f in dataclasses.fields(OnnxModelConfig) if f.name not in _GIVEN)
+_OF_NODES = frozenset({"check"})  # which each node says for itself
+_PASSED = tuple(f for f in dataclasses.fields(OnnxModelConfig) if f.name not in _GIVEN | _OF_NODES)
 
 if TYPE_CHECKING:
     ModelSettings = ReadyProgram

@@ -45,6 +45,29 @@ class Labels:
             return self._classes(array, self._axis, sizes)
         return self._values(array, sizes)
 
+    def counted(self, target: Value) -> npt.NDArray[np.bool_]:
+        """Return for each example True if the loss counts a label of it."""
+        array = np.asarray(target)
+        counts = np.ones(array.shape, bool)
+        if self._axis is not None and array.dtype.kind in "iu":
+            counts &= array != self._settings.ignore_index
+            weights = np.asarray(self._settings.class_weights)
+            if weights.size:
+                counts &= weights[np.clip(array, 0, weights.size - 1)] != 0
+        return counts.reshape(len(array), -1).any(axis=1) if array.ndim else counts.reshape(1)
+
+    def drawn(self, shape: tuple[int, ...], seed: int) -> Value:
+        """Return made-up labels for an output of this shape, all of which count."""
+        rng = np.random.default_rng(seed)
+        if self._axis is None:
+            return rng.uniform(size=shape).astype(np.float32)
+        axis = self._axis
+        size = shape[axis] if axis < len(shape) else 1
+        known = np.arange(size)
+        counted = known[self.counted(known)] if size else known
+        picked = rng.choice(counted if counted.size else known, shape[:axis] + shape[axis + 1 :])
+        return np.asarray(picked, np.int64)
+
     def _classes(self, array: npt.NDArray[np.generic], axis: int, sizes: Sizes) -> Value:
         if array.dtype.kind not in "iu":
             raise self._refused(f"labels are {array.dtype}; classes are integers from 0")

@@ -6,6 +6,7 @@ that computes with it is an ONNX graph that the bound backend runs.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import math
@@ -55,6 +56,16 @@ from bbnode.components.errors import (
     TrainingFailed,
     WeightsNotFinite,
 )
+from bbnode.components.models.dry_run import (
+    MOST_PARAMETERS,
+    NODE_BUDGET_S,
+    SIZES,
+    DryRun,
+    FewExamples,
+    draw_features,
+    dry_run,
+    tried,
+)
 from bbnode.components.models.fit import check_fit
 from bbnode.components.models.labels import Labels
 from bbnode.components.models.lora import Lora, with_adapters, with_trained
@@ -69,7 +80,7 @@ from bbnode.components.models.weights import (
     unpack_state,
 )
 from bbnode.components.registry import checked_config, register_component
-from bbnode.components.settings import content_setting
+from bbnode.components.settings import content_setting, host_setting
 from bbnode.ir import intake
 from bbnode.ir.intake import ModelNotTaken, ModelSource
 from bbnode.ir.values import Composite, Metadata, Value
@@ -80,6 +91,7 @@ logger = logging.getLogger(__name__)
 Vector = npt.NDArray[np.float32]
 ModelContent: TypeAlias = bytes | str | Path
 
+_LOOKED_AT = 64  # first examples, of which a dry run takes those whose labels count
 _SCHEDULE_FIELDS = ("warmup_steps", "decay_steps", "decay_factor", "final_rate")
 
 # Ops that compute nothing of no rows, and so do not stumble over them.
@@ -90,6 +102,10 @@ _OF_ROWS = frozenset(
         "Sigmoid", "Softmax", "Softplus", "Sqrt", "Sub", "Tanh",
     }
 )  # fmt: skip
+
+# Ops behind which an input's ids are the same ones.
+_HAND_ON_IDS = frozenset({"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
+                          "Transpose"})  # fmt: skip
 
 _NOTHING_TO_SWITCH = (
     'mode="train" found no BatchNormalization and no Dropout in the model, so that it trains as '
@@ -180,6 +196,7 @@ class OnnxModelConfig:
         ignore_index: of losses of classes: a label that counts for nothing.
         class_axis: of losses of classes: the axis of the output with one number for each.
         huber_delta: of "huber": where it turns from quadratic to linear.
+        check: make a dry run on this node's first examples before it is ready.
     """
 
     model: bytes | str | Path = content_setting(read_model)
@@ -219,6 +236,7 @@ class OnnxModelConfig:
     ignore_index: int | None = None
     class_axis: int = -1
     huber_delta: float = 1.0
+    check: bool = host_setting(True)
 
 
 # Of products and sums of one call: up to there it takes less than a millisecond, where handing it
@@ -383,6 +401,65 @@ class OnnxModel(Model):
             needed += self._needed_to_train()
         for model in needed:
             self._prepare(model)
+        self._rehearse(ctx)
+
+    def _rehearse(self, ctx: OpContext) -> None:
+        """Make a dry run, on the first examples of the data where it trains on some.
+
+        Raises DryRunFailed, and what a check of examples raises.
+        """
+        if not self.config.check:
+            return
+        if self.size > MOST_PARAMETERS:
+            logger.info(
+                "no dry run at start: the model is large; `bbnode check` makes one",
+                extra={"parameters": self.size, "most": MOST_PARAMETERS},
+            )
+            return
+        trains = self.has_dependency("data_source")
+        batch = self._first_examples() if trains else None
+        made_up = batch is None
+
+        def run(examples: tuple[Value, Value]) -> DryRun:
+            few = FewExamples(examples)
+            # Of its own parameters and counters, with the same graphs, prepared once.
+            other = copy.copy(self)
+            other.bind({**self._dependencies, **({"data_source": few} if trains else {})})
+            return dry_run(
+                other,
+                ctx,
+                few,
+                methods=self._rehearsed if trains else frozenset(),
+                made_up=made_up,
+                whole=False,
+                budget_s=NODE_BUDGET_S,
+            )
+
+        report = run(batch) if batch is not None else tried(self, run)
+        if report is None:
+            return
+        for line in report.warnings:
+            logger.warning("%s: %s", self.TYPE_NAME, line)
+        for line in report.skipped:
+            logger.info("dry run: %s", line)
+
+    # Methods that a dry run at start calls, of a model that trains.
+    _rehearsed: ClassVar[frozenset[str]] = frozenset({"compute_loss", "train"})
+
+    def _first_examples(self) -> tuple[Value, Value] | None:
+        """Return as many examples of the data as a dry run takes, whose labels count; or None."""
+        source: DataSource = self.dependency("data_source")
+        found = source.first(_LOOKED_AT)
+        if found is None:
+            return None
+        features, labels = found
+        rows = np.flatnonzero(self._labels.counted(labels)) if len(labels) else np.arange(0)
+        if not rows.size:
+            return None
+        rows = np.resize(rows, SIZES[-1])
+        several = isinstance(features, Composite)
+        parts = [np.asarray(part)[rows] for part in (features if several else [features])]
+        return Composite(parts) if several else parts[0], np.asarray(labels)[rows]
 
     def _needed_to_train(self) -> tuple[ModelProto, ...]:
         """Return the graphs that `train` runs."""
@@ -414,6 +491,46 @@ class OnnxModel(Model):
     def trained(self) -> tuple[str, ...]:
         """The names of `layout` that steps move; the others are running statistics."""
         return tuple(self._trained)
+
+    def output_names(self) -> tuple[str, ...]:
+        """Return the names of what `forward` gives, in that order."""
+        return self._graphs.output_names
+
+    def parts(self, vector: Value) -> Mapping[str, Weights]:
+        """Return what a vector [P] has for each parameter that steps move, by name."""
+        found = named(np.asarray(vector), self._layout)
+        return {name: found[name] for name in self._trained}
+
+    def example_batch(self, rows: int, *, draw: int = 0) -> tuple[Value, Value] | None:
+        """Return made-up examples of the graph's inputs, and labels that fit its output."""
+        infos = self._graphs.writer.f.inputs
+        inputs = [
+            draw_features(
+                info.type.tensor_type.elem_type, _sizes(info), rows, draw, self._greatest(info.name)
+            )
+            for info in infos
+        ]
+        feeds = [*self._split(self._params), *self._kept(), *inputs]
+        try:
+            shape = np.shape(self._run(self._graphs.forward, feeds)[0])
+        except ComponentError:  # which forward says in its own words
+            shape = (rows, *(1 for _ in self._graphs.output_dims[1:]))
+        labels = self._labels.drawn(shape, draw)
+        return inputs[0] if len(inputs) == 1 else Composite(inputs), labels
+
+    def _greatest(self, name: str) -> int:
+        """Return the greatest id that all tables take in which an input's values are looked up."""
+        rows = {each.name: each.dims[0] for each in self._graphs.initial if each.dims}
+        graph = self._graphs.forward.graph
+        rows.update((each.name, each.dims[0]) for each in graph.initializer if each.dims)
+        same, least = {name}, []
+        for node in graph.node:
+            if node.op_type in _HAND_ON_IDS and node.input[0] in same:
+                same.add(node.output[0])
+            axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
+            if node.op_type == "Gather" and node.input[1] in same and axis == 0:
+                least += [rows[node.input[0]]] if node.input[0] in rows else []
+        return max(0, min(least) - 1) if least else 1
 
     @property
     def last_input(self) -> Value | None:
@@ -1417,6 +1534,12 @@ def _derive(
 def _dims(info: ValueInfoProto) -> list[str]:
     """Return the symbols of an input's axes, "" for one that has a size or no name."""
     return [dim.dim_param for dim in info.type.tensor_type.shape.dim]
+
+
+def _sizes(info: ValueInfoProto) -> list[int | str | None]:
+    """Return the sizes of an input's axes, or their names where they are open."""
+    dims = info.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]
 
 
 def _shape(value: Value) -> tuple[int, ...]:

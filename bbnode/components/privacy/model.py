@@ -106,6 +106,8 @@ class PrivateModel(OnnxModel):
     TYPE_NAME: ClassVar[str] = "bbnode.PrivateModel"
     Config: ClassVar[type] = PrivateModelConfig
     config: PrivateModelConfig
+    # Training would be charged.
+    _rehearsed: ClassVar[frozenset[str]] = frozenset({"compute_loss"})
 
     def __init__(self, config: PrivateModelConfig) -> None:
         """Read the model. Raises as `OnnxModel`; InvalidComponentConfig if it can't be private."""
