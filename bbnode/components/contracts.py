@@ -563,11 +563,11 @@ class Model(Component):
         """Return the names of what `forward` gives, in that order; () where they have none."""
         return ()
 
-    def parts(self, vector: Value) -> Mapping[str, Weights]:  # noqa: ARG002 - for concretes
+    def parts(self, vector: Value) -> Mapping[str, Weights]:
         """Return what a vector [P] has for each trained parameter, by name; empty by default."""
         return {}
 
-    def example_batch(self, rows: int, *, draw: int = 0) -> tuple[Value, Value] | None:  # noqa: ARG002
+    def example_batch(self, rows: int, *, draw: int = 0) -> tuple[Value, Value] | None:
         """Return made-up examples and labels for a dry run; None where the model can't say them.
 
         Called before the model is trained, with the backend bound.
@@ -755,7 +755,7 @@ class DataSource(Component):
         """Take the statistics of all peers; AuthorError where a source can't use any."""
         raise UnsupportedByDataSource(component=self.TYPE_NAME, op="standardize")
 
-    def first(self, rows: int) -> tuple[Value, Value] | None:  # noqa: ARG002 - for concretes
+    def first(self, rows: int) -> tuple[Value, Value] | None:
         """Return the first examples and their labels, and move nothing; None where it can't.
 
         Fewer where the source has no more. Raises DataUnavailable when the data can't be used.

@@ -7,6 +7,7 @@ A fault is one line that says what does not work and what to do; what may be mea
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -27,6 +28,7 @@ from bbnode.components.errors import (
     UnsupportedByModel,
 )
 from bbnode.ir.errors import AuthorError
+from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Composite, Metadata, Value
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -72,11 +74,17 @@ class Ran:
 
 @dataclass(slots=True, kw_only=True)
 class DryRun:
-    """The report of a dry run that found no fault."""
+    """The report of a dry run that found no fault.
+
+    Attributes:
+        skipped: what can't be run here, and why.
+        postponed: what a dry run without bounds would have run.
+    """
 
     ran: list[Ran] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    postponed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +154,34 @@ class FewExamples(DataSource):
         return _rows(self._batch[0], 0, rows), _rows(self._batch[1], 0, rows)
 
 
+@dataclass(slots=True, kw_only=True)
+class RehearsalContext:
+    """What a method may ask of its node, where there is none: the fields of an `OpContext`."""
+
+    now_ns: int = 0
+    self_peer: PeerId = field(default_factory=lambda: PeerId.from_seed(0))
+    source_peer: PeerId | None = None
+    source_classes: Sequence[str] = ()
+    source_seen_at: None = None
+    peer_class: str | None = None
+    plays_peer_class: bool = False
+    include_self: bool = False
+    execution: int = 0
+    op: str = ""
+    declared_shape: None = None
+    slot: str = ""
+    addresses: Sequence[Any] = ()
+    correlation: None = None
+    reason: str = ""
+
+    def random_bytes(self, count: int) -> bytes:
+        """Return bytes that nobody else can foresee."""
+        return os.urandom(count)
+
+
 def dry_run(
     model: Model,
-    ctx: OpContext,
+    ctx: Any,
     source: FewExamples,
     *,
     methods: AbstractSet[str],
@@ -161,7 +194,7 @@ def dry_run(
 
     Args:
         model: bound to a backend, and to `source` where it trains; it is changed.
-        ctx: that its methods get.
+        ctx: that its methods get: an OpContext, or a RehearsalContext.
         source: of three examples.
         methods: those of the model that the program calls, by name; the loss and steps of training
             are run where some of them need these.
@@ -191,7 +224,7 @@ class _Run:
     """One dry run; each step writes into `report` what it did."""
 
     def __init__(
-        self, model: Model, ctx: OpContext, source: FewExamples, *, made_up: bool, until: float
+        self, model: Model, ctx: Any, source: FewExamples, *, made_up: bool, until: float
     ) -> None:
         self.report = DryRun()
         self._model = model
@@ -205,9 +238,8 @@ class _Run:
         """Return False, and say so, once the time is over."""
         if time.monotonic() < self._until:
             return True
-        self.report.skipped.append(
-            f"{step}: the steps before took all the time of a dry run at start; `bbnode check` "
-            "runs it"
+        self.report.postponed.append(
+            f"no dry run of the {step}: the steps before took its time; `bbnode check` makes it"
         )
         return False
 
@@ -312,7 +344,9 @@ class _Run:
             own = _softmax(own)
         backend: Backend = self._model.dependency("backend")
         with self._named("the exported model", rows):
-            made = np.asarray(backend.prepare(exported).run(_parts(features))[self._place(exported)])
+            made = np.asarray(
+                backend.prepare(exported).run(_parts(features))[self._place(exported)]
+            )
         if not _close(own, made):
             self._fail(
                 f"the exported model gives other numbers than the model: {_farthest(own, made)}; "

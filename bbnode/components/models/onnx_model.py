@@ -440,8 +440,8 @@ class OnnxModel(Model):
             return
         for line in report.warnings:
             logger.warning("%s: %s", self.TYPE_NAME, line)
-        for line in report.skipped:
-            logger.info("dry run: %s", line)
+        for line in (*report.skipped, *report.postponed):
+            logger.info("%s: %s", self.TYPE_NAME, line)
 
     # Methods that a dry run at start calls, of a model that trains.
     _rehearsed: ClassVar[frozenset[str]] = frozenset({"compute_loss", "train"})
