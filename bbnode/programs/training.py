@@ -7,6 +7,7 @@ any peer runs it.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,6 +46,8 @@ from bbnode.ir.intake import ModelNotTaken, read_model
 from bbnode.programs.arguments import ReadyProgram
 from bbnode.programs.metrics import Metric, metric
 
+logger = logging.getLogger(__name__)
+
 # What a program is trained from: an ONNX file, its bytes, a model, or the layer sizes of an MLP.
 Forward: TypeAlias = str | os.PathLike[str] | bytes | ModelProto | Sequence[int]
 Source: TypeAlias = str | type[DataSource]
@@ -58,7 +61,7 @@ METRICS: Mapping[str, str] = {
 PERPLEXITY = "perplexity"  # of the loss itself
 
 # Fields of `OnnxModelConfig` that a program gives by arguments of its own.
-_GIVEN = frozenset({"model", "loss", "learning_rate", "seed"})
+_GIVEN = frozenset({"model", "loss", "losses", "learning_rate", "seed"})
 _OF_NODES = frozenset({"check"})  # which each node says for itself
 _PASSED = tuple(f for f in dataclasses.fields(OnnxModelConfig) if f.name not in _GIVEN | _OF_NODES)
 
@@ -105,7 +108,9 @@ class TrainingProgram(ModelSettings):
     epochs: int = 1  # this and the next three: of the training on each peer
     batch: int = 32
     learning_rate: float = 0.1
-    loss: str = "softmax_cross_entropy"  # one of `bbnode.components.LOSSES`
+    # One of `bbnode.components.LOSSES`, of the first of `outputs`; or of several outputs, the first
+    # of which metrics take: {"logits": "softmax_cross_entropy", "aux": ("mse", 0.3)}, weighted.
+    loss: str | Mapping[str, str | tuple[str, float]] = "softmax_cross_entropy"
     metrics: tuple[str, ...] = ()  # see `bbnode.programs.metric`; empty: the loss's own
     data: Source = ArrayDataSource  # a DataSource, or its TYPE_NAME
     seed: int = 0  # of the weights of an MLP, and of Dropout in training mode
@@ -130,6 +135,71 @@ class TrainingProgram(ModelSettings):
             found = self._mlp(given)
         self._check_inputs(found)
         return found
+
+    @cached_property
+    def chosen(self) -> tuple[str, ...]:
+        """The names of the outputs that `forward` gives: () of a model that has one alone.
+
+        Raises BadArgument for `outputs` that the model has not.
+        """
+        names = [info.name for info in self.forward.graph.output]
+        given: Any = getattr(self, "outputs", ())
+        asked = (given,) if isinstance(given, str) else tuple(given)
+        named = (*asked, *(each[0] for each in self._losses))
+        unknown = next((name for name in named if name and name not in names), None)
+        listed = ", ".join(map(repr, names))
+        if unknown is not None:
+            raise self.bad(f"outputs, loss: the model has no output {unknown!r}; it has {listed}")
+        if len(asked) > 1:
+            raise self.bad(
+                f"outputs={asked!r}: loss and metrics are of one output; name that alone, and give "
+                'several a loss with loss={"…": …, "…": (…, 0.3)}'
+            )
+        several = self._losses if isinstance(self.loss, Mapping) else ()
+        if asked and several and asked[0] != several[0][0]:
+            raise self.bad(
+                f"outputs={asked!r}, and the first that has a loss is {several[0][0]!r}; metrics "
+                "are of that one: leave outputs out, or name its loss first"
+            )
+        if not asked and several:
+            asked = (several[0][0],)
+        if not asked and len(names) > 1:
+            asked = (names[0],)
+            logger.warning(
+                "%s: the model has the outputs %s; loss and metrics take the first one; to take "
+                "another, or to have no such line, set outputs=(%r,)",
+                self.name, listed, names[0],
+            )  # fmt: skip
+        return asked if len(names) > 1 else ()
+
+    @property
+    def main_loss(self) -> str:
+        """The name of the loss of the output that metrics take."""
+        return self._losses[0][1]
+
+    @property
+    def _losses(self) -> tuple[tuple[str, str, float], ...]:
+        """Output, loss and weight of each; "" is the output that metrics take."""
+        if not isinstance(self.loss, Mapping):
+            return (("", self.loss, 1.0),)
+        pairs = ((n, (v, 1.0) if isinstance(v, str) else tuple(v)) for n, v in self.loss.items())
+        return tuple((name, loss, float(weight)) for name, (loss, weight) in pairs)
+
+    def _check_loss(self) -> None:
+        """Raise BadArgument for a loss that there is not, or a weight that is none."""
+        if not isinstance(self.loss, Mapping):
+            self.require_one_of("loss", LOSSES)
+            return
+        for name, value in self.loss.items():
+            pair = (value, 1.0) if isinstance(value, str) else value
+            good = isinstance(pair, tuple | list) and len(pair) == 2 and pair[0] in LOSSES
+            good = good and isinstance(pair[1], int | float) and 0 < pair[1] < math.inf
+            if not (isinstance(name, str) and good):
+                raise self.bad(
+                    f"loss[{name!r}]={value!r:.60} has to be one of {', '.join(LOSSES)}, or such "
+                    "a name and a weight above 0"
+                )
+        self.require("loss", bool(self.loss), "the loss of one output or more")
 
     @cached_property
     def size(self) -> int:
@@ -167,21 +237,23 @@ class TrainingProgram(ModelSettings):
     @property
     def measured(self) -> tuple[str, ...]:
         """The names of what an evaluation gives."""
-        return "loss", *(self.metrics or (METRICS[find_loss(self.loss).labels],))
+        return "loss", *(self.metrics or (METRICS[find_loss(self.main_loss).labels],))
 
     @cached_property
     def measures(self) -> tuple[Metric, ...]:
         """The metrics that means are taken for. Raises BadArgument for one that does not fit."""
-        kind = find_loss(self.loss).labels
+        kind = find_loss(self.main_loss).labels
         made = []
         for name in self.measured[1:]:
             if name == PERPLEXITY:
                 if kind != "classes":
-                    raise self.bad(f"metrics: {name!r} is of classes, and {self.loss} of {kind}")
+                    of = self.main_loss
+                    raise self.bad(f"metrics: {name!r} is of classes, and {of} of {kind}")
                 continue
             one = metric(name, classes=self._classes)
             if (one.labels == "classes") != (kind == "classes"):
-                raise self.bad(f"metrics: {name!r} is of {one.labels}, and {self.loss} of {kind}")
+                of = self.main_loss
+                raise self.bad(f"metrics: {name!r} is of {one.labels}, and {of} of {kind}")
             made.append(one)
         return tuple(made)
 
@@ -199,12 +271,12 @@ class TrainingProgram(ModelSettings):
         """Check the arguments. Raises BadArgument."""
         self.require_counts(epochs=1, batch=1, seed=0)
         self.require_numbers("learning_rate")
-        self.require_one_of("loss", LOSSES)
+        self._check_loss()
         listed: Any = self.metrics
         names = isinstance(listed, list | tuple) and all(isinstance(each, str) for each in listed)
         once = names and len({*listed}) == len(listed)
         self.require("metrics", once, 'names of metrics, each once, such as ("accuracy", "top5")')
-        _ = self.source, self.forward, self.measures, self.size
+        _ = self.source, self.forward, self.chosen, self.measures, self.size
 
     def trained_model(self, slot: str, **other: Any) -> ModelSlot:
         """Return a slot for the model where it is trained, with `other` settings of it."""
@@ -281,19 +353,23 @@ class TrainingProgram(ModelSettings):
 
     @property
     def _of_classes(self) -> bool:
-        return find_loss(self.loss).labels == "classes"
+        return find_loss(self.main_loss).labels == "classes"
 
     @property
     def _classes(self) -> int:
         """The size of the last axis of the model's first output; 0 where it does not say."""
-        dims = self.forward.graph.output[0].type.tensor_type.shape.dim
+        first = self.chosen[:1]
+        outputs = self.forward.graph.output
+        output = next((each for each in outputs if each.name in first), outputs[0])
+        dims = output.type.tensor_type.shape.dim
         return int(dims[-1].dim_value) if dims else 0
 
     @property
     def _config(self) -> OnnxModelConfig:
         content = self.forward.SerializeToString(deterministic=True)
         given = {each.name: getattr(self, each.name) for each in _PASSED}
-        given |= {"loss": self.loss, "learning_rate": self.learning_rate, "seed": self.seed}
+        given |= {"outputs": self.chosen, "losses": self._losses if len(self._losses) > 1 else ()}
+        given |= {"loss": self.main_loss, "learning_rate": self.learning_rate, "seed": self.seed}
         try:
             checked = _config_type().validate_python({**given, "model": content})
         except ValidationError as error:

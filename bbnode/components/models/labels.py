@@ -14,10 +14,30 @@ import numpy.typing as npt
 from bbnode.components.autodiff.builder import InferredType
 from bbnode.components.autodiff.losses import Loss, LossSettings, class_axis
 from bbnode.components.errors import ComponentError
-from bbnode.ir.values import Value
+from bbnode.ir.values import Composite, Value
 
 Dims = tuple[int | str | None, ...]  # of the output: sizes, or symbols where they are open
 Sizes = Mapping[str, int]  # of the symbols among dimensions, as a batch has them
+
+
+def apart(target: Value, count: int, type_name: str) -> list[Value]:
+    """Return the labels of each of `count` losses: parts of a composite, or of the last axis.
+
+    Whole numbers on an axis that others share are integers again. Raises ComponentError.
+    """
+    if isinstance(target, Composite | tuple | list):
+        parts = [np.asarray(part) for part in target]
+    else:
+        array = np.asarray(target)
+        split = array.ndim > 1 and array.shape[-1] == count
+        parts = [array[..., at] for at in range(count)] if split else []
+    if len(parts) != count:
+        has = f"{len(parts)} tensors" if parts else f"the shape {list(np.shape(target))}"
+        raise ComponentError(
+            f"{type_name}: {count} losses have labels of their own (labels_apart), and the labels "
+            f"have {has}; give [N, …, {count}], or a composite"
+        )
+    return [*parts]
 
 
 class Labels:
@@ -54,7 +74,8 @@ class Labels:
             weights = np.asarray(self._settings.class_weights)
             if weights.size:
                 counts &= weights[np.clip(array, 0, weights.size - 1)] != 0
-        return counts.reshape(len(array), -1).any(axis=1) if array.ndim else counts.reshape(1)
+        whole = counts.reshape(len(array), -1) if array.ndim else counts.reshape(1, 1)
+        return np.asarray(whole.any(axis=1))
 
     def drawn(self, shape: tuple[int, ...], seed: int) -> Value:
         """Return made-up labels for an output of this shape, all of which count."""

@@ -30,7 +30,7 @@ from bbnode.components.autodiff.modes import RunningVariance, TrainingMode
 from bbnode.components.autodiff.optimizers import OptimizerSettings
 from bbnode.components.autodiff.own_weights import with_own_weights
 from bbnode.components.autodiff.parameters import ParameterChoice
-from bbnode.components.autodiff.training import Precision, TrainingOptions
+from bbnode.components.autodiff.training import OutputLoss, Precision, TrainingOptions
 from bbnode.components.backends.graphs import scaled_sum_model
 from bbnode.components.contracts import (
     Backend,
@@ -67,10 +67,10 @@ from bbnode.components.models.dry_run import (
     tried,
 )
 from bbnode.components.models.fit import check_fit
-from bbnode.components.models.labels import Labels
+from bbnode.components.models.labels import Labels, apart
 from bbnode.components.models.lora import Lora, with_adapters, with_trained
 from bbnode.components.models.schedule import Schedule
-from bbnode.components.models.stepping import Accumulated, Buffers, Progress, Stepper
+from bbnode.components.models.stepping import Accumulated, Buffers, Progress, Stepper, each_label
 from bbnode.components.models.weights import (
     Layout,
     SavedState,
@@ -80,7 +80,7 @@ from bbnode.components.models.weights import (
     unpack_state,
 )
 from bbnode.components.registry import checked_config, register_component
-from bbnode.components.settings import content_setting, host_setting
+from bbnode.components.settings import content_setting, host_setting, later_setting
 from bbnode.ir import intake
 from bbnode.ir.intake import ModelNotTaken, ModelSource
 from bbnode.ir.values import Composite, Metadata, Value
@@ -146,6 +146,8 @@ class OnnxModelConfig:
         model: bytes of the forward ModelProto, float32 initializers as parameters; or the path of
             a file on this machine, from which weights are read straight into the flat vector, as
             from files of tensors beneath its folder. An artifact holds bytes alone.
+        outputs: names of the outputs that `forward` gives, in this order: the loss and the metrics
+            are of the first; all in the order of the graph by default.
         loss: of the first output: "softmax_cross_entropy" and "nll" (int64 class labels),
             "bce_with_logits" and "kl" (probabilities), "mse", "mae", "huber", "cosine".
         learning_rate: the first one, that `schedule` scales.
@@ -196,6 +198,10 @@ class OnnxModelConfig:
         ignore_index: of losses of classes: a label that counts for nothing.
         class_axis: of losses of classes: the axis of the output with one number for each.
         huber_delta: of "huber": where it turns from quadratic to linear.
+        losses: [output, loss, weight] of several outputs; what is trained on is their weighted
+            sum. The first is `loss`, of the first output. None: `loss` alone.
+        labels_apart: each of `losses` has labels of its own, in their order: a composite of
+            tensors, or one whose last axis has them. By default all have the same.
         check: make a dry run on this node's first examples before it is ready.
     """
 
@@ -236,6 +242,9 @@ class OnnxModelConfig:
     ignore_index: int | None = None
     class_axis: int = -1
     huber_delta: float = 1.0
+    outputs: tuple[str, ...] = later_setting(())
+    losses: tuple[tuple[str, str, float], ...] = later_setting(())
+    labels_apart: bool = later_setting(False)
     check: bool = host_setting(True)
 
 
@@ -316,9 +325,12 @@ class OnnxModel(Model):
             self._begin(initial, moved)
         emptied = without_values(model, self._trained)
         self.config = replace(config, model=emptied.SerializeToString(deterministic=True))
-        self._labels = Labels(
-            self.TYPE_NAME, find_loss(config.loss), loss_settings(config), graphs.output_dims
-        )
+        names = [name for _, name, _ in config.losses] or [config.loss]
+        self._all_labels = [
+            Labels(self.TYPE_NAME, find_loss(name), loss_settings(config), dims)
+            for name, dims in zip(names, graphs.loss_dims, strict=True)
+        ]
+        self._labels = self._all_labels[0]
         self._axes = [_dims(info) for info in graphs.writer.f.inputs]
         self._takes_empty = all(node.op_type in _OF_ROWS for node in graphs.writer.modes.evaluated)
         self._warn()
@@ -360,6 +372,7 @@ class OnnxModel(Model):
         self.require(config.max_steps >= 0, f"max_steps is {config.max_steps}; 0 or more")
         seconds = config.max_train_s
         self.require(0 <= seconds < math.inf, f"max_train_s is {seconds}; 0 or more seconds")
+        self._check_losses()
         self.require(config.accumulate >= 1, f"accumulate is {config.accumulate}; 1 or more")
         self._schedule = Schedule(
             name=config.schedule,
@@ -380,6 +393,23 @@ class OnnxModel(Model):
         self._last_input: Value | None = None
         self._kept_grads: Vector | None = None
         self._prepared: dict[str, PreparedGraph] = {}
+
+    def _check_losses(self) -> None:
+        config = self.config
+        self.require(
+            not config.labels_apart or len(config.losses) > 1,
+            "labels_apart is of several losses; say them, or leave it out",
+        )
+        names = [output for output, _, _ in config.losses]
+        self.require(len({*names}) == len(names), f"losses name an output twice: {names}")
+        for _, _, weight in config.losses:
+            self.require(0 < weight < math.inf, f"a loss has the weight {weight}; a number above 0")
+        if config.losses:
+            first = config.outputs[0] if config.outputs else names[0]
+            self.require(
+                (names[0], config.losses[0][1]) == (first, config.loss),
+                f"the first of losses has to be {config.loss!r} of the first output, {first!r}",
+            )
 
     @offload(reads_only=True)
     def bootstrap(self, ctx: OpContext) -> None:
@@ -453,13 +483,19 @@ class OnnxModel(Model):
         if found is None:
             return None
         features, labels = found
-        rows = np.flatnonzero(self._labels.counted(labels)) if len(labels) else np.arange(0)
+        rows = np.flatnonzero(self._counted(labels))
         if not rows.size:
             return None
         rows = np.resize(rows, SIZES[-1])
         several = isinstance(features, Composite)
         parts = [np.asarray(part)[rows] for part in (features if several else [features])]
         return Composite(parts) if several else parts[0], np.asarray(labels)[rows]
+
+    def _counted(self, labels: Value) -> npt.NDArray[np.bool_]:
+        """Return for each example True if a loss counts a label of it."""
+        if self.config.labels_apart:
+            return np.ones(len(np.asarray(labels)), bool)
+        return self._labels.counted(labels)
 
     def _needed_to_train(self) -> tuple[ModelProto, ...]:
         """Return the graphs that `train` runs."""
@@ -506,7 +542,11 @@ class OnnxModel(Model):
         infos = self._graphs.writer.f.inputs
         inputs = [
             draw_features(
-                info.type.tensor_type.elem_type, _sizes(info), rows, draw, self._greatest(info.name)
+                info.type.tensor_type.elem_type,
+                port_sizes(info),
+                rows,
+                draw,
+                self._greatest(info.name),
             )
             for info in infos
         ]
@@ -515,7 +555,15 @@ class OnnxModel(Model):
             shape = np.shape(self._run(self._graphs.forward, feeds)[0])
         except ComponentError:  # which forward says in its own words
             shape = (rows, *(1 for _ in self._graphs.output_dims[1:]))
-        labels = self._labels.drawn(shape, draw)
+        labels: Value = self._labels.drawn(shape, draw)
+        if self.config.labels_apart:
+            # An output of no loss's own shape is not known before it is computed with labels.
+            labels = Composite(
+                [
+                    each.drawn((rows, *(d if isinstance(d, int) else 1 for d in dims[1:])), draw)
+                    for each, dims in zip(self._all_labels, self._graphs.loss_dims, strict=True)
+                ]
+            )
         return inputs[0] if len(inputs) == 1 else Composite(inputs), labels
 
     def _greatest(self, name: str) -> int:
@@ -576,7 +624,8 @@ class OnnxModel(Model):
     def compute_loss(self, ctx: OpContext, input: Value, target: Value) -> Value:
         """Return the mean loss over a batch, float32 scalar."""
         inputs = self._inputs(input)
-        feeds = [*self._split(self._params), *self._kept(), *inputs, self._target(target, inputs)]
+        feeds = [*self._split(self._params), *self._kept(), *inputs]
+        feeds += each_label(self._target(target, inputs))
         (loss,) = self._run(self._graphs.loss, feeds)
         return np.asarray(loss)
 
@@ -627,7 +676,7 @@ class OnnxModel(Model):
         """
         inputs = self._pullable(input, to_input=True)
         labels = self._target(target, inputs)
-        feeds = [*self._split(self._params), *inputs, labels]
+        feeds = [*self._split(self._params), *inputs, *each_label(labels)]
         *grads, by_input, loss = self._run(self._graphs.joint_gradients, feeds)
         joined = self._join(grads)
         self._all_finite("the gradient would hold", joined, by_input, loss)
@@ -1167,7 +1216,14 @@ class OnnxModel(Model):
             where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
             loss, settings = find_loss(self.config.loss), loss_settings(self.config)
             try:
-                check_fit(schema, self._graphs, loss, settings, where=where)
+                check_fit(
+                    schema,
+                    self._graphs,
+                    loss,
+                    settings,
+                    where=where,
+                    labels_apart=len(self._all_labels) if self.config.labels_apart else 0,
+                )
             except DataDoesNotFit:
                 source.forget()  # others may stand there the next time
                 raise
@@ -1227,7 +1283,12 @@ class OnnxModel(Model):
             for dim, size in zip(dims, _shape(value), strict=False)
             if dim
         }
-        return self._labels.checked(target, sizes)
+        if not self.config.labels_apart:
+            return self._labels.checked(target, sizes)
+        parts = apart(target, len(self._all_labels), self.TYPE_NAME)
+        return Composite(
+            [each.checked(part, sizes) for each, part in zip(self._all_labels, parts, strict=True)]
+        )
 
     def _kept(self) -> list[Value]:
         """Return the local statistics, one tensor each."""
@@ -1521,6 +1582,9 @@ def _derive(
         running_variance=config.running_variance,
         seed=config.seed,
         precision=config.precision,
+        outputs=config.outputs,
+        losses=tuple(OutputLoss(*each) for each in config.losses),
+        labels_apart=config.labels_apart,
     )
     model, wrt = _with_adapters(config, model)
     graphs = training_graphs(model, config.loss, wrt or None, options, apart, at_once=False)

@@ -59,6 +59,7 @@ _REFUSED: Final[tuple[tuple[str, Any, str], ...]] = (
     ("clip_value", 0, "`clip` bounds each example's gradient"),
     ("precision", "float32", "lengths in float16 bound nothing"),
     ("class_weights", (), "an example alone weighs the same in its own mean, whatever its class"),
+    ("losses", (), "the sum of several losses has no bound of its own; take one"),
     ("max_train_s", 0, "how long steps take hangs on the examples; set max_steps"),
 )
 
