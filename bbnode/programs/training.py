@@ -309,7 +309,7 @@ class TrainingProgram(ModelSettings):
 
     def test_data(self) -> DataSourceSlot:
         """Return the slot "test", whose examples nobody trains on."""
-        if not self._of_classes and "label_dtype" in self._source_settings:
+        if not self._integer_labels and "label_dtype" in self._source_settings:
             return DataSourceSlot(TEST_SLOT, concrete=self._told())
         return DataSourceSlot(TEST_SLOT)
 
@@ -324,7 +324,8 @@ class TrainingProgram(ModelSettings):
         number, examples, labels = self.examples(g, data, after)
         made = model.forward(g, examples)
         loss = model.compute_loss(g, examples, labels)
-        means = (each.means(g, compute, made, labels) for each in self.measures)
+        own = self._measured_labels(g, labels)
+        means = (each.means(g, compute, made, own) for each in self.measures)
         return number, loss, *means
 
     def found(self, g: Graph, loss: Output, means: Iterable[Output]) -> dict[str, Output]:
@@ -346,10 +347,23 @@ class TrainingProgram(ModelSettings):
         compute = BackendSlot("compute")
         examples, labels = data.next_batch(g, after=after)
         examples = g.expect(examples, _INPUT_TYPES[_elem_type(self.forward)])
-        kind = types.TENSOR_INT64 if self._of_classes else types.TENSOR_FLOAT
+        kind = types.TENSOR_INT64 if self._integer_labels else types.TENSOR_FLOAT
         labels = g.expect(labels, kind)
         number = compute.gather(g, compute.shape(g, labels), g.constant(0), axis=0)
         return compute.cast(g, number, to=types.TENSOR_FLOAT), examples, labels
+
+    def _measured_labels(self, g: Graph, labels: Output) -> Output:
+        """Return the labels that metrics take: of the first loss, where each has its own."""
+        if not getattr(self, "labels_apart", False):
+            return labels
+        compute = BackendSlot("compute")
+        first = compute.gather(g, labels, g.constant(0), axis=-1)
+        kind = types.TENSOR_INT64 if self._of_classes else types.TENSOR_FLOAT
+        return compute.cast(g, first, to=kind)
+
+    @property
+    def _integer_labels(self) -> bool:
+        return all(find_loss(loss).labels == "classes" for _, loss, _ in self._losses)
 
     @property
     def _of_classes(self) -> bool:
@@ -388,7 +402,7 @@ class TrainingProgram(ModelSettings):
 
     def _told(self, **settings: Any) -> ConcreteSpec:
         """Return the data source with what the program knows; a node may say otherwise."""
-        if not self._of_classes and "label_dtype" in self._source_settings:
+        if not self._integer_labels and "label_dtype" in self._source_settings:
             settings["label_dtype"] = "float32"
         return concrete(self.source, **settings)
 

@@ -119,7 +119,7 @@ class FewExamples(DataSource):
     def __init__(self, batch: Batch) -> None:
         super().__init__(NoConfig())
         self._batch = batch
-        self._shown = len(np.atleast_1d(batch[1]))
+        self._shown = len(np.atleast_1d(np.asarray(_parts(batch[0])[0])))
 
     def show(self, rows: int) -> Batch:
         """Hand out so many examples from now on; return them."""

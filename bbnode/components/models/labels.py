@@ -6,7 +6,7 @@ there is not, a shape that ONNX would stretch, fewer labels than examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,12 @@ Dims = tuple[int | str | None, ...]  # of the output: sizes, or symbols where th
 Sizes = Mapping[str, int]  # of the symbols among dimensions, as a batch has them
 
 
-def apart(target: Value, count: int, type_name: str) -> list[Value]:
-    """Return the labels of each of `count` losses: parts of a composite, or of the last axis.
+def apart(target: Value, labels: Sequence[Labels], type_name: str) -> list[Value]:
+    """Return the labels of each of several losses: parts of a composite, or of the last axis.
 
-    Whole numbers on an axis that others share are integers again. Raises ComponentError.
+    Classes on an axis that they share with numbers are integers again. Raises ComponentError.
     """
+    count = len(labels)
     if isinstance(target, Composite | tuple | list):
         parts = [np.asarray(part) for part in target]
     else:
@@ -37,7 +38,7 @@ def apart(target: Value, count: int, type_name: str) -> list[Value]:
             f"{type_name}: {count} losses have labels of their own (labels_apart), and the labels "
             f"have {has}; give [N, …, {count}], or a composite"
         )
-    return [*parts]
+    return [each.of_own_type(part) for each, part in zip(labels, parts, strict=True)]
 
 
 class Labels:
@@ -64,6 +65,13 @@ class Labels:
         if self._axis is not None:
             return self._classes(array, self._axis, sizes)
         return self._values(array, sizes)
+
+    def of_own_type(self, array: npt.NDArray[np.generic]) -> Value:
+        """Return classes that stand among floats as integers; other labels as they are."""
+        if self._axis is None or array.dtype.kind != "f":
+            return array
+        whole = np.asarray(array, np.float64)
+        return array if (whole % 1 != 0).any() else whole.astype(np.int64)
 
     def counted(self, target: Value) -> npt.NDArray[np.bool_]:
         """Return for each example True if the loss counts a label of it."""

@@ -557,13 +557,14 @@ class OnnxModel(Model):
             shape = (rows, *(1 for _ in self._graphs.output_dims[1:]))
         labels: Value = self._labels.drawn(shape, draw)
         if self.config.labels_apart:
-            # An output of no loss's own shape is not known before it is computed with labels.
-            labels = Composite(
-                [
-                    each.drawn((rows, *(d if isinstance(d, int) else 1 for d in dims[1:])), draw)
-                    for each, dims in zip(self._all_labels, self._graphs.loss_dims, strict=True)
-                ]
-            )
+            parts = [
+                each.drawn((rows, *(d if isinstance(d, int) else 1 for d in dims[1:])), draw)
+                for each, dims in zip(self._all_labels, self._graphs.loss_dims, strict=True)
+            ]
+            flat = [np.reshape(part, (rows, -1)) for part in parts]
+            alike = all(part.shape == (rows, 1) for part in flat)
+            # One tensor, as data have them, where each example has one label of each.
+            labels = np.concatenate(flat, axis=1) if alike else Composite(parts)
         return inputs[0] if len(inputs) == 1 else Composite(inputs), labels
 
     def _greatest(self, name: str) -> int:
@@ -1285,7 +1286,7 @@ class OnnxModel(Model):
         }
         if not self.config.labels_apart:
             return self._labels.checked(target, sizes)
-        parts = apart(target, len(self._all_labels), self.TYPE_NAME)
+        parts = apart(target, self._all_labels, self.TYPE_NAME)
         return Composite(
             [each.checked(part, sizes) for each, part in zip(self._all_labels, parts, strict=True)]
         )
@@ -1600,7 +1601,7 @@ def _dims(info: ValueInfoProto) -> list[str]:
     return [dim.dim_param for dim in info.type.tensor_type.shape.dim]
 
 
-def _sizes(info: ValueInfoProto) -> list[int | str | None]:
+def port_sizes(info: ValueInfoProto) -> list[int | str | None]:
     """Return the sizes of an input's axes, or their names where they are open."""
     dims = info.type.tensor_type.shape.dim
     return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]
