@@ -408,7 +408,7 @@ class _Run:
                 model.step(ctx, grads)
                 return f"norm {float(np.linalg.norm(np.asarray(grads))):.6g}"
         loss = told.get("loss")
-        return f"loss {loss:.6g}" if isinstance(loss, float) else f"{told.get('steps')} step(s)"
+        return f"loss {loss:.6g}" if isinstance(loss, float) else "done"
 
     def _without_gradient(self) -> set[str] | None:
         """Return the parameters whose gradient is 0 everywhere; None where there is no gradient."""

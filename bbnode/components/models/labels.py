@@ -78,7 +78,7 @@ class Labels:
         array = np.asarray(target)
         counts = np.ones(array.shape, bool)
         if self._axis is not None and array.dtype.kind in "iu":
-            counts &= array != self._settings.ignore_index
+            counts = np.asarray(counts & (array != self._settings.ignore_index))
             weights = np.asarray(self._settings.class_weights)
             if weights.size:
                 counts &= weights[np.clip(array, 0, weights.size - 1)] != 0
