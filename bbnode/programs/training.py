@@ -182,15 +182,18 @@ class TrainingProgram(ModelSettings):
         """Output, loss and weight of each; "" is the output that metrics take."""
         if not isinstance(self.loss, Mapping):
             return (("", self.loss, 1.0),)
-        pairs = ((n, (v, 1.0) if isinstance(v, str) else tuple(v)) for n, v in self.loss.items())
-        return tuple((name, loss, float(weight)) for name, (loss, weight) in pairs)
+        return tuple(
+            (name, value, 1.0) if isinstance(value, str) else (name, value[0], float(value[1]))
+            for name, value in self.loss.items()
+        )
 
     def _check_loss(self) -> None:
         """Raise BadArgument for a loss that there is not, or a weight that is none."""
         if not isinstance(self.loss, Mapping):
             self.require_one_of("loss", LOSSES)
             return
-        for name, value in self.loss.items():
+        given: Mapping[Any, Any] = self.loss
+        for name, value in given.items():
             pair = (value, 1.0) if isinstance(value, str) else value
             good = isinstance(pair, tuple | list) and len(pair) == 2 and pair[0] in LOSSES
             good = good and isinstance(pair[1], int | float) and 0 < pair[1] < math.inf

@@ -107,7 +107,7 @@ def _compared(torch: Any, model: ModelProto, module: Module, batch: Sequence[Ten
     for name, want in zip(names, wanted, strict=True):
         have = made[name]
         most = TOLERANCE * float(np.abs(want).max(initial=0.0)) + LEAST * max(greatest, 1e-3)
-        off = np.abs(have - want)
+        off = np.abs(np.subtract(have, want))
         if have.shape != want.shape or not (off <= most).all():
             raise ExportFailed(
                 f"{type(module).__name__}: the gradient of {name!r} is another one in the exported "

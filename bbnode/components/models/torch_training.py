@@ -21,7 +21,8 @@ from bbnode.components.errors import ComponentError, TrainingFailed
 from bbnode.components.models.labels import Labels
 from bbnode.components.models.schedule import Schedule
 from bbnode.components.models.stepping import Progress
-from bbnode.components.models.torch_export import first_line, leaves_of
+from bbnode.components.models.torch_export import first_line
+from bbnode.components.models.torch_gradients import leaves_of
 from bbnode.ir.values import Value
 
 Module: TypeAlias = Any

@@ -57,6 +57,10 @@ _OF_MODELS: Final[Mapping[str, str]] = {
     "Evaluate": "evaluate",
     "Gradient": "gradient",
 }
+# Methods of models that examples go into.
+_NEED_EXAMPLES: Final = frozenset(
+    {*_OF_MODELS.values(), "train", "train_adjusted", "gradient_with_input", "pull_back"}
+)
 # They hand on their first input as it is.
 _HAND_ON: Final = frozenset({keys.OP_DEADLINE_CHECK, "PassThrough", *keys.GATE_OPS})
 
@@ -194,6 +198,8 @@ def _models(model: ModelProto, mains: Iterator[Function] | Any) -> Iterator[tupl
             if slot.binding.role != Model.ROLE:
                 continue
             called = {each.method for each in plan.methods if each.slot == slot.name}
+            if called.isdisjoint(_NEED_EXAMPLES):
+                continue  # a vector that is kept, say
             name = main.metadata[keys.HOME_KEY], slot.name
             trains = not called.isdisjoint({"train", "train_adjusted"})
             key = slot.config or repr(name).encode()
