@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from bbnode.components import OnnxModel, OnnxModelConfig, concrete, values
+from bbnode.components import (
+    ArrayDataSource,
+    OnnxModel,
+    OnnxModelConfig,
+    OrtBackend,
+    concrete,
+    values,
+)
 from bbnode.daemon.artifacts.build import compile_program
 from bbnode.daemon.artifacts.dry_run import (
     DryRunFailed,
@@ -96,12 +103,12 @@ class Evaluated(Module):
         g.output("hits", compute.equal(g, best, g.expect(labels, types.TENSOR_INT64)))
 
     def bindings(self) -> Any:
-        return {"data": "bbnode.ArrayDataSource", "compute": "bbnode.OrtBackend"}
+        return {"data": ArrayDataSource, "compute": OrtBackend}
 
 
-def test_a_metric_that_gets_several_outputs_is_told_with_its_line() -> None:
-    with pytest.raises(DryRunFailed, match=r"server/global: ArgMax \(.*test_dry_run.py:\d+\).*gets "
-                       "2 tensors; say which output"):  # fmt: skip
+def test_a_metric_that_gets_several_outputs_is_told_with_its_name() -> None:
+    words = r"server/global: ArgMax \(\S*ArgMax_0.*fails: it takes one tensor and gets 2 tensors"
+    with pytest.raises(DryRunFailed, match=words):
         check(Evaluated(two_outputs()))
 
 
@@ -165,7 +172,7 @@ def test_losses_of_two_outputs_train_with_labels_of_their_own(tmp_path: Path) ->
     np.savez(tmp_path / "d.npz", x=x, y=y)
     both = {"y": "softmax_cross_entropy", "z": ("mse", 0.3)}
     loss, accuracy = a_round(two_outputs(1), tmp_path / "d.npz", loss=both, labels_apart=True,
-                             epochs=10)  # fmt: skip
+                             epochs=60)  # fmt: skip
     assert np.isfinite(loss)
     assert accuracy > 0.7
 

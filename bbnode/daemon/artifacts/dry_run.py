@@ -428,6 +428,8 @@ class _Walk:
         try:
             self._values.update(self._run(ops))
             return
+        except DryRunFailed:
+            raise
         except ComponentError as error:
             whole = error
         for op in ops:  # alone, to name the one that is to blame

@@ -50,6 +50,12 @@ def run_up(options: UpOptions) -> int:
     """
     console = views.console(stderr=options.as_json)
     program = find_program(options.program, options.args)
+    if options.check:
+        made = check_compiled(program.artifact.model, own=not program.is_artifact)
+        for line in made.warnings:
+            console.print(f"warning  {line}", soft_wrap=True, style="yellow")
+        for line in made.postponed:
+            console.print(f"note     {line}", soft_wrap=True)
     plan = make_plan(
         program,
         nodes=options.nodes,
@@ -64,12 +70,6 @@ def run_up(options: UpOptions) -> int:
         ),
         base=Path.cwd(),
     )
-    if options.check:
-        made = check_compiled(program.artifact.model, own=not program.is_artifact)
-        for line in made.warnings:
-            console.print(f"warning  {line}", soft_wrap=True, style="yellow")
-        for line in made.postponed:
-            console.print(f"note     {line}", soft_wrap=True)
     console.print(f"program  {options.program} ({program.artifact.size} bytes)", soft_wrap=True)
     names: dict[str, str] = {}
 
