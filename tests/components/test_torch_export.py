@@ -253,7 +253,7 @@ def scattered(h: Any) -> Any:
 @pytest.mark.parametrize("between", [stopped_in_place, mean_of_inference])
 def test_a_gradient_that_is_stopped_is_found_by_the_parameter(between: Any) -> None:
     net = Between(between)
-    with pytest.raises(ExportFailed, match="the gradient of 'a.weight' is another one"):
+    with pytest.raises(ExportFailed, match=r"the gradient of 'a\.weight' is another one"):
         export(net, torch.randn(3, 4))
     assert net.training
     assert export(net, torch.randn(3, 4), check_gradients=False).graph.initializer

@@ -156,7 +156,7 @@ class FewExamples(DataSource):
 
 @dataclass(slots=True, kw_only=True)
 class RehearsalContext:
-    """What a method may ask of its node, where there is none: the fields of an `OpContext`."""
+    """The fields of an `OpContext` that a method may ask for, where there is no node."""
 
     now_ns: int = 0
     self_peer: PeerId = field(default_factory=lambda: PeerId.from_seed(0))
@@ -208,7 +208,7 @@ def dry_run(
         DryRunFailed: a method fails, or what comes of it can't be right.
         AuthorError: one of `CHECKS` found a fault.
     """
-    run = _Run(model, ctx, source, made_up=made_up, until=time.monotonic() + budget_s)
+    run = _Rehearsal(model, ctx, source, made_up=made_up, until=time.monotonic() + budget_s)
     run.forward()
     if methods & _USE_LOSS and run.has_time("loss"):
         run.loss()
@@ -220,7 +220,7 @@ def dry_run(
     return run.report
 
 
-class _Run:
+class _Rehearsal:
     """One dry run; each step writes into `report` what it did."""
 
     def __init__(

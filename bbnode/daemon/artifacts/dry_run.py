@@ -66,7 +66,7 @@ _HAND_ON: Final = frozenset({keys.OP_DEADLINE_CHECK, "PassThrough", *keys.GATE_O
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class DryRunRow:
     """A step of the dry run.
 
     Attributes:
@@ -86,7 +86,7 @@ class Row:
 class ProgramDryRun:
     """The report of a program's dry run; lists as `DryRun` has them."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[DryRunRow] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     postponed: list[str] = field(default_factory=list)
@@ -119,7 +119,7 @@ class GivenData:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Use:
+class _TriedModel:
     """A model of the program: the slots that have it, and the methods that are called there."""
 
     slot: SlotPlan
@@ -189,9 +189,11 @@ class _LeftOut(Exception):
     """A model is not tried; the text says why."""
 
 
-def _models(model: ModelProto, mains: Iterator[Function] | Any) -> Iterator[tuple[_Use, Function]]:
+def _models(
+    model: ModelProto, mains: Iterator[Function] | Any
+) -> Iterator[tuple[_TriedModel, Function]]:
     """Yield the models of a program, those of equal settings once, with a class that has them."""
-    found: dict[bytes, tuple[_Use, Function]] = {}
+    found: dict[bytes, tuple[_TriedModel, Function]] = {}
     for main in mains:
         plan = plan_program(model, [main.name])
         for slot in plan.slots:
@@ -204,7 +206,7 @@ def _models(model: ModelProto, mains: Iterator[Function] | Any) -> Iterator[tupl
             trains = not called.isdisjoint({"train", "train_adjusted"})
             key = slot.config or repr(name).encode()
             use, _ = found.setdefault(
-                key, (_Use(slot=slot, slots=[], methods=set(), trains=trains), main)
+                key, (_TriedModel(slot=slot, slots=[], methods=set(), trains=trains), main)
             )
             use.slots.append(name)
             use.methods |= called
@@ -215,7 +217,7 @@ def _models(model: ModelProto, mains: Iterator[Function] | Any) -> Iterator[tupl
     yield from found.values()
 
 
-def _make(model: ModelProto, main: Function, use: _Use, *, own: bool) -> Model:
+def _make(model: ModelProto, main: Function, use: _TriedModel, *, own: bool) -> Model:
     """Return the model of a slot, bound to its backend. Raises _LeftOut, AuthorError."""
     slots = {slot.name: slot for slot in plan_program(model, [main.name]).slots}
     made = _built(use.slot, own=own)
@@ -254,7 +256,7 @@ class _Trial:
         program: Program,
         model: ModelProto,
         mains: Mapping[str, Function],
-        use: _Use,
+        use: _TriedModel,
         made: Model,
         given: GivenData | None,
         *,
@@ -270,9 +272,9 @@ class _Trial:
         self._own = own
         self._budget_s = budget_s
         self._ctx = RehearsalContext()
-        self._rows: list[Row] = []
+        self._rows: list[DryRunRow] = []
 
-    def run(self, main: Function) -> tuple[list[Row], DryRun]:
+    def run(self, main: Function) -> tuple[list[DryRunRow], DryRun]:
         """Run the model, then what is computed of its outputs."""
         batch = self._given_batch(main)
         told = self._once(batch) if batch is not None else tried(self._made, self._once)
@@ -332,7 +334,9 @@ class _Trial:
             )
         return found
 
-    def _computed(self, main: Function, model: Model, few: FewExamples, rows: int) -> Iterator[Row]:
+    def _computed(
+        self, main: Function, model: Model, few: FewExamples, rows: int
+    ) -> Iterator[DryRunRow]:
         """Run what a class computes of a batch; yield what it calls by name."""
         home = main.metadata[keys.HOME_KEY]
         slots = {slot for each, slot in self._use.slots if each == home}
@@ -343,10 +347,10 @@ class _Trial:
         flat = flatten(main, library)
         found = walk.outputs(flat.ops, flat.outputs)
         for name, value in found.items():
-            yield Row(where="", step=name, rows=rows, result=_shown(value))
+            yield DryRunRow(where="", step=name, rows=rows, result=_shown(value))
         if walk.computed and not found:  # what a client answers has no name of its own
             result = f"{walk.computed} ops of {home}"
-            yield Row(where="", step="metrics", rows=rows, result=result)
+            yield DryRunRow(where="", step="metrics", rows=rows, result=result)
 
     def _backend(self) -> Backend | None:
         return self._made.dependency("backend") if self._has_backend() else None
@@ -515,8 +519,8 @@ def _info(name: str, value: Value) -> Any:
     return helper.make_tensor_value_info(name, elem_type, [None] * array.ndim)
 
 
-def _row(ran: Ran) -> Row:
-    return Row(where="", step=ran.step, rows=ran.rows, result=ran.result)
+def _row(ran: Ran) -> DryRunRow:
+    return DryRunRow(where="", step=ran.step, rows=ran.rows, result=ran.result)
 
 
 def _shown(value: Value) -> str:
