@@ -303,3 +303,11 @@ def test_a_twin_that_is_trained_exports_its_own_numbers() -> None:
         OnnxModel.initialized(
             OnnxModelConfig(model=mlp_forward((4, 3)).SerializeToString()), {"no": weights(1)}
         )
+
+
+def test_a_class_that_a_mask_leaves_out_is_no_fault() -> None:
+    """Its logit is minus infinity, and no example has it."""
+    nodes = [node("MatMul", ["x", "w"], ["h"]), node("Add", ["h", "mask"], ["y"])]
+    mask = np.array([0.0, -np.inf, 0.0], np.float32)
+    model = forward(nodes, ["N", 4], {"y": ["N", 3]}, w=weights(4, 3), mask=mask)
+    assert [each.step for each in run(model, trainable=("w",)).ran][-1] == "import"

@@ -282,8 +282,7 @@ class _Rehearsal:
             if not math.isfinite(number):
                 self._fail(
                     f"the loss of {rows} examples is {number} at the first step"
-                    f"{self._not_finite(rows)}; look at the values that go in, and at logarithms, "
-                    "roots and divisions of the model",
+                    f"{self._not_finite(rows)}",
                     of_values=True,
                 )
         features, labels = self._source.show(SIZES[-1])
@@ -467,25 +466,37 @@ class _Rehearsal:
         return f"node {node.name or node.output[0]!r} ({node.op_type})"
 
     def _not_finite(self, rows: int) -> str:
-        """Return where the first numbers are that are not finite; "" where nobody knows."""
+        """Return where the first numbers are that are not finite, and what to do."""
         if not all(_finite(part) for part in _parts(self._source.show(rows)[0])):
-            return ", as the examples hold NaN or infinity"
+            return ", as the examples hold NaN or infinity; leave these out, or fill them"
         bad = self._tensors_not_finite()
         if bad:
-            return f", and the file holds NaN in {_few(bad)}"
+            return (
+                f", and the file holds NaN in {_few(bad)}, as after a training that broke off; "
+                "give the model of before"
+            )
+        remedy = "look at logarithms, roots and divisions of the model, and at the size of weights"
         for at, output in enumerate(self._outputs[rows]):
             if not _finite(output):
-                return f", as output {self._name(at)} holds NaN or infinity"
-        return ""
+                return f", as output {self._name(at)} holds NaN or infinity; {remedy}"
+        return f"; {remedy}"
 
     def _tensors_not_finite(self) -> list[str]:
         """Return the tensors of the exported model that hold NaN."""
         try:
-            tensors = self._model.export().graph.initializer
+            graph = self._model.export().graph
         except ComponentError:
             return []
-        found = ((tensor.name, numpy_helper.to_array(tensor)) for tensor in tensors)
-        return [name for name, each in found if each.dtype.kind == "f" and np.isnan(each).any()]
+        found = [(tensor.name, tensor) for tensor in graph.initializer]
+        found += [
+            (node.output[0], attribute.t)
+            for node in graph.node
+            if node.op_type == "Constant"
+            for attribute in node.attribute
+            if attribute.HasField("t")
+        ]
+        arrays = ((name, numpy_helper.to_array(tensor)) for name, tensor in found)
+        return [name for name, each in arrays if each.dtype.kind == "f" and np.isnan(each).any()]
 
     def _place(self, exported: ModelProto) -> int:
         """Return the place of the model's first output among those of what it exported."""

@@ -7,6 +7,7 @@ there is not, a shape that ONNX would stretch, fewer labels than examples.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,15 +86,17 @@ class Labels:
         whole = counts.reshape(len(array), -1) if array.ndim else counts.reshape(1, 1)
         return np.asarray(whole.any(axis=1))
 
-    def drawn(self, shape: tuple[int, ...], seed: int) -> Value:
-        """Return made-up labels for an output of this shape, all of which count."""
-        rng = np.random.default_rng(seed)
+    def drawn(self, output: npt.NDArray[Any], seed: int) -> Value:
+        """Return made-up labels for an output: of classes that count and are not masked."""
+        rng, shape = np.random.default_rng(seed), output.shape
         if self._axis is None:
             return rng.uniform(size=shape).astype(np.float32)
         axis = self._axis
         size = shape[axis] if axis < len(shape) else 1
         known = np.arange(size)
-        counted = known[self.counted(known)] if size else known
+        rest = tuple(at for at in range(len(shape)) if at != axis)
+        possible = np.isfinite(output).all(axis=rest) if axis < len(shape) else known == 0
+        counted = known[self.counted(known) & possible] if size else known
         picked = rng.choice(counted if counted.size else known, shape[:axis] + shape[axis + 1 :])
         return np.asarray(picked, np.int64)
 

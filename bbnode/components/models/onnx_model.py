@@ -552,13 +552,15 @@ class OnnxModel(Model):
         ]
         feeds = [*self._split(self._params), *self._kept(), *inputs]
         try:
-            shape = np.shape(self._run(self._graphs.forward, feeds)[0])
+            output = np.asarray(self._run(self._graphs.forward, feeds)[0])
         except ComponentError:  # which forward says in its own words
-            shape = (rows, *(1 for _ in self._graphs.output_dims[1:]))
-        labels: Value = self._labels.drawn(shape, draw)
+            output = np.zeros((rows, *(1 for _ in self._graphs.output_dims[1:])))
+        labels: Value = self._labels.drawn(output, draw)
         if self.config.labels_apart:
             parts = [
-                each.drawn((rows, *(d if isinstance(d, int) else 1 for d in dims[1:])), draw)
+                each.drawn(
+                    np.zeros((rows, *(d if isinstance(d, int) else 1 for d in dims[1:]))), draw
+                )
                 for each, dims in zip(self._all_labels, self._graphs.loss_dims, strict=True)
             ]
             flat = [np.reshape(part, (rows, -1)) for part in parts]

@@ -213,13 +213,13 @@ class TorchModel(OnnxModel):
         self._load_net()
         try:
             with self._net.computing(None), self._net.torch.no_grad():
-                shape = tuple(self._net.outputs(features)[0].shape)
+                output = _numpy(self._net.outputs(features)[0])
         except ComponentError:  # which forward says in its own words
-            shape = (rows, 1)
+            output = np.zeros((rows, 1))
         settings = loss_settings(self.config)
-        labels = Labels(self.TYPE_NAME, find_loss(self.config.loss), settings, shape)
+        labels = Labels(self.TYPE_NAME, find_loss(self.config.loss), settings, output.shape)
         batch = features[0] if len(features) == 1 else Composite(features)
-        return batch, labels.drawn(shape, draw)
+        return batch, labels.drawn(output, draw)
 
     def _example_types(self) -> list[tuple[int, list[int | str | None]]]:
         """Return ONNX type and sizes of each input, the batch's among them; [] if unknown."""
