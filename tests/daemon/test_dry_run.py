@@ -25,6 +25,7 @@ from bbnode.daemon.artifacts.dry_run import (
     check_compiled,
     check_program,
 )
+from bbnode.daemon.predicting.meaning import Meaning
 from bbnode.dsl import BackendSlot, BadArgument, DataSourceSlot, Graph, ModelSlot, Module, types
 from bbnode.programs import (
     DPSGDTraining,
@@ -195,3 +196,20 @@ def test_outputs_and_losses_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(BadArgument, match=words):
         FederatedTraining(model=two_outputs(), **arguments).build()
+
+
+def test_an_export_says_which_output_the_loss_is_of() -> None:
+    config = OnnxModelConfig(
+        model=two_outputs(1).SerializeToString(),
+        outputs=("z",),
+        loss="mse",
+        losses=(("z", "mse", 1.0), ("y", "mse", 0.5)),
+        labels_apart=True,
+    )
+    model = OnnxModel(config)
+    exported = model.export()
+    Meaning(uses_loss=True).stamp(exported, model.output_kind(), model.output_names()[0])
+    found = Meaning.of_model(exported)
+    assert found is not None
+    assert (found.output, found.kind) == ("z", "value")
+    assert [each.name for each in exported.graph.output] == ["y", "z"]
