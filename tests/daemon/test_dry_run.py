@@ -15,6 +15,7 @@ from bbnode.components import (
     OnnxModelConfig,
     OrtBackend,
     concrete,
+    register_component,
     values,
 )
 from bbnode.daemon.artifacts.build import compile_program
@@ -89,12 +90,12 @@ class Evaluated(Module):
 
     home = "server"
 
-    def __init__(self, model: ModelProto) -> None:
-        self._model = model
+    def __init__(self, model: ModelProto, cls: type[OnnxModel] = OnnxModel) -> None:
+        self._model, self._cls = model, cls
 
     def body(self, g: Graph) -> None:
         config = OnnxModelConfig(model=self._model.SerializeToString())
-        model = ModelSlot("global", concrete=concrete(OnnxModel, config))
+        model = ModelSlot("global", concrete=concrete(self._cls, config))
         examples, labels = DataSourceSlot("data").next_batch(
             g, after=g.input("tick", types.TRIGGER)
         )
@@ -213,3 +214,31 @@ def test_an_export_says_which_output_the_loss_is_of() -> None:
     assert found is not None
     assert (found.output, found.kind) == ("z", "value")
     assert [each.name for each in exported.graph.output] == ["y", "z"]
+
+
+class Unmade(OnnxModel):
+    """A model of an author whose code fails where it is made."""
+
+    TYPE_NAME = "tests.Unmade"
+
+    def __init__(self, config: OnnxModelConfig) -> None:
+        raise OSError("no such device")
+
+
+class Wild(OnnxModel):
+    """A model of an author whose code fails when it computes."""
+
+    TYPE_NAME = "tests.Wild"
+
+    def forward(self, ctx: Any, batch: Any) -> Any:
+        raise KeyError("lost")
+
+
+def test_what_an_authors_model_raises_is_told_or_left_to_the_nodes() -> None:
+    register_component(Unmade)
+    register_component(Wild)
+    report = check(Evaluated(two_outputs(), Unmade))
+    (line,) = report.skipped
+    assert "tests.Unmade can't be made here" in line
+    with pytest.raises(DryRunFailed, match=r"server/global: tests\.Wild fails on made up examples"):
+        check(Evaluated(two_outputs(), Wild))

@@ -34,13 +34,21 @@ from bbnode.components.models.dry_run import (
 )
 from bbnode.components.registry import UnknownComponentType, build_config, component_class
 from bbnode.daemon.artifacts.inspect import mains_of
+from bbnode.engine.errors import describe
 from bbnode.engine.ops.syscalls import carried_by
 from bbnode.engine.planning.feeds import feeds_of
 from bbnode.engine.planning.program import SlotPlan, plan_program
 from bbnode.ir import keys
-from bbnode.ir.errors import AuthorError, DecodeError, DeploymentError, EnvironmentFault
+from bbnode.ir.errors import (
+    AuthorError,
+    BbnodeError,
+    DecodeError,
+    DeploymentError,
+    EnvironmentFault,
+)
 from bbnode.ir.flatten import OP_ENTER, FlatOp, flatten
 from bbnode.ir.graph import Function, OpNode, Program, is_onnx_domain
+from bbnode.ir.interrupts import let_stop
 from bbnode.ir.onnx_file import node_proto, program_of
 from bbnode.ir.values import Composite, Value
 
@@ -172,6 +180,14 @@ def check_program(
             rows, told = trial.run(main)
         except DryRunFailed as error:
             raise DryRunFailed(f"{where}: {error}", of_values=error.of_values) from error
+        except BbnodeError:
+            raise
+        except Exception as error:  # the boundary to a component's author
+            let_stop(error)
+            why = ": ".join(describe(error))
+            raise DryRunFailed(
+                f"{where}: {made.TYPE_NAME} fails on {report.examples} examples: {why}"
+            ) from error
         report.rows.extend(replace(row, where=where) for row in rows)
         report.warnings.extend(f"{where}: {line}" for line in told.warnings)
         report.skipped.extend(f"{where}: {line}" for line in told.skipped)
@@ -246,6 +262,13 @@ def _built(slot: SlotPlan, *, own: bool, settings: Mapping[str, Any] | None = No
         if settings is not None or isinstance(error, AuthorError):
             raise
         raise _LeftOut(f"only a node's own settings make it ({error})") from error
+    except BbnodeError:
+        raise
+    except Exception as error:  # the boundary to a component's author
+        let_stop(error)
+        raise _LeftOut(
+            f"{cls.TYPE_NAME} can't be made here: {': '.join(describe(error))}"
+        ) from error
 
 
 class _Trial:
