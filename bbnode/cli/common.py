@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from bbnode.cli import output
 
 if TYPE_CHECKING:
+    from bbnode.daemon.artifacts.dry_run import ProgramDryRun
     from bbnode.daemon.config.sources import ResolvedConfig
     from bbnode.daemon.control.client import ControlClient
 
@@ -59,6 +60,13 @@ SetOption = Annotated[
 PEER_COLUMNS = ("peer", "classes", "via", "direction", "rtt_ms", "bytes_in", "bytes_out", "queued")
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", help="Seconds to wait for an answer.", min=0.01)
+]
+CheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--check/--no-check",
+        help="Try the program's models on two and three made-up examples.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -237,3 +245,21 @@ def load_config(
     own = {key: value for key, value in (flags or {}).items() if value is not None}
     flags = {**given_settings(settings), **own}
     return sources.resolve(paths.find_config(config), flags=flags)
+
+
+def show_dry_run_notes(made: ProgramDryRun) -> None:
+    """Print a line for each warning of a dry run, and for what its bounds left out."""
+    for line in made.warnings:
+        output.note(f"warning: {line}")
+    for line in made.postponed:
+        output.note(f"note: {line}")
+
+
+def toml_or_text(text: str) -> Any:
+    """Return a TOML value; text that is none is taken as it stands."""
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return text

@@ -34,7 +34,7 @@ GROUP = "bbnode.commands"
 TRACEBACK = "--traceback"
 # The commands as the help lists them.
 HELP_GROUPS = {
-    "Begin": ("demo", "new", "up", "compile", "init", "run"),
+    "Begin": ("demo", "new", "up", "compile", "check", "init", "run"),
     "Run": (
         *("invoke", "emit", "export", "predict", "data", "index", "snapshot", "reload", "config"),
         *("id", "paths"),

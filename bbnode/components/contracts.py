@@ -590,6 +590,25 @@ class Model(Component):
         """
         return ""
 
+    def output_names(self) -> tuple[str, ...]:
+        """Return the names of what `forward` gives, in that order; () where they have none."""
+        return ()
+
+    def parts(self, vector: Value) -> Mapping[str, Weights]:
+        """Return what a vector [P] has for each trained parameter, by name; empty by default."""
+        return {}
+
+    def example_batch(self, rows: int, *, draw: int = 0) -> tuple[Value, Value] | None:
+        """Return made-up examples and labels for a dry run; None where the model can't say them.
+
+        Called before the model is trained, with the backend bound.
+
+        Args:
+            rows: of the batch.
+            draw: 0 and up: of how features are drawn, as `dry_run.draw_features` has it.
+        """
+        return None
+
     def set_learning_rate(self, ctx: OpContext, rate: Value) -> None:
         """Take `rate`, a positive float32 scalar, for all steps from now on.
 
@@ -796,6 +815,13 @@ class DataSource(Component):
     def standardize(self, ctx: OpContext, statistics: Value) -> None:
         """Take the statistics of all peers; AuthorError where a source can't use any."""
         raise UnsupportedByDataSource(component=self.TYPE_NAME, op="standardize")
+
+    def first(self, rows: int) -> tuple[Value, Value] | None:
+        """Return the first examples and their labels, and move nothing; None where it can't.
+
+        Fewer where the source has no more. Raises DataUnavailable when the data can't be used.
+        """
+        return None
 
     def forget(self) -> None:
         """Drop what was loaded, so that the next use loads it again: it was of no use."""

@@ -66,8 +66,16 @@ def host_setting(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={_NAMES: _OTHER, _UNSTORED: True})
 
 
+def later_setting(default: Any) -> Any:
+    """Return a field of a Config that a later release added, and that artifacts may set.
+
+    They don't hold it where it has its default, so that the bytes of programs stay what they were.
+    """
+    return dataclasses.field(default=default, metadata={_UNSTORED: True})
+
+
 def is_stored(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Return False for a `host_setting` that has its default."""
+    """Return False for a `host_setting` or `later_setting` that has its default."""
     return not (field.metadata.get(_UNSTORED) and value == field.default)
 
 

@@ -7,6 +7,7 @@ any peer runs it.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,6 +46,8 @@ from bbnode.ir.intake import ModelNotTaken, read_model
 from bbnode.programs.arguments import ReadyProgram
 from bbnode.programs.metrics import Metric, metric
 
+logger = logging.getLogger(__name__)
+
 # What a program is trained from: an ONNX file, its bytes, a model, or the layer sizes of an MLP.
 Forward: TypeAlias = str | os.PathLike[str] | bytes | ModelProto | Sequence[int]
 Source: TypeAlias = str | type[DataSource]
@@ -64,8 +67,9 @@ NOT_OF_ALL = frozenset({"auc", "r2"})  # metrics that some examples do not have
 OF_CLASSES = "accuracy, top2 and the like, f1_macro, f1_micro, auc (two classes), perplexity"
 
 # Fields of `OnnxModelConfig` that a program gives by arguments of its own.
-_GIVEN = frozenset({"model", "loss", "learning_rate", "seed"})
-_PASSED = tuple(f for f in dataclasses.fields(OnnxModelConfig) if f.name not in _GIVEN)
+_GIVEN = frozenset({"model", "loss", "losses", "learning_rate", "seed"})
+_OF_NODES = frozenset({"check"})  # which each node says for itself
+_PASSED = tuple(f for f in dataclasses.fields(OnnxModelConfig) if f.name not in _GIVEN | _OF_NODES)
 
 if TYPE_CHECKING:
     ModelSettings = ReadyProgram
@@ -110,7 +114,9 @@ class TrainingProgram(ModelSettings):
     epochs: int = 1  # this and the next three: of the training on each peer
     batch: int = 32
     learning_rate: float = 0.1
-    loss: str = "softmax_cross_entropy"  # one of `bbnode.components.LOSSES`
+    # One of `bbnode.components.LOSSES`, of the first of `outputs`; or of several outputs, the first
+    # of which metrics take: {"logits": "softmax_cross_entropy", "aux": ("mse", 0.3)}, weighted.
+    loss: str | Mapping[str, str | tuple[str, float]] = "softmax_cross_entropy"
     metrics: tuple[str, ...] = ()  # see `bbnode.programs.metric`; empty: the loss's own
     data: Source = ArrayDataSource  # a DataSource, or its TYPE_NAME
     seed: int = 0  # of the weights of an MLP, and of Dropout in training mode
@@ -135,6 +141,74 @@ class TrainingProgram(ModelSettings):
             found = self._mlp(given)
         self._check_inputs(found)
         return found
+
+    @cached_property
+    def chosen(self) -> tuple[str, ...]:
+        """The names of the outputs that `forward` gives: () of a model that has one alone.
+
+        Raises BadArgument for `outputs` that the model has not.
+        """
+        names = [info.name for info in self.forward.graph.output]
+        given: Any = getattr(self, "outputs", ())
+        asked = (given,) if isinstance(given, str) else tuple(given)
+        named = (*asked, *(each[0] for each in self._losses))
+        unknown = next((name for name in named if name and name not in names), None)
+        listed = ", ".join(map(repr, names))
+        if unknown is not None:
+            raise self.bad(f"outputs, loss: the model has no output {unknown!r}; it has {listed}")
+        if len(asked) > 1:
+            raise self.bad(
+                f"outputs={asked!r}: loss and metrics are of one output; name that alone, and give "
+                'several a loss with loss={"…": …, "…": (…, 0.3)}'
+            )
+        several = self._losses if isinstance(self.loss, Mapping) else ()
+        if asked and several and asked[0] != several[0][0]:
+            raise self.bad(
+                f"outputs={asked!r}, and the first that has a loss is {several[0][0]!r}; metrics "
+                "are of that one: leave outputs out, or name its loss first"
+            )
+        if not asked and several:
+            asked = (several[0][0],)
+        if not asked and len(names) > 1:
+            asked = (names[0],)
+            logger.warning(
+                "%s: the model has the outputs %s; loss and metrics take the first one; to take "
+                "another, or to have no such line, set outputs=(%r,)",
+                self.name, listed, names[0],
+            )  # fmt: skip
+        return asked if len(names) > 1 else ()
+
+    @property
+    def main_loss(self) -> str:
+        """The name of the loss of the output that metrics take."""
+        return self._losses[0][1]
+
+    @property
+    def _losses(self) -> tuple[tuple[str, str, float], ...]:
+        """Output, loss and weight of each; "" is the output that metrics take."""
+        if not isinstance(self.loss, Mapping):
+            return (("", self.loss, 1.0),)
+        return tuple(
+            (name, value, 1.0) if isinstance(value, str) else (name, value[0], float(value[1]))
+            for name, value in self.loss.items()
+        )
+
+    def _check_loss(self) -> None:
+        """Raise BadArgument for a loss that there is not, or a weight that is none."""
+        if not isinstance(self.loss, Mapping):
+            self.require_one_of("loss", LOSSES)
+            return
+        given: Mapping[Any, Any] = self.loss
+        for name, value in given.items():
+            pair = (value, 1.0) if isinstance(value, str) else value
+            good = isinstance(pair, tuple | list) and len(pair) == 2 and pair[0] in LOSSES
+            good = good and isinstance(pair[1], int | float) and 0 < pair[1] < math.inf
+            if not (isinstance(name, str) and good):
+                raise self.bad(
+                    f"loss[{name!r}]={value!r:.60} has to be one of {', '.join(LOSSES)}, or such "
+                    "a name and a weight above 0"
+                )
+        self.require("loss", bool(self.loss), "the loss of one output or more")
 
     @cached_property
     def size(self) -> int:
@@ -172,13 +246,13 @@ class TrainingProgram(ModelSettings):
     @property
     def measured(self) -> tuple[str, ...]:
         """The names of what an evaluation gives."""
-        of_values = METRICS.get(self.loss, ("accuracy",))
+        of_values = METRICS.get(self.main_loss, ("accuracy",))
         return "loss", *(self.metrics or of_values[:1])
 
     @cached_property
     def measures(self) -> tuple[Metric, ...]:
         """The metrics that means are taken for. Raises BadArgument for one that does not fit."""
-        known = METRICS.get(self.loss)
+        known = METRICS.get(self.main_loss)
         made = []
         for name in self.measured[1:]:
             if name == PERPLEXITY and known is None:
@@ -192,8 +266,8 @@ class TrainingProgram(ModelSettings):
             if one is None or not fits or (known is not None and name not in known):
                 fitting = OF_CLASSES if known is None else ", ".join(known) or "none"
                 raise self.bad(
-                    f"metrics: {name!r} says nothing of a model with loss={self.loss!r}; choose "
-                    f"among: {fitting}"
+                    f"metrics: {name!r} says nothing of a model with loss={self.main_loss!r}; "
+                    f"choose among: {fitting}"
                 )
             made.append(one)
         return tuple(made)
@@ -212,12 +286,12 @@ class TrainingProgram(ModelSettings):
         """Check the arguments. Raises BadArgument."""
         self.require_counts(epochs=1, batch=1, seed=0)
         self.require_numbers("learning_rate")
-        self.require_one_of("loss", LOSSES)
+        self._check_loss()
         listed: Any = self.metrics
         names = isinstance(listed, list | tuple) and all(isinstance(each, str) for each in listed)
         once = names and len({*listed}) == len(listed)
         self.require("metrics", once, 'names of metrics, each once, such as ("accuracy", "top5")')
-        _ = self.source, self.forward, self.measures, self.size
+        _ = self.source, self.forward, self.chosen, self.measures, self.size
 
     def trained_model(self, slot: str, **other: Any) -> ModelSlot:
         """Return a slot for the model where it is trained, with `other` settings of it."""
@@ -250,16 +324,13 @@ class TrainingProgram(ModelSettings):
 
     def test_data(self) -> DataSourceSlot:
         """Return the slot "test", whose examples nobody trains on."""
-        settings: dict[str, Any] = {}
-        if not self._of_classes and "label_dtype" in self._source_settings:
-            settings["label_dtype"] = "float32"
         # Of these examples alone; what clients measure is of the examples of all of them.
         needy = tuple(name for name in self.measured if name in NOT_OF_ALL)
-        if needy and "metrics" in self._source_settings:
-            settings["metrics"] = needy
-        if not settings:
+        settings = {"metrics": needy} if needy and "metrics" in self._source_settings else {}
+        floats = not self._integer_labels and "label_dtype" in self._source_settings
+        if not settings and not floats:
             return DataSourceSlot(TEST_SLOT)
-        return DataSourceSlot(TEST_SLOT, concrete=concrete(self.source, **settings))
+        return DataSourceSlot(TEST_SLOT, concrete=self._told(**settings))
 
     def evaluation(
         self, g: Graph, model: ModelSlot, data: DataSourceSlot, after: Output
@@ -272,7 +343,8 @@ class TrainingProgram(ModelSettings):
         number, examples, labels = self.examples(g, data, after)
         made = self._classes_last(g, model.forward(g, examples))
         loss = model.compute_loss(g, examples, labels)
-        means = (each.means(g, compute, made, labels) for each in self.measures)
+        own = self._measured_labels(g, labels)
+        means = (each.means(g, compute, made, own) for each in self.measures)
         return number, loss, *means
 
     def found(self, g: Graph, loss: Output, means: Iterable[Output]) -> dict[str, Output]:
@@ -294,10 +366,23 @@ class TrainingProgram(ModelSettings):
         compute = BackendSlot("compute")
         examples, labels = data.next_batch(g, after=after)
         examples = g.expect(examples, _INPUT_TYPES[_elem_type(self.forward)])
-        kind = types.TENSOR_INT64 if self._of_classes else types.TENSOR_FLOAT
+        kind = types.TENSOR_INT64 if self._integer_labels else types.TENSOR_FLOAT
         labels = g.expect(labels, kind)
         number = compute.gather(g, compute.shape(g, labels), g.constant(0), axis=0)
         return compute.cast(g, number, to=types.TENSOR_FLOAT), examples, labels
+
+    def _measured_labels(self, g: Graph, labels: Output) -> Output:
+        """Return the labels that metrics take: of the first loss, where each has its own."""
+        if not getattr(self, "labels_apart", False):
+            return labels
+        compute = BackendSlot("compute")
+        first = compute.gather(g, labels, g.constant(0), axis=-1)
+        kind = types.TENSOR_INT64 if self._of_classes else types.TENSOR_FLOAT
+        return compute.cast(g, first, to=kind)
+
+    @property
+    def _integer_labels(self) -> bool:
+        return all(find_loss(loss).labels == "classes" for _, loss, _ in self._losses)
 
     @property
     def _loss_settings(self) -> LossSettings:
@@ -306,18 +391,26 @@ class TrainingProgram(ModelSettings):
 
     @property
     def _of_classes(self) -> bool:
-        return find_loss(self.loss).labels == "classes"
+        return find_loss(self.main_loss).labels == "classes"
 
     @property
     def _classes(self) -> int:
         """The size of the axis of classes of the model's first output; 0 where it does not say."""
-        dims = self.forward.graph.output[0].type.tensor_type.shape.dim
-        axis = self._loss_settings.class_axis if self._of_classes else -1
+        dims, axis = self._first_dims, -1
+        if self._of_classes:
+            axis = self._loss_settings.class_axis
         return int(dims[axis].dim_value) if -len(dims) <= axis < len(dims) else 0
+
+    @property
+    def _first_dims(self) -> Sequence[Any]:
+        """The dimensions of the output that the metrics take."""
+        outputs = self.forward.graph.output
+        first = next((each for each in outputs if each.name in self.chosen[:1]), outputs[0])
+        return list(first.type.tensor_type.shape.dim)
 
     def _classes_last(self, g: Graph, outputs: Output) -> Output:
         """Return outputs with their axis of classes behind the others, where metrics want it."""
-        rank = len(self.forward.graph.output[0].type.tensor_type.shape.dim)
+        rank = len(self._first_dims)
         axis = self._loss_settings.class_axis % rank if self._of_classes and rank else rank - 1
         if axis == rank - 1 or not self.measures:
             return outputs
@@ -328,7 +421,8 @@ class TrainingProgram(ModelSettings):
     def _config(self) -> OnnxModelConfig:
         content = self.forward.SerializeToString(deterministic=True)
         given = {each.name: getattr(self, each.name) for each in _PASSED}
-        given |= {"loss": self.loss, "learning_rate": self.learning_rate, "seed": self.seed}
+        given |= {"outputs": self.chosen, "losses": self._losses if len(self._losses) > 1 else ()}
+        given |= {"loss": self.main_loss, "learning_rate": self.learning_rate, "seed": self.seed}
         try:
             checked = _config_type().validate_python({**given, "model": content})
         except ValidationError as error:
@@ -347,7 +441,7 @@ class TrainingProgram(ModelSettings):
 
     def _told(self, **settings: Any) -> ConcreteSpec:
         """Return the data source with what the program knows; a node may say otherwise."""
-        if not self._of_classes and "label_dtype" in self._source_settings:
+        if not self._integer_labels and "label_dtype" in self._source_settings:
             settings["label_dtype"] = "float32"
         return concrete(self.source, **settings)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,3 +215,74 @@ def test_the_module_s_own_warnings_are_told() -> None:
 
     with pytest.warns(UserWarning, match="take care"):
         export(Loud(3, 2), np.ones((1, 3), np.float32))
+
+
+class Between(torch.nn.Module):
+    """Two layers, and what a function makes of the numbers between them."""
+
+    def __init__(self, between: Any) -> None:
+        super().__init__()
+        self.a, self.o, self.between = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2), between
+
+    def forward(self, x: Any) -> Any:
+        return self.o(self.between(torch.relu(self.a(x))))
+
+
+def stopped_in_place(h: Any) -> Any:
+    return h.clone().detach_() + 0 * h
+
+
+def mean_of_inference(h: Any) -> Any:
+    with torch.inference_mode():
+        mean = h.mean()
+    return h - mean
+
+
+def changed_in_place(h: Any) -> Any:
+    h = h.clone()
+    h[:, 0] = h[:, 1] * 2
+    h[:, [2, 3]] += h[:, [4, 5]]
+    return h
+
+
+def scattered(h: Any) -> Any:
+    index = torch.tensor([[0, 1, 1, 2, 3, 4, 5, 6]]).expand(h.shape[0], -1)
+    return torch.zeros_like(h).scatter_add(1, index, h)
+
+
+@pytest.mark.parametrize("between", [stopped_in_place, mean_of_inference])
+def test_a_gradient_that_is_stopped_is_found_by_the_parameter(between: Any) -> None:
+    net = Between(between)
+    with pytest.raises(ExportFailed, match=r"the gradient of 'a\.weight' is another one"):
+        export(net, torch.randn(3, 4))
+    assert net.training
+    assert export(net, torch.randn(3, 4), check_gradients=False).graph.initializer
+
+
+@pytest.mark.parametrize("between", [changed_in_place, scattered])
+def test_gradients_that_are_said_otherwise_pass(between: Any) -> None:
+    assert export(Between(between), torch.randn(3, 4)).graph.initializer
+
+
+def test_dropout_is_no_difference_and_statistics_of_batches_stay() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)
+            self.d, self.o = torch.nn.Dropout(0.5), torch.nn.Linear(8, 2)
+
+        def forward(self, x: Any) -> Any:
+            h = torch.nn.functional.dropout(self.d(self.b(self.a(x))), 0.3, self.training)
+            return self.o(h), h.sum(1)
+
+    net = Net()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    assert len(export(net, torch.randn(3, 4)).graph.output) == 2
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+def test_what_the_author_means_is_a_switch() -> None:
+    net = Between(lambda h: h.detach() + h)
+    with pytest.raises(ExportFailed, match="export with check_gradients=False"):
+        export(net, torch.randn(3, 4))
+    assert export(net, torch.randn(3, 4), check_gradients=False).graph.initializer

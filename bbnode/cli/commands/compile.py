@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bbnode.cli import output, stages
-from bbnode.cli.common import JsonOption, pairs
+from bbnode.cli.common import CheckOption, JsonOption, pairs, show_dry_run_notes, toml_or_text
 
 if TYPE_CHECKING:
     import onnx
 
     from bbnode.compiler import CompileReport
     from bbnode.components.contracts import CarriedOver
+    from bbnode.daemon.artifacts.dry_run import ProgramDryRun
 
 # Weights that were left, of each slot; --json has all.
 MAX_LEFT_SHOWN = 20
@@ -78,10 +79,11 @@ def command(
     dump_dir: Annotated[Path, typer.Option(help="Folder for --dump-after.", metavar="DIR")] = Path(
         "dump"
     ),
+    check: CheckOption = True,
     as_json: JsonOption = False,
 ) -> None:
     """Compile a Module class to an artifact that every peer loads."""
-    arguments = {key: _value(text) for key, text in pairs(arg, "--arg").items()}
+    arguments = {key: toml_or_text(text) for key, text in pairs(arg, "--arg").items()}
     added = [stages.parse_stage(text) for text in stage or ()]
     if slot and init_from is None:
         raise typer.BadParameter("--slot goes with --init-from FILE")
@@ -114,6 +116,12 @@ def command(
         if not as_json:
             for path in dumps:
                 output.note(f"wrote {path}")
+    tried = None
+    if check:
+        from bbnode.daemon.artifacts.dry_run import check_compiled
+
+        tried = check_compiled(model, own=True)
+        show_dry_run_notes(tried)
     explained = [explain_value(value, model, report) for value in explain or ()]
     data = artifact.serialize(model)
     paths.write_atomically(out.absolute(), data, mode=0o644)
@@ -128,6 +136,8 @@ def command(
                 name: {"taken": list(told.taken), "left": dict(told.left)}
                 for name, told in initialized.items()
             }
+        if tried is not None:
+            found["warnings"] = tried.warnings
         if timed:
             found["total_ms"] = round(report.total_ms, 3)
             found["passes"] = [
@@ -148,7 +158,7 @@ def command(
     for row in custom_ops:
         output.data(f"  custom op {row['domain']}::{row['op']} (package {row['package']})")
     if timed:
-        _show_times(report)
+        _show_times(report, tried)
     for value in explained:
         _show_value(value)
 
@@ -172,11 +182,13 @@ def _show_taken(slot: str, told: CarriedOver) -> None:
         output.note(f"  slot {slot}: {more} more left; --json lists all")
 
 
-def _show_times(report: CompileReport) -> None:
+def _show_times(report: CompileReport, tried: ProgramDryRun | None) -> None:
     rows: list[list[object]] = [[p.name, f"{p.ms:.2f}", dict(p.counters)] for p in report.passes]
     between = report.total_ms - sum(p.ms for p in report.passes)
     rows.append(["(between passes)", f"{between:.2f}", None])
     rows.append(["total", f"{report.total_ms:.2f}", None])
+    if tried is not None:
+        rows.append(["(dry run)", f"{tried.seconds * 1e3:.2f}", None])
     output.table("passes", ("pass", "ms", "counters"), rows, out=output.console())
 
 
@@ -203,13 +215,3 @@ def _show_value(found: Mapping[str, Any]) -> None:
     output.table(f"value {found['value']}", ("", ""), rows, out=out)
     events = [[event["pass"], event["what"]] for event in found["events"]]
     output.table(f"history of {found['value']}", ("pass", "what"), events, out=out)
-
-
-def _value(text: str) -> Any:
-    """A TOML value; text that is none is taken as it stands."""
-    import tomllib
-
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
-        return text

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from bbnode.cli import values
-from bbnode.cli.common import JsonOption, pairs
+from bbnode.cli.common import CheckOption, JsonOption, pairs, toml_or_text
 
 PROJECT = Path("pyproject.toml")
 TABLE = "tool.bbnode.up"
@@ -121,6 +121,7 @@ def command(
         list[str] | None,
         typer.Option(help="Show the log of a node (repeatable).", metavar="NODE"),
     ] = None,
+    check: CheckOption = True,
     as_json: JsonOption = False,
 ) -> int:
     """Run a program as a local testbed, a process for each node."""
@@ -148,7 +149,7 @@ def command(
             program=program,
             args={
                 **told.get("args", {}),
-                **{key: _value(text) for key, text in pairs(arg, "--arg").items()},
+                **{key: toml_or_text(text) for key, text in pairs(arg, "--arg").items()},
             },
             nodes=nodes if nodes is not None else _nodes(told.get("nodes", "")),
             # Later ones count: those of the command line.
@@ -165,6 +166,7 @@ def command(
             out=out or Path(told.get("out", DEFAULT_OUT)),
             keep=keep,
             logs=logs or [],
+            check=check,
             as_json=as_json,
         )
     )
@@ -246,11 +248,3 @@ def _toml(value: Any) -> str:
     from bbnode.daemon.config.sources import toml_value
 
     return value if isinstance(value, str) else toml_value(value)
-
-
-def _value(text: str) -> Any:
-    """A TOML value; text that is none is taken as it stands."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
-        return text

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
-from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -57,6 +57,14 @@ R = TypeVar("R")
 Precision: TypeAlias = Literal["float32", "mixed"]
 
 
+class OutputLoss(NamedTuple):
+    """A loss of one output, and what it is multiplied with in the sum of all."""
+
+    output: str
+    loss: str
+    weight: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
     """Settings of the graphs that train.
@@ -70,6 +78,9 @@ class TrainingOptions:
         seed: of Dropout's masks.
         precision: "mixed" computes matrix products and convolutions, and their gradients, in
             float16, from float32 parameters and with a scaled loss.
+        outputs: names of the outputs that `forward` gives, in their order; () is all.
+        losses: the loss is the sum of these, each of an output; () is `loss` of the first output.
+        labels_apart: each of `losses` has labels of its own, in their order.
     """
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -78,6 +89,9 @@ class TrainingOptions:
     running_variance: RunningVariance = "auto"
     seed: int = 0
     precision: Precision = "float32"
+    outputs: tuple[str, ...] = ()
+    losses: tuple[OutputLoss, ...] = ()
+    labels_apart: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +117,8 @@ class TrainingGraphs:
     - `train_step`: parameters, statistics, inputs, labels, learning rate, step, draw, loss scale,
       state -> parameters, loss, state, statistics, finite
 
+    Where losses have labels of their own, `labels` are these, behind each other.
+
     State is one tensor per parameter for each of `state_kinds`, kind by kind. `forward`, `loss`,
     `pullback` and the three after it are of the model as it is evaluated.
 
@@ -123,6 +139,7 @@ class TrainingGraphs:
         scales_loss: True if the loss is scaled (`loss_scale_name`, float32 []); `finite_name` then
             says whether the step was made, which it is not with gradients beyond float16.
         output_dims: of the first output: sizes, or None and symbols where they are open.
+        loss_dims: of the output of each of `losses`, likewise.
     """
 
     initial: tuple[TensorProto, ...]
@@ -140,6 +157,7 @@ class TrainingGraphs:
     draws: bool
     scales_loss: bool
     output_dims: tuple[int | str | None, ...]
+    loss_dims: tuple[tuple[int | str | None, ...], ...]
     labels_name: str
     loss_name: str
     learning_rate_name: str
@@ -305,12 +323,11 @@ class _Writer:
     """Holds both forms of a model, its loss and the sweeps while the models are cut from them."""
 
     def __init__(self, forward: ForwardGraph, loss: str, options: TrainingOptions) -> None:
-        self.f = forward
+        forward = self.f = _with_outputs(forward, options.outputs, options.losses)
         self.options = options
         self.params = [tensor.name for tensor in forward.parameters]
         self.float_type = int(forward.parameters[0].data_type)
         self.kind = find_loss(loss)
-        self.kind.check(options.loss)
         self.optimizer = find_optimizer(options.optimizer)
         self.mixed = options.precision == "mixed"
         if self.mixed and self.float_type != TensorProto.FLOAT:
@@ -345,20 +362,25 @@ class _Writer:
         ]
 
         output = forward.outputs[0].name
+        losses = options.losses or (OutputLoss(output, loss, 1.0),)
+        wanted = [*dict.fromkeys([output, *(each.output for each in losses)])]
         self.infos = {info.name: info for info in forward.outputs}
         self.step_builder = GraphBuilder(b.taken, prefix="step/")
         self.adjusted_builder = GraphBuilder(b.taken, prefix="adjusted/")
         self.constants: list[TensorProto] = list(forward.constants)
         self.extra_constants: list[TensorProto] = []
         given = [*self._like_parameters(self.params), *forward.inputs]
-        types = model_types(self._model("types", forward.nodes, given, [output]))
+        for info in self.f.outputs:
+            self.infos[info.name] = info
+        types = model_types(self._model("types", forward.nodes, given, wanted))
         forward = self._fold(types)
         self.output_type = types[output]
-        self._check_output(output)
-        self.label_type = self.kind.label_type(self.output_type, options.loss)
         self.infos[self.loss] = _info(self.loss, InferredType(self.output_type.elem_type, ()))
-        emitted = self.kind.emit(b, output, self.labels, self.output_type, options.loss)
-        self.loss_nodes = [*b.take(), _identity(emitted, self.loss)]
+        self.label_infos: list[ValueInfoProto] = []
+        self.loss_dims = tuple(tuple(types[each.output].dims or ()) for each in losses)
+        total = self._emit_losses(losses, types)
+        self.loss_nodes = [*b.take(), _identity(total, self.loss)]
+        forward = self.f = replace(self.f, outputs=_first(self.f.outputs, options.outputs))
 
         self.modes = part_modes(
             forward,
@@ -379,7 +401,7 @@ class _Writer:
             new = self.new_statistics[name]
             self.infos[new] = _parameter_info(new, tensor)
 
-        outputs = [info.name for info in forward.outputs]
+        outputs = [*dict.fromkeys([*(info.name for info in forward.outputs), *wanted])]
         outputs += self.modes.updated.values()
         trained = pads_by_size(b, swaps(self.modes.trained, types), types)
         trained = pools_first(b, trained, outputs)
@@ -388,6 +410,30 @@ class _Writer:
             trained = in_half_precision(trained, types, b)
         self.trained = [*trained, *self.loss_nodes]
         self.seed = self.scale if self.mixed else b.fresh("seed")
+
+    def _emit_losses(self, losses: Sequence[OutputLoss], types: Mapping[str, InferredType]) -> str:
+        """Emit the sum of losses, each times its weight; return its name."""
+        b, settings, total = self.b, self.options.loss, ""
+        for at, each in enumerate(losses):
+            kind, prediction = find_loss(each.loss), types[each.output]
+            self._check_output(each.output, prediction)
+            kind.check(settings)
+            own = kind.label_type(prediction, settings)
+            if at == 0:
+                self.label_infos.append(_info(self.labels, own))
+            elif self.options.labels_apart:
+                self.label_infos.append(_info(b.public(f"labels/{each.output}"), own))
+            elif self.kind.labels != kind.labels or not _alike(own, self.label_infos[0]):
+                raise TrainingSettingRefused(
+                    f"the losses of {losses[0].output!r} and {each.output!r}",
+                    "they take labels of different kinds or shapes, and there are the same for all",
+                    "set labels_apart=True, with labels for each loss in the data",
+                )
+            value = kind.emit(b, each.output, self.label_infos[-1].name, prediction, settings)
+            if each.weight != 1.0:
+                value = b.op("Mul", value, b.scalar(each.weight, prediction.elem_type))
+            total = b.op("Add", total, value) if total else value
+        return total
 
     def _fold(self, types: Mapping[str, InferredType]) -> ForwardGraph:
         """Compute what is known of the forward graph before it runs; return what is left of it."""
@@ -403,13 +449,13 @@ class _Writer:
             for info in self._like_parameters(names):
                 self.infos[info.name] = info
 
-    def _check_output(self, output: str) -> None:
-        if self.output_type.elem_type not in TRAINABLE:
+    def _check_output(self, output: str, kind: InferredType) -> None:
+        if kind.elem_type not in TRAINABLE:
             raise InvalidForwardModel(
                 what=f"its output {output!r} is not a float32 or float64 tensor",
                 remedy="train towards a float output; leave an ArgMax behind it out",
             )
-        if self.output_type.dims is None:
+        if kind.dims is None:
             raise InvalidForwardModel(
                 what=f"the rank of its output {output!r} is unknown",
                 remedy="give the graph's inputs and outputs shapes; dimensions may be symbols",
@@ -446,8 +492,9 @@ class _Writer:
         """
         self.f.choice.check_decided()
         b = self.b
-        labels = _info(self.labels, self.label_type)
-        inputs = [*self._inputs(), labels, *self._draw_input(), *self._scale_input()]
+        inputs = [
+            *self._inputs(), *self.label_infos, *self._draw_input(), *self._scale_input()
+        ]  # fmt: skip
         types = model_types(self._model("types", self.trained, inputs, [self.loss]))
         self.has_halves = any(kind.elem_type in HALVES for kind in types.values())
         found = pull_back(b, self.trained, types, {self.loss: self.seed}, self.params)
@@ -520,6 +567,7 @@ class _Writer:
             draws=self.modes.draws,
             scales_loss=self.mixed,
             output_dims=tuple(self.output_type.dims or ()),
+            loss_dims=self.loss_dims,
             labels_name=self.labels,
             loss_name=self.loss,
             learning_rate_name=self.rate,
@@ -541,16 +589,15 @@ class _Writer:
     @_named
     def loss_model(self) -> ModelProto:
         nodes = [*self.modes.evaluated, *self.loss_nodes]
-        inputs = [*self._inputs(), _info(self.labels, self.label_type)]
+        inputs = [*self._inputs(), *self.label_infos]
         return self._model("loss", nodes, inputs, [self.loss])
 
     @_named
     def gradients(self) -> ModelProto:
-        labels = _info(self.labels, self.label_type)
         return self._model(
             "gradients",
             [*self._seed(), *self.trained, *self.sweep],
-            [*self._inputs(), labels, *self._draw_input(), *self._scale_input()],
+            [*self._inputs(), *self.label_infos, *self._draw_input(), *self._scale_input()],
             [self.loss, *self.grads, *self.new_statistics.values(), *self._finite_output()],
         )
 
@@ -566,7 +613,7 @@ class _Writer:
     @_named
     def joint_gradients(self) -> ModelProto:
         nodes = [*self._seed(), *self.modes.evaluated, *self.loss_nodes]
-        inputs = [*self._inputs(), _info(self.labels, self.label_type)]
+        inputs = [*self._inputs(), *self.label_infos]
         return self._pulled(
             "joint_gradients", nodes, inputs, {self.loss: self.seed}, [self.loss], to_input=True
         )
@@ -624,7 +671,7 @@ class _Writer:
             "adjusted_train_step" if adjusted else "train_step",
             nodes,
             [
-                *self._inputs(), _info(self.labels, self.label_type), *self._step_inputs(),
+                *self._inputs(), *self.label_infos, *self._step_inputs(),
                 *self._draw_input(), *self._scale_input(), *self._states(),
                 *self._adjustment(adjusted),
             ],
@@ -725,6 +772,40 @@ class _Writer:
 
     def _output_info(self, name: str) -> ValueInfoProto:
         return self.infos[name]
+
+
+def _with_outputs(
+    forward: ForwardGraph, names: Sequence[str], losses: Sequence[OutputLoss]
+) -> ForwardGraph:
+    """Return the graph with the outputs that are named in front, then those that have a loss."""
+    wanted = [*dict.fromkeys([*names, *(each.output for each in losses)])]
+    known = {info.name: info for info in forward.outputs}
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise TrainingSettingRefused(
+            f"output {unknown[0]!r}",
+            f"the model has {', '.join(map(repr, known))}",
+            "name one of these in outputs= and loss=",
+        )
+    if not wanted:
+        return forward
+    rest = [] if names else [info for info in forward.outputs if info.name not in wanted]
+    return replace(forward, outputs=(*(known[name] for name in wanted), *rest))
+
+
+def _first(outputs: Sequence[ValueInfoProto], names: Sequence[str]) -> tuple[ValueInfoProto, ...]:
+    return tuple(outputs[: len(names)] if names else outputs)
+
+
+def _alike(own: InferredType, labels: ValueInfoProto) -> bool:
+    """Return True if labels of one loss may be those of another."""
+    tensor = labels.type.tensor_type
+    if own.elem_type != tensor.elem_type or own.dims is None or not tensor.HasField("shape"):
+        return own.elem_type == tensor.elem_type
+    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+    return len(sizes) == len(own.dims) and all(
+        a == b or not isinstance(a, int) or b is None for a, b in zip(own.dims, sizes, strict=True)
+    )
 
 
 def _of_samples(variance: RunningVariance, producer: str) -> bool:

@@ -85,7 +85,9 @@ _LOOKS_FOR: Mapping[str, tuple[str, ...]] = {
     "BiasGeluFusion": ("Erf", *_TANH),
     "QuickGeluFusion": ("Sigmoid", "Swish", "CausalConvWithState"),
 }  # fmt: skip
-_LOG_ERRORS_ONLY = 3  # 0 verbose .. 4 fatal; its warnings tell of dropped initializers and such
+# 0 verbose .. 4 fatal; its warnings tell of dropped initializers and such, and what it logs as an
+# error it raises as well.
+_LOG_FATAL_ONLY = 4
 
 
 @cache
@@ -434,7 +436,7 @@ class OrtBackend(CachingBackend):
         options.use_deterministic_compute = True
         # It has the intermediates of a second run in one block more, beside those of the first.
         options.enable_mem_pattern = _fed_bytes(model) < _LARGE_BYTES
-        options.log_severity_level = _LOG_ERRORS_ONLY
+        options.log_severity_level = _LOG_FATAL_ONLY
         # Spinning waits burn the cores that the other daemons of this machine want.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # Products by int4 weights otherwise round their other factor to int8.

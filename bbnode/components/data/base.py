@@ -218,6 +218,12 @@ class MemoryDataSource(DataSource):
                 )
             return self._schema
 
+    def first(self, rows: int) -> Batch:
+        """Return the first examples of the source, which is loaded for it."""
+        with self._lock:
+            data = self._data()
+            return data.take(np.arange(min(rows, len(data))))
+
     def describe(self) -> DataDescription:
         """Return what the positions of an example mean, of the source, which is loaded for it."""
         schema = self.schema()

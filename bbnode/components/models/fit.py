@@ -49,14 +49,28 @@ def wanted_labels(graphs: TrainingGraphs) -> Wanted:
 
 
 def check_fit(
-    schema: DataSchema, graphs: TrainingGraphs, loss: Loss, settings: LossSettings, *, where: str
+    schema: DataSchema,
+    graphs: TrainingGraphs,
+    loss: Loss,
+    settings: LossSettings,
+    *,
+    where: str,
+    labels_apart: int = 0,
 ) -> None:
     """Raise DataDoesNotFit unless the model can be trained on data of this schema.
 
-    `where` names model and data in the message.
+    `where` names model and data in the message; `labels_apart` is the number of losses that have
+    labels of their own on the last axis, 0 where all have the same.
     """
     _check_features(schema, wanted_features(graphs), where)
     _check_tokens(schema, graphs, where)
+    if labels_apart:
+        if schema.labels.shape[-1:] != (labels_apart,):
+            raise DataDoesNotFit(
+                f"{where}: the program has {labels_apart} losses with labels of their own, and the "
+                f"data have labels {schema.labels}; give them [N, …, {labels_apart}]"
+            )
+        return
     check_labels(schema, wanted_labels(graphs), graphs.output_dims, loss, settings, where=where)
 
 

@@ -6,7 +6,8 @@ there is not, a shape that ONNX would stretch, fewer labels than examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from bbnode.components.autodiff.builder import InferredType
 from bbnode.components.autodiff.losses import Loss, LossSettings, class_axis
 from bbnode.components.errors import ComponentError
-from bbnode.ir.values import Value
+from bbnode.ir.values import Composite, Value
 
 Dims = tuple[int | str | None, ...]  # of the output: sizes, or symbols where they are open
 Sizes = Mapping[str, int]  # of the symbols among dimensions, as a batch has them
@@ -66,6 +67,27 @@ def negative_remedy(low: int, high: int) -> str:
     return f"number the classes from 0, or set ignore_index={low} if it marks what has no class"
 
 
+def apart(target: Value, labels: Sequence[Labels], type_name: str) -> list[Value]:
+    """Return the labels of each of several losses: parts of a composite, or of the last axis.
+
+    Classes on an axis that they share with numbers are integers again. Raises ComponentError.
+    """
+    count = len(labels)
+    if isinstance(target, Composite | tuple | list):
+        parts = [np.asarray(part) for part in target]
+    else:
+        array = np.asarray(target)
+        split = array.ndim > 1 and array.shape[-1] == count
+        parts = [array[..., at] for at in range(count)] if split else []
+    if len(parts) != count:
+        has = f"{len(parts)} tensors" if parts else f"the shape {list(np.shape(target))}"
+        raise ComponentError(
+            f"{type_name}: {count} losses have labels of their own (labels_apart), and the labels "
+            f"have {has}; give [N, …, {count}], or a composite"
+        )
+    return [each.of_own_type(part) for each, part in zip(labels, parts, strict=True)]
+
+
 class Labels:
     """Checks and converts labels for one loss of one model."""
 
@@ -90,6 +112,39 @@ class Labels:
         if self._axis is not None:
             return self._classes(array, self._axis, sizes)
         return self._values(array, sizes)
+
+    def of_own_type(self, array: npt.NDArray[np.generic]) -> Value:
+        """Return classes that stand among floats as integers; other labels as they are."""
+        if self._axis is None or array.dtype.kind != "f":
+            return array
+        whole = np.asarray(array, np.float64)
+        return array if (whole % 1 != 0).any() else whole.astype(np.int64)
+
+    def counted(self, target: Value) -> npt.NDArray[np.bool_]:
+        """Return for each example True if the loss counts a label of it."""
+        array = np.asarray(target)
+        counts = np.ones(array.shape, bool)
+        if self._axis is not None and array.dtype.kind in "iu":
+            counts = np.asarray(counts & (array != self._settings.ignore_index))
+            weights = np.asarray(self._settings.class_weights)
+            if weights.size:
+                counts &= weights[np.clip(array, 0, weights.size - 1)] != 0
+        whole = counts.reshape(len(array), -1) if array.ndim else counts.reshape(1, 1)
+        return np.asarray(whole.any(axis=1))
+
+    def drawn(self, output: npt.NDArray[Any], seed: int) -> Value:
+        """Return made-up labels for an output: of classes that count and are not masked."""
+        rng, shape = np.random.default_rng(seed), output.shape
+        if self._axis is None:
+            return rng.uniform(size=shape).astype(np.float32)
+        axis = self._axis
+        size = shape[axis] if axis < len(shape) else 1
+        known = np.arange(size)
+        rest = tuple(at for at in range(len(shape)) if at != axis)
+        possible = np.isfinite(output).all(axis=rest) if axis < len(shape) else known == 0
+        counted = known[self.counted(known) & possible] if size else known
+        picked = rng.choice(counted if counted.size else known, shape[:axis] + shape[axis + 1 :])
+        return np.asarray(picked, np.int64)
 
     def _classes(self, array: npt.NDArray[np.generic], axis: int, sizes: Sizes) -> Value:
         if array.dtype.kind not in "iu":

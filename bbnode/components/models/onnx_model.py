@@ -6,6 +6,7 @@ that computes with it is an ONNX graph that the bound backend runs.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import math
@@ -29,7 +30,7 @@ from bbnode.components.autodiff.modes import RunningVariance, TrainingMode
 from bbnode.components.autodiff.optimizers import OptimizerSettings
 from bbnode.components.autodiff.own_weights import with_own_weights
 from bbnode.components.autodiff.parameters import ParameterChoice
-from bbnode.components.autodiff.training import Precision, TrainingOptions
+from bbnode.components.autodiff.training import OutputLoss, Precision, TrainingOptions
 from bbnode.components.backends.graphs import scaled_sum_model
 from bbnode.components.contracts import (
     Backend,
@@ -56,11 +57,21 @@ from bbnode.components.errors import (
     TrainingFailed,
     WeightsNotFinite,
 )
+from bbnode.components.models.dry_run import (
+    MOST_PARAMETERS,
+    NODE_BUDGET_S,
+    SIZES,
+    DryRun,
+    FewExamples,
+    draw_features,
+    dry_run,
+    tried,
+)
 from bbnode.components.models.fit import check_fit
-from bbnode.components.models.labels import Labels
+from bbnode.components.models.labels import Labels, apart
 from bbnode.components.models.lora import Lora, with_adapters, with_trained
 from bbnode.components.models.schedule import Schedule
-from bbnode.components.models.stepping import Accumulated, Buffers, Progress, Stepper
+from bbnode.components.models.stepping import Accumulated, Buffers, Progress, Stepper, each_label
 from bbnode.components.models.weights import (
     Layout,
     SavedState,
@@ -70,7 +81,7 @@ from bbnode.components.models.weights import (
     unpack_state,
 )
 from bbnode.components.registry import checked_config, register_component
-from bbnode.components.settings import content_setting
+from bbnode.components.settings import content_setting, host_setting, later_setting
 from bbnode.ir import intake
 from bbnode.ir.intake import ModelNotTaken, ModelSource
 from bbnode.ir.values import Composite, Metadata, Value
@@ -81,6 +92,7 @@ logger = logging.getLogger(__name__)
 Vector = npt.NDArray[np.float32]
 ModelContent: TypeAlias = bytes | str | Path
 
+_LOOKED_AT = 64  # first examples, of which a dry run takes those whose labels count
 _SCHEDULE_FIELDS = ("warmup_steps", "decay_steps", "decay_factor", "final_rate")
 
 # Ops that compute nothing of no rows, and so do not stumble over them.
@@ -91,6 +103,10 @@ _OF_ROWS = frozenset(
         "Sigmoid", "Softmax", "Softplus", "Sqrt", "Sub", "Tanh",
     }
 )  # fmt: skip
+
+# Ops behind which an input's ids are the same ones.
+_HAND_ON_IDS = frozenset({"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
+                          "Transpose"})  # fmt: skip
 
 _NOTHING_TO_SWITCH = (
     'mode="train" found no BatchNormalization and no Dropout in the model, so that it trains as '
@@ -131,6 +147,8 @@ class OnnxModelConfig:
         model: bytes of the forward ModelProto, float32 initializers as parameters; or the path of
             a file on this machine, from which weights are read straight into the flat vector, as
             from files of tensors beneath its folder. An artifact holds bytes alone.
+        outputs: names of the outputs that `forward` gives, in this order: the loss and the metrics
+            are of the first; all in the order of the graph by default.
         loss: of the first output: "softmax_cross_entropy" and "nll" (int64 class labels),
             "bce_with_logits" and "kl" (probabilities), "mse", "mae", "huber", "cosine".
         learning_rate: the first one, that `schedule` scales.
@@ -181,6 +199,11 @@ class OnnxModelConfig:
         ignore_index: of losses of classes: a label that counts for nothing.
         class_axis: of losses of classes: the axis of the output with one number for each.
         huber_delta: of "huber": where it turns from quadratic to linear.
+        losses: [output, loss, weight] of several outputs; what is trained on is their weighted
+            sum. The first is `loss`, of the first output. None: `loss` alone.
+        labels_apart: each of `losses` has labels of its own, in their order: a composite of
+            tensors, or one whose last axis has them. By default all have the same.
+        check: make a dry run on this node's first examples before it is ready.
     """
 
     model: bytes | str | Path = content_setting(read_model)
@@ -220,6 +243,10 @@ class OnnxModelConfig:
     ignore_index: int | None = None
     class_axis: int = -1
     huber_delta: float = 1.0
+    outputs: tuple[str, ...] = later_setting(())
+    losses: tuple[tuple[str, str, float], ...] = later_setting(())
+    labels_apart: bool = later_setting(False)
+    check: bool = host_setting(True)
 
 
 # Of products and sums of one call: up to there it takes less than a millisecond, where handing it
@@ -300,9 +327,12 @@ class OnnxModel(Model):
             self._begin(initial, moved)
         emptied = without_values(model, self._trained)
         self.config = replace(config, model=emptied.SerializeToString(deterministic=True))
-        self._labels = Labels(
-            self.TYPE_NAME, find_loss(config.loss), loss_settings(config), graphs.output_dims
-        )
+        names = [name for _, name, _ in config.losses] or [config.loss]
+        self._all_labels = [
+            Labels(self.TYPE_NAME, find_loss(name), loss_settings(config), dims)
+            for name, dims in zip(names, graphs.loss_dims, strict=True)
+        ]
+        self._labels = self._all_labels[0]
         self._axes = [_dims(info) for info in graphs.writer.f.inputs]
         self._takes_empty = all(node.op_type in _OF_ROWS for node in graphs.writer.modes.evaluated)
         self._warn()
@@ -354,6 +384,7 @@ class OnnxModel(Model):
         self.require(config.max_steps >= 0, f"max_steps is {config.max_steps}; 0 or more")
         seconds = config.max_train_s
         self.require(0 <= seconds < math.inf, f"max_train_s is {seconds}; 0 or more seconds")
+        self._check_losses()
         self.require(config.accumulate >= 1, f"accumulate is {config.accumulate}; 1 or more")
         self._schedule = Schedule(
             name=config.schedule,
@@ -375,6 +406,23 @@ class OnnxModel(Model):
         self._kept_grads: Vector | None = None
         self._prepared: dict[str, PreparedGraph] = {}
 
+    def _check_losses(self) -> None:
+        config = self.config
+        self.require(
+            not config.labels_apart or len(config.losses) > 1,
+            "labels_apart is of several losses; say them, or leave it out",
+        )
+        names = [output for output, _, _ in config.losses]
+        self.require(len({*names}) == len(names), f"losses name an output twice: {names}")
+        for _, _, weight in config.losses:
+            self.require(0 < weight < math.inf, f"a loss has the weight {weight}; a number above 0")
+        if config.losses:
+            first = config.outputs[0] if config.outputs else names[0]
+            self.require(
+                (names[0], config.losses[0][1]) == (first, config.loss),
+                f"the first of losses has to be {config.loss!r} of the first output, {first!r}",
+            )
+
     @offload(reads_only=True)
     def bootstrap(self, ctx: OpContext) -> None:
         """Let the backend prepare what a round needs, when the host prepares its components.
@@ -395,6 +443,71 @@ class OnnxModel(Model):
             needed += self._needed_to_train()
         for model in needed:
             self._prepare(model)
+        self._rehearse(ctx)
+
+    def _rehearse(self, ctx: OpContext) -> None:
+        """Make a dry run, on the first examples of the data where it trains on some.
+
+        Raises DryRunFailed, and what a check of examples raises.
+        """
+        if not self.config.check:
+            return
+        if self.size > MOST_PARAMETERS:
+            logger.info(
+                "no dry run at start: the model is large; `bbnode check` makes one",
+                extra={"parameters": self.size, "most": MOST_PARAMETERS},
+            )
+            return
+        trains = self.has_dependency("data_source")
+        batch = self._first_examples() if trains else None
+        made_up = batch is None
+
+        def run(examples: tuple[Value, Value]) -> DryRun:
+            few = FewExamples(examples)
+            # Of its own parameters and counters, with the same graphs, prepared once.
+            other = copy.copy(self)
+            other.bind({**self._dependencies, **({"data_source": few} if trains else {})})
+            return dry_run(
+                other,
+                ctx,
+                few,
+                methods=self._rehearsed if trains else frozenset(),
+                made_up=made_up,
+                whole=False,
+                budget_s=NODE_BUDGET_S,
+            )
+
+        report = run(batch) if batch is not None else tried(self, run)
+        if report is None:
+            return
+        for line in report.warnings:
+            logger.warning("%s: %s", self.TYPE_NAME, line)
+        for line in (*report.skipped, *report.postponed):
+            logger.info("%s: %s", self.TYPE_NAME, line)
+
+    # Methods that a dry run at start calls, of a model that trains.
+    _rehearsed: ClassVar[frozenset[str]] = frozenset({"compute_loss", "train"})
+
+    def _first_examples(self) -> tuple[Value, Value] | None:
+        """Return as many examples of the data as a dry run takes, whose labels count; or None."""
+        source: DataSource = self.dependency("data_source")
+        found = source.first(_LOOKED_AT)
+        if found is None:
+            return None
+        features, labels = found
+        rows = np.flatnonzero(self._counted(labels))
+        if not rows.size:
+            return None
+        rows = np.resize(rows, SIZES[-1])
+        several = isinstance(features, Composite)
+        parts = [np.asarray(part)[rows] for part in (features if several else [features])]
+        return Composite(parts) if several else parts[0], np.asarray(labels)[rows]
+
+    def _counted(self, labels: Value) -> npt.NDArray[np.bool_]:
+        """Return for each example True if a loss counts a label of it."""
+        if self.config.labels_apart:
+            return np.ones(len(np.asarray(labels)), bool)
+        return self._labels.counted(labels)
 
     def _needed_to_train(self) -> tuple[ModelProto, ...]:
         """Return the graphs that `train` runs."""
@@ -426,6 +539,61 @@ class OnnxModel(Model):
     def trained(self) -> tuple[str, ...]:
         """The names of `layout` that steps move; the others are running statistics."""
         return tuple(self._trained)
+
+    def output_names(self) -> tuple[str, ...]:
+        """Return the names of what `forward` gives, in that order."""
+        return self._graphs.output_names
+
+    def parts(self, vector: Value) -> Mapping[str, Weights]:
+        """Return what a vector [P] has for each parameter that steps move, by name."""
+        found = named(np.asarray(vector), self._layout)
+        return {name: found[name] for name in self._trained}
+
+    def example_batch(self, rows: int, *, draw: int = 0) -> tuple[Value, Value] | None:
+        """Return made-up examples of the graph's inputs, and labels that fit its output."""
+        infos = self._graphs.writer.f.inputs
+        inputs = [
+            draw_features(
+                info.type.tensor_type.elem_type,
+                port_sizes(info),
+                rows,
+                draw,
+                self._greatest(info.name),
+            )
+            for info in infos
+        ]
+        feeds = [*self._split(self._params), *self._kept(), *inputs]
+        try:
+            output = np.asarray(self._run(self._graphs.forward, feeds)[0])
+        except ComponentError:  # which forward says in its own words
+            output = np.zeros((rows, *(1 for _ in self._graphs.output_dims[1:])))
+        labels: Value = self._labels.drawn(output, draw)
+        if self.config.labels_apart:
+            parts = [
+                each.drawn(
+                    np.zeros((rows, *(d if isinstance(d, int) else 1 for d in dims[1:]))), draw
+                )
+                for each, dims in zip(self._all_labels, self._graphs.loss_dims, strict=True)
+            ]
+            flat = [np.reshape(part, (rows, -1)) for part in parts]
+            alike = all(part.shape == (rows, 1) for part in flat)
+            # One tensor, as data have them, where each example has one label of each.
+            labels = np.concatenate(flat, axis=1) if alike else Composite(parts)
+        return inputs[0] if len(inputs) == 1 else Composite(inputs), labels
+
+    def _greatest(self, name: str) -> int:
+        """Return the greatest id that all tables take in which an input's values are looked up."""
+        rows = {each.name: each.dims[0] for each in self._graphs.initial if each.dims}
+        graph = self._graphs.forward.graph
+        rows.update((each.name, each.dims[0]) for each in graph.initializer if each.dims)
+        same, least = {name}, []
+        for node in graph.node:
+            if node.op_type in _HAND_ON_IDS and node.input[0] in same:
+                same.add(node.output[0])
+            axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
+            if node.op_type == "Gather" and node.input[1] in same and axis == 0:
+                least += [rows[node.input[0]]] if node.input[0] in rows else []
+        return max(0, min(least) - 1) if least else 1
 
     @property
     def last_input(self) -> Value | None:
@@ -471,7 +639,8 @@ class OnnxModel(Model):
     def compute_loss(self, ctx: OpContext, input: Value, target: Value) -> Value:
         """Return the mean loss over a batch, float32 scalar."""
         inputs = self._inputs(input)
-        feeds = [*self._split(self._params), *self._kept(), *inputs, self._target(target, inputs)]
+        feeds = [*self._split(self._params), *self._kept(), *inputs]
+        feeds += each_label(self._target(target, inputs))
         (loss,) = self._run(self._graphs.loss, feeds)
         return np.asarray(loss)
 
@@ -526,7 +695,7 @@ class OnnxModel(Model):
         self._check_loss()
         inputs = self._pullable(input, to_input=True)
         labels = self._target(target, inputs)
-        feeds = [*self._split(self._params), *inputs, labels]
+        feeds = [*self._split(self._params), *inputs, *each_label(labels)]
         *grads, by_input, loss = self._run(self._graphs.joint_gradients, feeds)
         joined = self._join(grads)
         self._all_finite("the gradient would hold", joined, by_input, loss)
@@ -1086,7 +1255,14 @@ class OnnxModel(Model):
             where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
             loss, settings = find_loss(self.config.loss), loss_settings(self.config)
             try:
-                check_fit(schema, self._graphs, loss, settings, where=where)
+                check_fit(
+                    schema,
+                    self._graphs,
+                    loss,
+                    settings,
+                    where=where,
+                    labels_apart=len(self._all_labels) if self.config.labels_apart else 0,
+                )
             except DataDoesNotFit:
                 source.forget()  # others may stand there the next time
                 raise
@@ -1146,7 +1322,12 @@ class OnnxModel(Model):
             for dim, size in zip(dims, _shape(value), strict=False)
             if dim
         }
-        return self._labels.checked(target, sizes)
+        if not self.config.labels_apart:
+            return self._labels.checked(target, sizes)
+        parts = apart(target, self._all_labels, self.TYPE_NAME)
+        return Composite(
+            [each.checked(part, sizes) for each, part in zip(self._all_labels, parts, strict=True)]
+        )
 
     def _kept(self) -> list[Value]:
         """Return the local statistics, one tensor each."""
@@ -1440,6 +1621,9 @@ def _derive(
         running_variance=config.running_variance,
         seed=config.seed,
         precision=config.precision,
+        outputs=config.outputs,
+        losses=tuple(OutputLoss(*each) for each in config.losses),
+        labels_apart=config.labels_apart,
     )
     model, wrt = _with_adapters(config, model)
     graphs = training_graphs(model, config.loss, wrt or None, options, apart, at_once=False)
@@ -1453,6 +1637,12 @@ def _derive(
 def _dims(info: ValueInfoProto) -> list[str]:
     """Return the symbols of an input's axes, "" for one that has a size or no name."""
     return [dim.dim_param for dim in info.type.tensor_type.shape.dim]
+
+
+def port_sizes(info: ValueInfoProto) -> list[int | str | None]:
+    """Return the sizes of an input's axes, or their names where they are open."""
+    dims = info.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]
 
 
 def _shape(value: Value) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from bbnode.components.autodiff import TrainingGraphs
 from bbnode.components.backends.graphs import quotient_model, scaled_sum_model
 from bbnode.components.models.schedule import Schedule
 from bbnode.components.models.weights import Layout, Vector, named
-from bbnode.ir.values import Value
+from bbnode.ir.values import Composite, Value
 
 # torch.amp.GradScaler's numbers: the first scale, its growth after so many good steps, its cut.
 _FIRST_SCALE = 65536.0
@@ -87,6 +87,11 @@ class Progress:
         if not math.isfinite(loss) or self.loss_scale <= _LEAST_SCALE:
             return None
         return replace(self, rescaled=self.rescaled + 1, good=0, loss_scale=self.loss_scale * _CUT)
+
+
+def each_label(labels: Value) -> tuple[Value, ...]:
+    """Return the labels of each loss that has its own, or those of all."""
+    return tuple(labels) if isinstance(labels, Composite) else (labels,)
 
 
 class Buffers:
@@ -173,7 +178,7 @@ class Stepper:
         graphs, count = self._graphs, len(self.values)
         while True:
             feeds = [
-                *self.values, *self.statistics, *inputs, labels,
+                *self.values, *self.statistics, *inputs, *each_label(labels),
                 *self._step_inputs(), *self._batch_inputs(), *self.state, *self.adjustment,
             ]  # fmt: skip
             step = graphs.adjusted_train_step if self.adjustment else graphs.train_step
@@ -201,7 +206,8 @@ class Stepper:
         """
         graphs, count = self._graphs, len(self.values)
         while True:
-            feeds = [*self.values, *self.statistics, *inputs, labels, *self._batch_inputs()]
+            known = [*self.values, *self.statistics, *inputs, *each_label(labels)]
+            feeds = [*known, *self._batch_inputs()]
             loss, *rest = self._run(graphs.gradients, feeds)
             finite = bool(rest.pop()) if graphs.scales_loss else True
             self.statistics = rest[count:]

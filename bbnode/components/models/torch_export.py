@@ -26,6 +26,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
 from bbnode.components.contracts import Weights
 from bbnode.components.errors import BackendError
+from bbnode.components.models.torch_errors import ExportFailed as ExportFailed
+from bbnode.components.models.torch_gradients import check_module_gradients, leaves_of
 from bbnode.components.models.torch_plain import embedding_faults, plain_ops
 from bbnode.ir.errors import AuthorError, DeploymentError
 from bbnode.ir.installation import install
@@ -61,10 +63,6 @@ class TorchMissing(DeploymentError):
     """PyTorch, or the library that it exports with, is not installed."""
 
 
-class ExportFailed(AuthorError):
-    """A module can't be exported to an ONNX model that gives what the module gives."""
-
-
 class WeightsDoNotFit(AuthorError):
     """Weights are not those of the module that they are to be loaded into."""
 
@@ -87,6 +85,7 @@ def export(
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    check_gradients: bool = True,
 ) -> ModelProto:
     """Export a module as a forward model, and check that it gives what the module gives.
 
@@ -97,6 +96,9 @@ def export(
         inputs: names of the inputs; those of the arguments of `forward` by default.
         outputs: names of the outputs; "output", or "output0" and so on, by default.
         dynamic: further open axes: name of the input to {axis: name of the axis}.
+        check_gradients: compare the gradient of each parameter with PyTorch's, in training mode
+            without dropout, and refuse what stops or changes gradients. False means that the model
+            is trained by the gradients of what is exported, whatever the module says of its own.
 
     Returns:
         A model at the opset that programs are recorded in. Its initializers are the module's
@@ -109,7 +111,8 @@ def export(
     Raises:
         TorchMissing: PyTorch or onnxscript is not installed.
         ExportFailed: PyTorch can't export the module with an open batch axis, a parameter got lost
-            on the way, or outputs differ by more than 1e-4; says which and what to do.
+            on the way, outputs differ by more than 1e-4, or a gradient does by more than 1e-3 of
+            its greatest number; says which and what to do.
     """
     torch = require_torch("onnxscript")
     if not isinstance(module, torch.nn.Module):
@@ -124,7 +127,8 @@ def export(
         try:
             _check_buffers(torch, module, tensors)
             module.eval()
-            _check_gradients_flow(torch, module, tensors)
+            if check_gradients:
+                _check_gradients_flow(torch, module, tensors)
             wanted = leaves_of(torch, _called(module, tensors))
             if outputs is not None and len(outputs) != len(wanted):
                 raise ExportFailed(
@@ -138,6 +142,8 @@ def export(
                 fault = _fault(torch, model, module, tensors)
                 if fault is not None:
                     raise ExportFailed(f"{type(module).__name__}: {fault}")
+            if check_gradients:
+                check_module_gradients(torch, model, module, tensors)
         finally:
             for each, mode in modes.items():
                 each.training = mode
@@ -586,7 +592,8 @@ def _check_gradients_flow(torch: Any, module: Module, tensors: Sequence[Tensor])
     if found:
         raise ExportFailed(
             f"{type(module).__name__}: {found[0]}, which ONNX can't say, so training would differ; "
-            "take it out, or train with bbnode.TorchModel"
+            "take it out, train with bbnode.TorchModel, or export with check_gradients=False where "
+            "gradients of the exported model are what you mean"
         )
 
 
@@ -656,15 +663,6 @@ def _called(module: Module, tensors: Sequence[Tensor]) -> Any:
             f"{type(module).__name__} does not take the example: {first_line(error)}; give the "
             "arguments of its forward, each with the batch on the first axis"
         ) from error
-
-
-def leaves_of(torch: Any, outputs: Any) -> list[Tensor]:
-    """Return the tensors of a module's outputs, which may be nested, in PyTorch's order."""
-    leaves = importlib.import_module("torch.utils._pytree").tree_leaves(outputs)
-    found = [each for each in leaves if isinstance(each, torch.Tensor)]
-    if not found:
-        raise ExportFailed("the module returns no tensor; return what is to be predicted")
-    return found
 
 
 @contextlib.contextmanager

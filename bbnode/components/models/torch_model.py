@@ -10,7 +10,7 @@ import importlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
@@ -32,13 +32,16 @@ from bbnode.components.errors import (
     NotExportable,
     ParameterMismatch,
 )
+from bbnode.components.models.dry_run import draw_features
 from bbnode.components.models.fit import Wanted, check_labels
+from bbnode.components.models.labels import Labels
 from bbnode.components.models.onnx_model import (
     OnnxModel,
     OnnxModelConfig,
     initial_state,
     loss_settings,
     optimizer_settings,
+    port_sizes,
 )
 from bbnode.components.models.onnx_model import read_model as model_bytes
 from bbnode.components.models.stepping import Stepper
@@ -62,6 +65,7 @@ logger = logging.getLogger(__name__)
 _CLASS_NAME: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d{1,3})?\Z")
 _EXAMPLE: Final = re.compile(r"([a-z]+\d*)\[([\d, ]*)\]\Z")
+_OUTPUT: Final = re.compile(r"output(\d{0,3})\Z")  # as `bbnode.torch.export` calls them
 _MAX_EXAMPLE: Final = 1 << 28  # numbers
 _MAX_THREADS: Final = 1024
 _STATISTICS: Final = ("running_mean", "running_var")
@@ -177,6 +181,7 @@ class TorchModel(OnnxModel):
             seed=config.seed,
             threads=config.threads,
             deterministic=config.deterministic,
+            outputs=self._output_places(forward),
         )
         self._net = TorchNet(torch, module, device, recipe, [*trained.values()], [*moved.values()])
         facts = _NetFacts(
@@ -206,6 +211,51 @@ class TorchModel(OnnxModel):
         """
         if self.has_dependency("data_source"):
             self._check_data()
+        self._rehearse(ctx)
+
+    def output_names(self) -> tuple[str, ...]:
+        """Return the names of what `forward` gives, where the settings or a model say them."""
+        if self.config.outputs or not self.config.model:
+            return self.config.outputs
+        return tuple(port.name for port in read_model(self.config.model).graph.output)
+
+    def example_batch(self, rows: int, *, draw: int = 0) -> tuple[Value, Value] | None:
+        """Return made-up examples as `example` or the model says; None where neither is there."""
+        features = [draw_features(*each, rows, draw) for each in self._example_types()]
+        if not features:
+            return None
+        self._load_net()
+        try:
+            with self._net.computing(None), self._net.torch.no_grad():
+                output = _numpy(self._net.outputs(features)[0])
+        except ComponentError:  # which forward says in its own words
+            output = np.zeros((rows, 1))
+        settings = loss_settings(self.config)
+        labels = Labels(self.TYPE_NAME, find_loss(self.config.loss), settings, output.shape)
+        batch = features[0] if len(features) == 1 else Composite(features)
+        return batch, labels.drawn(output, draw)
+
+    def _example_types(self) -> list[tuple[int, list[int | str | None]]]:
+        """Return ONNX type and sizes of each input, the batch's among them; [] if unknown."""
+        if self.config.example:
+            shapes = [_example(each) for each in self.config.example]
+            return [
+                (helper.np_dtype_to_tensor_dtype(dtype), [None, *shape]) for dtype, shape in shapes
+            ]
+        if not self.config.model:
+            return []
+        graph = read_model(self.config.model).graph
+        held = {tensor.name for tensor in graph.initializer}
+        ports = [port for port in graph.input if port.name not in held]
+        return [(port.type.tensor_type.elem_type, port_sizes(port)) for port in ports]
+
+    def _counted(self, labels: Value) -> Any:
+        """Return for each example True if the loss counts a label of it."""
+        array = np.asarray(labels)
+        loss, settings = find_loss(self.config.loss), loss_settings(self.config)
+        dims = (*array.shape[:1], None, *array.shape[1:]) if loss.class_labels else array.shape
+        settings = replace(settings, class_axis=1) if loss.class_labels else settings
+        return Labels(self.TYPE_NAME, loss, settings, dims).counted(array)
 
     @offload
     def forward(self, ctx: OpContext, input: Value) -> Value:
@@ -310,6 +360,11 @@ class TorchModel(OnnxModel):
     def _check_settings(self) -> None:
         config = self.config
         self.require(
+            not config.losses,
+            "losses of several outputs are what OnnxModel has; let the module give the one output "
+            "that is trained on, or bind bbnode.OnnxModel",
+        )
+        self.require(
             bool(_CLASS_NAME.match(config.module)),
             f'module is {config.module!r}; name a class as module = "package.module:Class" under '
             "[slots.…] in node.toml (an artifact can't)",
@@ -368,6 +423,18 @@ class TorchModel(OnnxModel):
                 f"{type(module).__name__}"
             )
         return module
+
+    def _output_places(self, forward: ModelProto | None) -> tuple[int, ...]:
+        """Return the places of the outputs that are named, among those of the module."""
+        names = [port.name for port in forward.graph.output] if forward is not None else []
+        found = []
+        for name in self.config.outputs:
+            numbered = _OUTPUT.match(name) if forward is None else None
+            known = name in names or numbered is not None
+            has = ", ".join(map(repr, names)) or "output0, output1, …"
+            self.require(known, f"outputs names {name!r}, and the module has {has}")
+            found.append(int(numbered[1] or 0) if numbered else names.index(name))
+        return tuple(found)
 
     def _take_initial(self, module: Any, forward: ModelProto) -> None:
         """Put the initial weights of an ONNX model into the module, by name."""

@@ -21,7 +21,8 @@ from bbnode.components.errors import ComponentError, TrainingFailed
 from bbnode.components.models.labels import Labels
 from bbnode.components.models.schedule import Schedule
 from bbnode.components.models.stepping import Progress
-from bbnode.components.models.torch_export import first_line, leaves_of
+from bbnode.components.models.torch_export import first_line
+from bbnode.components.models.torch_gradients import leaves_of
 from bbnode.ir.values import Value
 
 Module: TypeAlias = Any
@@ -52,6 +53,7 @@ class Recipe:
         seed: of dropout's masks.
         threads: of one computation.
         deterministic: refuse kernels whose results differ from run to run.
+        outputs: places of the module's outputs that are given, in this order; () is all.
     """
 
     type_name: str
@@ -65,6 +67,7 @@ class Recipe:
     seed: int
     threads: int
     deterministic: bool
+    outputs: tuple[int, ...] = ()
 
 
 class TorchNet:
@@ -120,7 +123,8 @@ class TorchNet:
     def outputs(self, inputs: Sequence[Value]) -> list[Tensor]:
         """Call the module, in the mode that it is in."""
         try:
-            return leaves_of(self.torch, self.module(*map(self.tensor, inputs)))
+            found = leaves_of(self.torch, self.module(*map(self.tensor, inputs)))
+            return [found[at] for at in self.recipe.outputs] or found
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             # What modules raise for arguments that they don't take.
             shapes = ", ".join(f"{np.asarray(i).dtype}{list(np.shape(i))}" for i in inputs)

@@ -225,6 +225,14 @@ class BoostedTrees(Model):
         self._trees = self._checked(np.concatenate([self._trees, grown]).reshape(-1))
         return Metadata(num_samples=len(x), loss=loss, steps=len(grown))
 
+    def example_batch(self, rows: int, *, draw: int = 0) -> tuple[Value, Value]:
+        """Return made-up examples and labels."""
+        rng = np.random.default_rng(draw)
+        x = rng.normal(size=(rows, self.config.features)).astype(np.float32)
+        if not self.config.classes:
+            return x, rng.normal(size=rows).astype(np.float32)
+        return x, np.arange(rows, dtype=np.int64) % self.config.classes
+
     def output_kind(self) -> OutputKind:
         """Return what the first output is: numbers of a regression, else probabilities."""
         return "probabilities" if self.config.classes else "value"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bbnode.components.errors import ComponentError
-from bbnode.ir.errors import AuthorError, DeploymentError, EnvironmentFault
+from bbnode.components.errors import ComponentError, UnsupportedByModel
+from bbnode.ir.errors import DeploymentError, EnvironmentFault
 
 
 class BudgetSpent(ComponentError, DeploymentError):
@@ -14,8 +14,11 @@ class BudgetSpent(ComponentError, DeploymentError):
     is_final: ClassVar[bool] = True
 
 
-class NotPrivate(ComponentError, AuthorError):
+class NotPrivate(UnsupportedByModel):
     """A program asks a private model for what would have no noise."""
+
+    def __init__(self, message: str) -> None:
+        ComponentError.__init__(self, message)
 
 
 class NoSuchRelease(ComponentError):

@@ -59,6 +59,7 @@ _REFUSED: Final[tuple[tuple[str, Any, str], ...]] = (
     ("clip_value", 0, "`clip` bounds each example's gradient"),
     ("precision", "float32", "lengths in float16 bound nothing"),
     ("class_weights", (), "an example alone weighs the same in its own mean, whatever its class"),
+    ("losses", (), "the sum of several losses has no bound of its own; take one"),
     ("max_train_s", 0, "how long steps take hangs on the examples; set max_steps"),
 )
 
@@ -106,6 +107,8 @@ class PrivateModel(OnnxModel):
     TYPE_NAME: ClassVar[str] = "bbnode.PrivateModel"
     Config: ClassVar[type] = PrivateModelConfig
     config: PrivateModelConfig
+    # Training would be charged.
+    _rehearsed: ClassVar[frozenset[str]] = frozenset({"compute_loss"})
 
     def __init__(self, config: PrivateModelConfig) -> None:
         """Read the model. Raises as `OnnxModel`; InvalidComponentConfig if it can't be private."""

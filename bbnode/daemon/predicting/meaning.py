@@ -60,8 +60,11 @@ class Meaning:
     output: str = ""
     kind: OutputKind = ""
 
-    def stamp(self, model: onnx.ModelProto, kind: OutputKind) -> None:
-        """Write the meaning into a model; `kind` is that of its first output, by its loss."""
+    def stamp(self, model: onnx.ModelProto, kind: OutputKind, name: str = "") -> None:
+        """Write the meaning into a model; `kind` is that of the output its loss is of, by this.
+
+        That is the output of this `name`, or the first where there is none such.
+        """
         why = self.why
         text = ""
         if self.data is not None:
@@ -75,7 +78,8 @@ class Meaning:
             model.metadata_props.add(key=_UNDESCRIBED, value=why)
         if not (kind and self.uses_loss and model.graph.output):
             return
-        output = model.graph.output[0]
+        named = (each for each in model.graph.output if each.name == name)
+        output = next(named, model.graph.output[0])
         entry = {"name": output.name, "kind": kind}
         model.metadata_props.add(key=_OUTPUTS, value=json.dumps([entry]))
         if not output.doc_string:

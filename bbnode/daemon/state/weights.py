@@ -189,7 +189,8 @@ def exported(
     is_trained = _digest(_serialized(slot, model)) != before
     replace(origin, is_trained=is_trained).stamp(model)
     found = meaning()
-    found.stamp(model, _output_kind(slot, component) if found.uses_loss else "")
+    kind = _output_kind(slot, component) if found.uses_loss else ""
+    found.stamp(model, kind, next(iter(component.output_names()), ""))
     return _serialized(slot, model)
 
 

@@ -73,6 +73,11 @@ class RunnableProgram:
     own_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
+    def is_artifact(self) -> bool:
+        """True for a program that somebody compiled before."""
+        return isinstance(self.source, Path)
+
+    @property
     def home(self) -> str:
         """The first class."""
         return next(iter(self.classes))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bbnode.daemon.artifacts.dry_run import check_compiled
 from bbnode.daemon.testbed import view as views
 from bbnode.daemon.testbed.plan import find_invocation, make_plan
 from bbnode.daemon.testbed.program import find_program
@@ -38,6 +39,7 @@ class UpOptions:
     out: Path = DEFAULT_OUT
     keep: bool = False
     logs: Sequence[str] = ()
+    check: bool = True  # make a dry run before the nodes start
     as_json: bool = False
 
 
@@ -48,6 +50,12 @@ def run_up(options: UpOptions) -> int:
     """
     console = views.console(stderr=options.as_json)
     program = find_program(options.program, options.args)
+    if options.check:
+        made = check_compiled(program.artifact.model, own=not program.is_artifact)
+        for line in made.warnings:
+            console.print(f"warning  {line}", soft_wrap=True, style="yellow")
+        for line in made.postponed:
+            console.print(f"note     {line}", soft_wrap=True)
     plan = make_plan(
         program,
         nodes=options.nodes,

@@ -19,7 +19,7 @@ from bbnode.engine.services import Services
 from bbnode.ir import codec, keys, types
 from bbnode.ir.errors import AuthorError, DecodeError
 from bbnode.ir.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY, OP_START
-from bbnode.ir.graph import Tensor
+from bbnode.ir.graph import OpNode, Tensor
 from bbnode.ir.shapes import shape_fits, shape_text
 from bbnode.ir.values import (
     TRIGGER,
@@ -41,22 +41,28 @@ _RESERVED_TOPICS = ("bb.", keys.PREFIX)
 def constant_value(build: OpBuild) -> Value:
     """Return the value that a Constant carries; tensors are read-only."""
     try:
-        value = build.node.attr("value")
-        if value is None:
-            raise build.wrong("has no attribute 'value'")
-        if isinstance(value, Tensor):
-            array = np.array(value.numpy())
-            array.flags.writeable = False
-            type_of(array)  # refuses dtypes that are no values
-            return array
-        text = value if isinstance(value, bytes) else b""
-        type_id, mark, payload = text.partition(b"\0")
-        node = types.type_by_id(type_id.decode("utf-8", "replace")) if mark else None
-        if node is None:
-            raise build.wrong("holds neither a tensor nor `<type id> 0 <payload>`")
-        return codec.decode_value(node, payload)
+        return carried_by(build.node)
     except (DecodeError, AuthorError, ValueError, TypeError) as error:
         raise build.wrong(f"holds a value that can't be read: {error}") from error
+
+
+def carried_by(node: OpNode) -> Value:
+    """Return the value in a Constant's attribute.
+
+    Raises ValueError, TypeError, DecodeError or AuthorError where there is none.
+    """
+    value = node.attr("value")
+    if isinstance(value, Tensor):
+        array = np.array(value.numpy())
+        array.flags.writeable = False
+        type_of(array)  # refuses dtypes that are no values
+        return array
+    text = value if isinstance(value, bytes) else b""
+    type_id, mark, payload = text.partition(b"\0")
+    kind = types.type_by_id(type_id.decode("utf-8", "replace")) if mark else None
+    if kind is None:
+        raise ValueError("it is neither a tensor nor `<type id> 0 <payload>`")
+    return codec.decode_value(kind, payload)
 
 
 @binds(SYSCALL, "Constant")
