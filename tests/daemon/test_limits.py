@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+import trio
 from onnx import ModelProto, StringStringEntryProto, helper
 
 from bbnode.cli.main import main
@@ -19,6 +20,7 @@ from bbnode.cli.stages import StageRefused, parse_stage
 from bbnode.compiler import Compiler
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.data import partition
+from bbnode.components.data.shared_schema import SchemaRefused
 from bbnode.components.errors import ComponentError, InvalidComponentConfig
 from bbnode.components.indexes.filters import FilterRefused, conditions
 from bbnode.components.indexes.summary import centroids_of
@@ -31,6 +33,7 @@ from bbnode.dsl import BadArgument, Graph, Module, OnnxModule, PeerSelectorSlot,
 from bbnode.dsl.core.names import check_name
 from bbnode.dsl.errors import BadCut, BadName, RecursiveModule
 from bbnode.engine.limits import InvalidLimit, Limits
+from bbnode.engine.peers.references import schemas_from_json
 from bbnode.ir.address import address_from_bytes, parse_address
 from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.codec import decode_value, encode_value
@@ -46,6 +49,8 @@ from bbnode.ir.intake import ModelNotTaken, read_model
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Composite
 from bbnode.programs import FederatedHistograms, FederatedQuantiles, SecureTraining
+from bbnode.transport import schema_exchange
+from bbnode.transport.schema_exchange import SchemaUnanswered
 
 ROOT = Path(__file__).parents[2]
 LIMITS = {cap.name: cap for cap in every_limit()}
@@ -69,6 +74,7 @@ _OF_FORMATS = re.compile(
 )
 _OF_WORK = {
     # Wider or slower beyond, or forgotten: nothing is refused.
+    "_LONGEST_PAUSE_S", "_MOST_QUESTIONS", "_MOST_WORDS", "MAX_BOX_WIDTH", "MAX_HEADER_WIDTH", "MAX_LABEL_WIDTH",
     "LONGEST_INLINE", "_LONGEST_INLINE_BYTES", "MAX_COPIED_CONSTANT_BYTES", "MAX_REPEATED_NODES",
     "MAX_INFERRED_ELEMENTS", "MAX_SQUARED", "_MOST_CANCELLED", "_MOST_NODES", "_MOST_ELEMENTS",
     "_MOST_POSITIONS", "_MOST_ONES", "_MAX_FORMS", "_MOST_ARRANGED_BYTES", "DIGITS_MAX",
@@ -398,7 +404,25 @@ REACHED |= {
         BadArgument, lambda n: FederatedQuantiles(bins=2, tolerance=2.0 ** -(n + 2)).check()
     ),
     "default_wait_s": lambda n: _waits(n),
+    "max_schemas_bytes": refusing(SchemaRefused, lambda n: schemas_from_json("{}" + " " * (n - 2))),
+    "transport.schema_exchange._MAX_MESSAGE_BYTES": refusing(
+        SchemaUnanswered, lambda n: trio.run(schema_exchange._receive, _Says(n))
+    ),
 }
+
+
+class _Says:
+    """A stream of a peer that announces so many bytes, and sends them."""
+
+    peer = PeerId.from_seed("says")
+
+    def __init__(self, count: int) -> None:
+        self._left = count.to_bytes(4, "big") + bytes(count)
+
+    async def read(self, most: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        part, self._left = self._left[:most], self._left[most:]
+        return part
 
 
 def _waits(most: int) -> None:
@@ -462,6 +486,7 @@ def test_every_limit_has_a_test() -> None:
 
 # Limits that no test names yet.
 LEFT = """
+components.data.csv_files._MAX_BLOCK_BYTES
 CentroidSelector.max_asked GlobalRegistryClient.max_view access.message_burst access_stall_s
 api.on_trio.MAX_WAITING_BYTES api.on_trio.MAX_WAITING_OUTPUTS
 components.autodiff.own_weights._MOST_ELEMENTS components.backends.isolation.shared._MAX_AXES
@@ -509,5 +534,5 @@ max_refusal_place_bytes max_refused_peers max_registries max_registry_class_char
 max_state_entries max_target_bytes max_token_chars max_tracked_peers max_uses max_wait_s max_words
 node.keep_rounds open_files pending_answer_s programs.retrieval.peers._MAX_BITS queued_items
 redial_denied_s redial_min_s remember_s room_check_s silence_s sim.network.DEFAULT_LIMIT_NS
-stranger_turn_us transport.libp2p.tcp.CONNECT_TIMEOUT_S write_failures
+schema_answer_s stranger_turn_us transport.libp2p.tcp.CONNECT_TIMEOUT_S write_failures
 """

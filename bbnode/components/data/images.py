@@ -246,7 +246,7 @@ class _Folder:
         if several:
             logger.info(
                 "%s: %d file(s) have several frames or pages; the first one is taken: %s%s",
-                self._component, len(several), shown(several[0]), ", …" if several[1:] else "",
+                self._component, len(several), named(several[0]), ", …" if several[1:] else "",
             )  # fmt: skip
 
     def _refuse_mode(self, path: str, image: Any) -> None:

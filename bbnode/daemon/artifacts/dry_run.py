@@ -366,7 +366,7 @@ class _Trial:
         if not slots:
             return
         library = {f.key: f for f in self._program.functions if f.name not in self._mains}
-        walk = _Walk(self._program, model, slots, self._backend(), few.show(rows), self._ctx)
+        walk = _OpByOp(self._program, model, slots, self._backend(), few.show(rows), self._ctx)
         flat = flatten(main, library)
         found = walk.outputs(flat.ops, flat.outputs)
         for name, value in found.items():
@@ -379,7 +379,7 @@ class _Trial:
         return self._made.dependency("backend") if self._has_backend() else None
 
 
-class _Walk:
+class _OpByOp:
     """Runs the ops of a class that need nothing but a batch, constants and one model."""
 
     def __init__(

@@ -63,6 +63,15 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
         "bbnode.components.autodiff.own_weights": (
             ("_MOST_ELEMENTS", "numbers", "of a sparse weight, which is trained as a dense one"),
         ),
+        "bbnode.daemon.artifacts.picture.content": (
+            ("MAX_PASSED_ROWS", "rows", "that the edges of a picture of a program pass"),
+        ),
+        "bbnode.components.models.dry_run": (
+            ("MOST_PARAMETERS", "numbers", "of a model that a node tries before it is ready"),
+        ),
+        "bbnode.daemon.artifacts.dry_run": (
+            ("MOST_PARAMETERS", "numbers", "of a model that is tried while it is compiled"),
+        ),
         "bbnode.components.models.lora": (("_MOST_RANK", "rank", "of an adapter"),),
         "bbnode.components.models.torch_model": (
             ("_MAX_EXAMPLE", "numbers", "of the example that a module is exported with"),
@@ -90,6 +99,7 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
             ("MAX_CATEGORIES", "categories", "of a column of words whose categories nobody gives"),
             ("_MOST_AXES", "axes", "of one example in a column of lists"),
         ),
+        "bbnode.components.data.csv_files": (("_MAX_BLOCK_BYTES", "bytes", "a line of CSV"),),
         "bbnode.components.data.images": (
             ("_MAX_FILES", "files", "of a folder of images"),
             ("_MAX_DEPTH", "levels", "folders in the folder of a class"),
@@ -295,6 +305,9 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
             ("MAX_TURNED_AWAY_S", "s", "between two dials of a peer that turns us away"),
         ),
         "bbnode.daemon.network.dial_back": (("MAX_ASKED", "peers", "that are asked to dial back"),),
+        "bbnode.transport.schema_exchange": (
+            ("_MAX_MESSAGE_BYTES", "bytes", "what a peer says that its data mean"),
+        ),
         "bbnode.daemon.network.introductions": (
             ("MAX_ASK_AGAIN_S", "s", "between two requests for introductions"),
         ),
