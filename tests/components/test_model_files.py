@@ -205,7 +205,7 @@ def test_an_artifact_holds_bytes_and_may_not_name_a_path(path, split) -> None:
 
 def test_a_path_of_a_node_is_made_absolute_and_is_no_setting_of_the_node_alone() -> None:
     assert path_settings(OnnxModelConfig) == ("model",)
-    assert local_settings(OnnxModelConfig) == ()
+    assert local_settings(OnnxModelConfig) == ("check",)
 
 
 @pytest.mark.parametrize(
