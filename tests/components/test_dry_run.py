@@ -311,3 +311,11 @@ def test_a_class_that_a_mask_leaves_out_is_no_fault() -> None:
     mask = np.array([0.0, -np.inf, 0.0], np.float32)
     model = forward(nodes, ["N", 4], {"y": ["N", 3]}, w=weights(4, 3), mask=mask)
     assert [each.step for each in run(model, trainable=("w",)).ran][-1] == "import"
+
+
+def test_the_reshape_is_named_where_another_op_fails() -> None:
+    nodes = [node("Reshape", ["x", "s"], ["r"]), node("Relu", ["r"], ["a"]),
+             node("MatMul", ["a", "w"], ["y"])]  # fmt: skip
+    model = forward(nodes, ["N", 2, 2], {"y": ["N", 2]}, s=np.array([1, -1]), w=weights(4, 2))
+    with pytest.raises(DryRunFailed, match=r"node 'r' \(Reshape\) holds the size of a batch of 1"):
+        run(model)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from bbnode.components.contracts import Backend, DataSource, Model, NoConfig, OpContext
 from bbnode.components.errors import (
@@ -432,8 +432,9 @@ class _Rehearsal:
         if not works:
             self._fail(f"it does not compute {rows} examples: {error}", of_values=True)
         some = works[0]
+        culprit = self._culprit(rows, some)
         self._fail(
-            f"it computes a batch of {some} and not of {rows}: {self._culprit(rows)} holds the "
+            f"it computes a batch of {some} and not of {rows}: {culprit} holds the "
             f"size of a batch of {some}, as of an example that it was traced with; export it with "
             "an open batch axis and an example of two or more (-1 in the place of a batch in a "
             "shape; first states made of the size of the input)"
@@ -446,8 +447,11 @@ class _Rehearsal:
             return False
         return True
 
-    def _culprit(self, rows: int) -> str:
-        """Return the first node of the exported model that does not compute so many examples."""
+    def _culprit(self, rows: int, works: int) -> str:
+        """Return the node of the exported model that does not take so many examples.
+
+        That is the first that fails, or a Reshape before it that made one batch of another.
+        """
         try:
             model = self._model.export()
             backend: Backend = self._model.dependency("backend")
@@ -462,7 +466,7 @@ class _Rehearsal:
                 low = middle + 1
             else:
                 high = middle
-        node = nodes[low]
+        node = _source_of_size(model, nodes[low], works)
         return f"node {node.name or node.output[0]!r} ({node.op_type})"
 
     def _not_finite(self, rows: int) -> str:
@@ -569,6 +573,27 @@ def draw_features(
         return rng.integers(0, greatest + 1, shape).astype(dtype)
     made = rng.normal(size=shape) if draw == 0 else rng.uniform(size=shape)
     return np.asarray(made).astype(dtype)
+
+
+def _source_of_size(model: ModelProto, failed: NodeProto, size: int) -> NodeProto:
+    """Return the nearest node, from one that failed backwards, whose shape begins with a size."""
+    constants = {t.name: t for t in model.graph.initializer}
+    constants.update(
+        (node.output[0], node.attribute[0].t)
+        for node in model.graph.node
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t")
+    )
+    makers = {output: node for node in model.graph.node for output in node.output}
+    todo, seen = [failed], {id(failed)}
+    for node in todo:
+        if node.op_type in ("Reshape", "Expand") and node.input[1] in constants:
+            shape = numpy_helper.to_array(constants[node.input[1]]).reshape(-1)
+            if shape.size and int(shape[0]) == size:
+                return node
+        before = [makers[name] for name in node.input if name in makers]
+        todo += [each for each in before if id(each) not in seen]
+        seen.update(map(id, before))
+    return failed
 
 
 def _runs(backend: Backend, model: ModelProto, outputs: Sequence[str], features: Value) -> bool:
