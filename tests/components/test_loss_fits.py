@@ -136,6 +136,17 @@ def test_the_refusal_says_how_low_the_loss_can_get() -> None:
         model(ending("softmax", 2), CE).check_trains()
 
 
+def test_each_of_several_losses_is_looked_at() -> None:
+    forward = ending("softmax")
+    forward.graph.output.insert(0, helper.make_tensor_value_info("l", TensorProto.FLOAT, ["n", 3]))
+    good = model(forward, CE, losses=(("l", CE, 1.0), ("y", "mse", 0.3)), outputs=("l",),
+                 labels_apart=True)  # fmt: skip
+    good.check_trains()
+    bad = model(forward, CE, losses=(("l", CE, 1.0), ("y", CE, 0.3)), outputs=("l",))
+    with pytest.raises(LossDoesNotFit, match="its output 'y' ends in Softmax"):
+        bad.check_trains()
+
+
 @pytest.mark.parametrize(
     ("end", "loss"),
     [

@@ -362,7 +362,7 @@ class _Writer:
         ]
 
         output = forward.outputs[0].name
-        losses = options.losses or (OutputLoss(output, loss, 1.0),)
+        losses = self.losses = options.losses or (OutputLoss(output, loss, 1.0),)
         wanted = [*dict.fromkeys([output, *(each.output for each in losses)])]
         self.infos = {info.name: info for info in forward.outputs}
         self.step_builder = GraphBuilder(b.taken, prefix="step/")
@@ -462,20 +462,19 @@ class _Writer:
             )
 
     def check_loss(self) -> str:
-        """As `TrainingGraphs.check_loss`."""
-        output = self.f.outputs[0].name
+        """As `TrainingGraphs.check_loss`, of each of the losses."""
         free = [*self.params, *(info.name for info in self.f.inputs)]
         free += [tensor.name for tensor in self.modes.statistics]
-        classes: object = None
-        if self.kind.class_labels:
-            axis = class_axis(self.output_type, self.options.loss)
-            classes = (self.output_type.dims or ())[axis]
-        return check_loss(
-            self.kind.name,
-            output_ends(self.f.nodes, output, self.constants, free),
-            output,
-            classes if isinstance(classes, int) else None,
-        )
+        said = []
+        for each, dims in zip(self.losses, self.loss_dims, strict=True):
+            classes: object = None
+            if find_loss(each.loss).class_labels:
+                kind = InferredType(self.output_type.elem_type, dims)
+                classes = dims[class_axis(kind, self.options.loss)]
+            ends = output_ends(self.f.nodes, each.output, self.constants, free)
+            known = classes if isinstance(classes, int) else None
+            said.append(check_loss(each.loss, ends, each.output, known))
+        return "; ".join(filter(None, said))
 
     def read_model(self) -> ModelProto:
         """Return the model that is differentiated, its parameters as inputs."""

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from bbnode.components.autodiff.ends import check_values
 from bbnode.components.contracts import Backend, DataSource, Model, NoConfig, OpContext
 from bbnode.components.errors import (
     BackendError,
@@ -106,9 +107,18 @@ class Seen:
     loss: float
 
 
+def outputs_fit(seen: Seen) -> Iterator[str]:
+    """Check that the first output is what the loss takes, by its numbers. Raises LossDoesNotFit."""
+    config = seen.model.config
+    loss, several = getattr(config, "loss", ""), getattr(config, "losses", ())
+    if loss and not several:
+        check_values(loss, np.asarray(seen.outputs[0]), getattr(config, "class_axis", -1))
+    yield from ()
+
+
 # Further checks: each raises a typed AuthorError for a fault, and yields a line for a warning.
 Check: TypeAlias = Callable[[Seen], Iterator[str]]
-CHECKS: tuple[Check, ...] = ()
+CHECKS: tuple[Check, ...] = (outputs_fit,)
 
 
 class FewExamples(DataSource):
