@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +37,12 @@ CLIENTS = 10
 ROUNDS = 30
 LAYERS = (64, 64, 10)
 FLOAT_BYTES = 4
+# Bytes of a number in an answer; four bits come with a float32 for each 64 numbers.
+BYTES = {
+    "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 64, "nf4": 0.5 + 4 / 64, "sign": 0.125,
+}  # fmt: skip
+HEAD = 64  # bytes that say how numbers are stored
+MEMORY = 0.8  # times the loss without it, at most
 
 CODECS: dict[str, tuple[type[Codec], dict[str, float]]] = {
     "zstd": (ZstdCodec, {}),
@@ -139,21 +146,40 @@ def claims(found: dict[tuple[str, bool | None], Outcome]) -> list[Claim]:
     ):
         kept, lost = found[name, True], found[name, False]
         made.append(
-            Claim(
-                f"{name} learns better with memory than without ({source})",
-                kept.loss < lost.loss,
+            within(
+                f"{name} learns better with memory than without: a loss of {MEMORY:g} of that at "
+                f"most ({source})",
+                kept.loss / lost.loss,
+                0,
+                MEMORY,
                 f"accuracy {kept.accuracy:.4f} with and {lost.accuracy:.4f} without; "
                 f"loss {kept.loss:.3f} and {lost.loss:.3f}",
             )
         )
     top, drawn = found["top 1 %", True], found["random 1 %", True]
     made.append(
-        Claim(
-            "with memory, top-k learns faster than random-k (Stich et al., figure 2)",
-            top.loss < drawn.loss,
+        within(
+            "with memory, top-k learns faster than random-k: a loss of "
+            f"{MEMORY:g} of that at most (Stich et al., figure 2)",
+            top.loss / drawn.loss,
+            0,
+            MEMORY,
             f"loss {top.loss:.3f} and {drawn.loss:.3f}",
         )
     )
+    count = sum((rows + 1) * columns for rows, columns in itertools.pairwise(LAYERS))
+    beside = whole.bytes_up - FLOAT_BYTES * count
+    for name, size in BYTES.items():
+        feedback = next(each for codec, each in found if codec == name)
+        made.append(
+            within(
+                f"an answer in {name} has {size:g} bytes a number; at most {HEAD} more than float32 "
+                "has besides",
+                found[name, feedback].bytes_up - beside - size * count,
+                -1,
+                HEAD,
+            )
+        )
     return made
 
 

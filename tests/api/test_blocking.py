@@ -186,7 +186,7 @@ def test_wrong_inputs_are_refused_where_they_are_given(
     server, _client = pair
     with pytest.raises(UnknownTarget, match="did you mean 'server'"):
         server.invoke("serve", {})
-    with pytest.raises(UnknownInput, match="it has: said"):
+    with pytest.raises(UnknownInput, match="It has: said"):
         server.invoke("server", {"sad": 1.0})
     with pytest.raises(MissingInput, match="no value for said"):
         server.invoke("server")

@@ -92,7 +92,7 @@ def test_what_was_agreed_goes_into_the_project_and_the_program(
         "data": agreed,
         "held_out": agreed,
     }
-    before = compile_module("bbnode.programs:FederatedTraining", {"model": [2, 1]})
+    before = compile_module("bbnode.programs:FederatedTraining", {"model": [2, 1], "loss": "mse"})
     model = compile_module("line.py:Line", {})
     stamped = {entry.key for entry in model.metadata_props}
     assert keys.SCHEMA_PREFIX + "held_out" in stamped
@@ -131,6 +131,7 @@ def test_a_schema_that_is_none_is_refused_where_it_is_compiled(
 def test_what_a_class_says_comes_before_its_project(project: Path) -> None:
     class Own(FederatedTraining):
         model = (2, 1)
+        loss = "mse"
         schema = {"data": {"columns": ["x", "y"]}}  # noqa: RUF012
 
     found = {e.key: json.loads(e.value) for e in record(Own()).metadata_props

@@ -337,7 +337,7 @@ async def test_a_node_does_not_start_with_such_an_artifact(which: str, tmp_path:
     assert ("/etc/passwd" if which == "path" else "'secret'") in err
 
 
-@pytest.mark.parametrize("words", [[], ["--json"]])
+@pytest.mark.parametrize("words", [["--verbose"], ["--json"]])
 def test_names_of_an_artifact_do_nothing_to_a_terminal(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,10 +100,11 @@ _TOML = {"None": "(not set)", "()": "[]", "True": "true", "False": "false"}
 # Types of Python, the longer spelling first, in the words of TOML.
 _KINDS = (
     (r"^(?:Mapping|dict)\[.*\]", "table"),
-    (r"tuple\[(tuple\[\w+, \w+\]), \.\.\.\]", r"list of \1"),
+    (r"tuple\[(tuple\[[\w, ]+\]), \.\.\.\]", r"list of \1"),
     (r"tuple\[(\w+), \.\.\.\]", r"list of \1"),
     (r"tuple\[(\w+), \w+\]", r"pair of \1"),
-    (r"tuple\[(\w+), \w+, \w+\]", r"three of \1"),
+    (r"tuple\[(\w+), \1, \1\]", r"three of \1"),
+    (r"tuple\[(\w+), (\w+), (\w+)\]", r"\1, \2 and \3"),
     (r"Literal\['(\w+)'\]", r'"\1"'),
     (r" \| None$", ""),
     (r" \| ", " or "),

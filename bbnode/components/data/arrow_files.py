@@ -149,7 +149,8 @@ def open_table(component: str, path: Path, reading: Reading, room: Room) -> Open
     except UnicodeError as error:
         raise DataUnavailable(
             f"{component}: cannot read {named(at)}: its text is not in the encoding "
-            f'{reading.csv.encoding!r}{_byte_of(error)}; set `encoding` ("cp1252", "latin-1", …)'
+            f"{shown(reading.csv.encoding)}{_byte_of(error)}; set `encoding` "
+            '("cp1252", "latin-1", …)'
         ) from error
     except BadCsv as error:
         raise DataUnavailable(f"{component}: cannot read {named(at)}: {error}") from error
@@ -392,8 +393,8 @@ def _undecoded(column: Any, encoding: str) -> UnsuitableColumn:
             (value or b"").decode("utf-8")
         except UnicodeDecodeError:
             return UnsuitableColumn(
-                f"row {row} has {shown(value)}, text that is not in the encoding {encoding!r}; set "
-                '`encoding` ("cp1252", "latin-1", …)', row
+                f"row {row} has {shown(value)}, text that is not in the encoding "
+                f'{shown(encoding)}; set `encoding` ("cp1252", "latin-1", …)', row
             )  # fmt: skip
     return UnsuitableColumn("it holds bytes; leave it out with `ignore`")
 

@@ -111,12 +111,18 @@ def days(pa: Any, values: Any, form: str) -> Any:
     if types.is_string(kind) or types.is_large_string(kind):
         text = pc.utf8_trim_whitespace(values).cast(pa.string())
         if not form:
-            return days(pa, _iso(pa, text), "")
+            return _days(pa, _iso(pa, text))
         moment = pc.strptime(text, format=form, unit="s", error_is_null=True)
         # C's strptime takes the 31st of February for the 2nd of March.
         again = pc.strftime(moment, format=form)
         same = pc.equal(_unpadded(pc, again), _unpadded(pc, text))
-        return days(pa, pc.if_else(same, moment, pa.scalar(None, moment.type)), "")
+        return _days(pa, pc.if_else(same, moment, pa.scalar(None, moment.type)))
+    return _days(pa, values)
+
+
+def _days(pa: Any, values: Any) -> Any:
+    """Return values of a type that Arrow has for dates, times and durations as days."""
+    pc, types, kind = pa.compute, pa.types, values.type
     if types.is_date32(kind):
         return values.cast(pa.int32()).cast(pa.float64())
     if types.is_date64(kind):

@@ -34,6 +34,7 @@ Reading = Mapping[str, str | int | float | bool | None]
 
 _LISTED: Final = 8  # names that are written out; of longer lists, where they differ
 _DIFFERING: Final = 4  # names of a longer list, from where it differs
+_MOST_LEVELS: Final = 16  # of a schema as plain values: columns, and their categories
 # Numbers of one scaling that are listed; of more, their digest says that they are the same.
 _LISTED_NUMBERS: Final = 4096
 # Relative difference of statistics that are the same: they may have gone through a text.
@@ -641,11 +642,13 @@ def _inputs_text(schema: SharedSchema) -> str:
     return f"features {schema.features}"
 
 
-def _without_defaults(value: Any) -> Any:
+def _without_defaults(value: Any, depth: int = _MOST_LEVELS) -> Any:
     """Return a tree without what says nothing, so that later fields change no digest."""
+    if not depth:
+        raise SchemaRefused(f"a schema has at most {_MOST_LEVELS} levels")
     if isinstance(value, dict):
         cleaned = {
-            name: each if name == "reading" else _without_defaults(each)
+            name: each if name == "reading" else _without_defaults(each, depth - 1)
             for name, each in value.items()
         }
         return {
@@ -654,7 +657,7 @@ def _without_defaults(value: Any) -> Any:
             if each is not None and each != "" and (name, each) not in _DEFAULTS
         }
     if isinstance(value, list | tuple):
-        return [_without_defaults(each) for each in value]
+        return [_without_defaults(each, depth - 1) for each in value]
     return value
 
 

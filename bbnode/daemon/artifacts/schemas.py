@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bbnode.components.contracts import DataSource
 from bbnode.components.data.shared_schema import Scaling, SchemaRefused, SharedSchema, compare
@@ -26,10 +26,11 @@ from bbnode.daemon.network.agreeing import FILE_NAME
 from bbnode.engine.peers.references import schemas_from_json
 from bbnode.engine.planning.data_slots import data_slots_of, declared_schemas
 from bbnode.ir.caps import MAX_SCHEMAS_BYTES
-from bbnode.ir.decoding import clip
+from bbnode.ir.decoding import clip, shown
 from bbnode.ir.errors import DeploymentError
 from bbnode.transport.identity import create_identity
 
+_MOST_LEVELS: Final = 16  # of a schema: columns, and their categories
 _HEADER = re.compile(r"^\s*\[+\s*(?P<name>[^\]]*?)\s*\]+\s*(#.*)?$")
 
 
@@ -153,7 +154,9 @@ def write_project(file: Path, schemas: Mapping[str, SharedSchema]) -> None:
             read = read[name]
         for slot, schema in schemas.items():
             if SharedSchema.declared(read[slot]) != schema:
-                raise SchemaRefused(f"the schema of slot {slot!r} does not come back as it was")
+                raise SchemaRefused(
+                    f"the schema of slot {shown(slot)} does not come back as it was"
+                )
     except (tomllib.TOMLDecodeError, LookupError) as error:
         raise SchemaRefused(f"{file}: the schema can't be written: {error}") from error
     paths.write_atomically(file, made.encode("utf-8"), mode=0o644)
@@ -193,16 +196,19 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
-def _toml(value: Any) -> str:
+def _toml(value: Any, depth: int = _MOST_LEVELS) -> str:
+    if not depth:
+        raise SchemaRefused(f"a schema has at most {_MOST_LEVELS} levels")
     if isinstance(value, str):
         # JSON's escapes are TOML's, but for DEL, which TOML wants escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_key(name)} = {_toml(each)}' for name, each in value.items())}}}"
+        inner = (f"{_key(name)} = {_toml(each, depth - 1)}" for name, each in value.items())
+        return f"{{{', '.join(inner)}}}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(_toml(each, depth - 1) for each in value)}]"
     if isinstance(value, int | float):
-        return repr(value)
-    raise SchemaRefused(f"{value!r:.40} can't be written as TOML")
+        return str(value)
+    raise SchemaRefused(f"{shown(value)} can't be written as TOML")

@@ -39,7 +39,7 @@ from bbnode.engine.planning.data_slots import DataSlots
 from bbnode.engine.readiness import PENDING
 from bbnode.engine.wire.refusals import public_text
 from bbnode.ir.caps import MAX_SCHEMAS_BYTES, SCHEMA_ANSWER_S
-from bbnode.ir.decoding import clip
+from bbnode.ir.decoding import clip, shown
 from bbnode.ir.errors import BbnodeError, DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport import schema_exchange
@@ -693,7 +693,7 @@ class Agreeing:
             raise DecodeError("it is too large")
         content = json.loads(self._path.read_bytes())
         if content["version"] != _FILE_VERSION:
-            raise DecodeError(f"it is of version {content['version']!r:.20}")
+            raise DecodeError(f"it is of version {shown(content['version'])}")
         references = schemas_from_json(_text(content["references"]))
         adopted = schemas_from_json(_text(content["adopted"]))
         since_s, used = float(content["since"]), bool(content["used"])

@@ -98,8 +98,8 @@ class TargetPlan:
         if alone is not None and not alone.acts:
             others = ", ".join(alone.needs)
             raise MissingInput(
-                f"{self.name}: {name!r} starts nothing without {others}, which its ops need with "
-                "it; give them together, with invoke"
+                f"{self.name}: {shown(name)} starts nothing without {others}, which its ops need "
+                "with it; give them together, with invoke"
             )
 
     def part_of(self, given: Set[str]) -> str | None:
@@ -183,8 +183,8 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         raise NotCompiled(
             "the model is not compiled; run `bbnode compile` on the program first"
             if version is None
-            else f"the model was compiled for {version!r}, this bbnode runs "
-            f"{keys.COMPILED_CURRENT_VERSION!r}; compile the program again"
+            else f"the model was compiled for {shown(version)}, this bbnode runs "
+            f"{shown(keys.COMPILED_CURRENT_VERSION)}; compile the program again"
         )
     is_sealed = keys.SEAL_KEY in program.metadata
     if is_sealed and not isinstance(model, Program) and not is_intact(model):
@@ -363,7 +363,9 @@ def _find_bindings(
             slot = key.removeprefix(prefix)
             fields = metadata[key].split("|")
             if len(fields) != 3 or not slot or not all(fields):
-                raise InvalidArtifact(main.name, f"malformed binding {key!r}: {metadata[key]!r}")
+                raise InvalidArtifact(
+                    main.name, f"malformed binding {shown(key)}: {shown(metadata[key])}"
+                )
             binding = Binding.decode(main.name, slot, metadata[key])
             found.setdefault(slot, []).append((main.name, binding, configs.get(slot, b"")))
     return [_agree(slot, found[slot]) for slot in sorted(found)]
