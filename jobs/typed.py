@@ -116,6 +116,33 @@ class Terminal:
             process.send_signal(signal.SIGINT)
             process.wait(_END_S)
 
+    @contextmanager
+    def node(self, config: str) -> Iterator[None]:
+        """Run one node beside other commands, from when it is ready to the end.
+
+        Raises CommandFailed where it is not ready in a minute.
+        """
+        line = f"run -c {config} --log-format text"
+        self._type(f"{line} &")
+        path = self.folder / Path(config).parent / "node.log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "bbnode", *shlex.split(line)],
+                cwd=self.folder,
+                env=self._environment(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            self.bbnode(f"wait --ready -c {config}")
+            yield
+        except CommandFailed as error:
+            last = path.read_text("utf-8", "replace").splitlines()[-_LAST_LINES:]
+            raise CommandFailed("\n".join((str(error), *last))) from error
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(_END_S)
+
     def wait_for_peers(self, config: str, count: int) -> None:
         """Wait until a node is connected with so many others. Raises CommandFailed."""
         until_s = time.monotonic() + _END_S

@@ -29,6 +29,8 @@ _ROOTS = ("__post_init__", "body", "bootstrap", "bindings")
 _NOT_STEPS = frozenset({"check", "name", "home"})
 # Instructions that take an attribute of what was loaded before them.
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER")
+# Instructions that load a variable of a method, and no constant or global, whatever it is called.
+_VARIABLES = ("LOAD_FAST", "STORE_FAST_LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_")
 
 
 class Dropped(NamedTuple):
@@ -202,7 +204,7 @@ def _hands_itself_on(function: FunctionType) -> bool:
         codes += (inner for inner in each.co_consts if isinstance(inner, CodeType))
         steps = [*dis.get_instructions(each)]
         for step, after in itertools.pairwise(steps):
-            if not step.opname.startswith("LOAD_") or step.opname == "LOAD_CLOSURE":
+            if not step.opname.startswith(_VARIABLES):
                 continue
             # Some instructions load two names, of which the last one is on top.
             *others, top = step.argval if isinstance(step.argval, tuple) else (step.argval,)

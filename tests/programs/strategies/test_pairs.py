@@ -250,6 +250,42 @@ def test_an_argument_that_nothing_reads_is_refused_by_name() -> None:
         SplitLearning(model=(4, 3, 3), cut="layer0.out", metrics=("accuracy",)).build()
 
 
+def _settings(**settings: Any) -> dict[str, Any]:
+    return {"slot": "local", **settings}
+
+
+_PAIR: dict[str, Any] = {"slot": "local"}
+
+
+class Called(FedProx):
+    """One whose step makes a call of nothing but what a mapping has: an empty tuple in its code."""
+
+    strength: float = 1.0
+
+    def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
+        assert _settings(**_PAIR) == _PAIR
+        return super().local_training(g, weights)
+
+
+class Constants(FedProx):
+    """One whose step has tuples and the name of its own object among its constants."""
+
+    strength: float = 1.0
+
+    def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
+        for name in ("self", "weights"):
+            assert name in {"self": 1, "weights": 2}
+        assert str("self") in ("self", ())  # noqa: UP018
+        return super().local_training(g, weights)
+
+
+@pytest.mark.parametrize("program", [Called, Constants])
+def test_constants_in_an_authors_step_are_not_its_object(program: type[FedProx]) -> None:
+    program(**SOFTMAX).build()
+    with pytest.raises(BadArgument, match=r"strength=2\.0 would have no effect"):
+        program(**SOFTMAX, strength=2.0).build()
+
+
 def _strength(program: Any) -> float:
     return float(program.strength)
 
