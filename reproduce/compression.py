@@ -173,8 +173,8 @@ def claims(found: dict[tuple[str, bool | None], Outcome]) -> list[Claim]:
         feedback = next(each for codec, each in found if codec == name)
         made.append(
             within(
-                f"an answer in {name} has {size:g} bytes a number; at most {HEAD} more than float32 "
-                "has besides",
+                f"an answer in {name} has {size:g} bytes a number; at most {HEAD} more than "
+                "float32 has besides",
                 found[name, feedback].bytes_up - beside - size * count,
                 -1,
                 HEAD,
