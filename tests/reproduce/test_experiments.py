@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -117,6 +118,20 @@ def test_numbers_are_summed_up_over_seeds() -> None:
 @pytest.mark.parametrize(("value", "holds"), [(1.3, True), (1.5, False), (0.5, False)])
 def test_a_number_is_near_what_is_expected_by_its_deviation(value: float, holds: bool) -> None:
     assert experiment.near("a mean", value, 1.0, 0.1).holds is holds
+
+
+@pytest.mark.parametrize(
+    ("off", "holds"), [(0.0, True), (0.5, True), (30.0, False), (math.inf, False)]
+)
+def test_a_number_of_nodes_is_a_draw_of_numpys_distribution(off: float, holds: bool) -> None:
+    pairs = [(10.0 + off, [9.0, 10.0, 11.0]), (20.0 + off, [19.5, 20.0, 20.5])]
+    assert experiment.beside("a mean", pairs).holds is holds
+
+
+@pytest.mark.parametrize(("times", "holds"), [(1.0, True), (1.1, True), (9.0, False)])
+def test_and_so_is_a_ratio_of_them(times: float, holds: bool) -> None:
+    pairs = [(10.0 * times, [9.0, 10.0, 11.0]), (1.0 * times, [0.9, 1.0, 1.1])]
+    assert experiment.beside("rounds", pairs, ratio=True).holds is holds
 
 
 def test_the_rounds_of_methods_by_hand_are_claims() -> None:
