@@ -300,10 +300,9 @@ class LocalTestbed:
                 await self._start(late)
             for node in self._invokers:
                 nursery.start_soon(self._follow, node)
-            if not self._invokers or self._options.runs_on:
-                for node in self._nodes:
-                    if not node.planned.invokes and self._outputs(node):
-                        nursery.start_soon(self._follow_values, node)
+            for node in self._nodes:
+                if not node.planned.invokes and self._outputs(node):
+                    nursery.start_soon(self._follow_values, node)
             nursery.start_soon(self._until_linked)
             await self._until_done()
             nursery.cancel_scope.cancel()
