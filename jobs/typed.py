@@ -6,6 +6,7 @@ one that fails ends the job with its last lines.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -85,7 +86,7 @@ class Terminal:
 
     @contextmanager
     def running(self, line: str, nodes: int) -> Iterator[subprocess.Popen[str]]:
-        """Run a testbed beside other commands, from when all its nodes are ready to the end.
+        """Run a testbed, or a node, beside other commands: from when all is ready to the end.
 
         It is ended by Ctrl-C. Raises CommandFailed where it ends before.
         """
@@ -104,7 +105,7 @@ class Terminal:
             last: deque[str] = deque(maxlen=_LAST_LINES)
             for said in process.stdout:
                 last.append(said.rstrip())
-                nodes -= said.rstrip().endswith("is ready")
+                nodes -= said.rstrip().endswith("is ready") or " ready peer_id=" in said
                 if not nodes:
                     break
             else:
@@ -150,6 +151,16 @@ class Terminal:
             if time.monotonic() > until_s:
                 raise CommandFailed(f"{config} is not connected with {count} peers")
             time.sleep(0.2)
+
+    def pid_of(self, config: str) -> int:
+        """Return the process that runs the node of a configuration. Raises CommandFailed."""
+        wanted = str(self.folder / config).encode()
+        for each in Path("/proc").iterdir():
+            if each.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if wanted in (each / "cmdline").read_bytes().split(b"\0"):
+                        return int(each.name)
+        raise CommandFailed(f"nothing runs {config}")
 
     @property
     def memory_mib(self) -> float:

@@ -44,7 +44,7 @@ def run(terminal: Terminal, quick: bool) -> Outcome:
     )
     plain = terminal.up(f"programs.py:Plain {line} --out plain")
     over = threading.Event()
-    killer = threading.Thread(target=_kill_two, args=(terminal.folder / "secure" / "nodes", over))
+    killer = threading.Thread(target=_kill_two, args=(terminal, over))
     killer.start()
     try:
         secure = terminal.up(f"programs.py:Secure {line} --out secure")
@@ -76,28 +76,15 @@ def run(terminal: Terminal, quick: bool) -> Outcome:
     )
 
 
-def _kill_two(nodes: Path, over: threading.Event) -> None:
+def _kill_two(terminal: Terminal, over: threading.Event) -> None:
     """Kill two clients after the second round, as a crash does: without a word."""
-    log = nodes / "server" / "daemon.log"
+    log = terminal.folder / "secure" / "nodes" / "server" / "daemon.log"
     while not over.wait(0.1):
         if log.exists() and "round=2 ok=True" in log.read_text("utf-8", "replace"):
             for number in (2, 5):
-                os.kill(_pid_of(nodes / f"client-{number}" / "node.toml"), signal.SIGKILL)
+                pid = terminal.pid_of(f"secure/nodes/client-{number}/node.toml")
+                os.kill(pid, signal.SIGKILL)
             return
-
-
-def _pid_of(config: Path) -> int:
-    """Return the process that runs a node, by its configuration."""
-    wanted = str(config).encode()
-    for each in Path("/proc").iterdir():
-        if each.name.isdigit():
-            try:
-                words = (each / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if wanted in words:
-                return int(each.name)
-    raise ProcessLookupError(str(config))
 
 
 def reference(parts: list[tuple[Array, Array]], test: tuple[Array, Array]) -> float:
