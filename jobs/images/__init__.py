@@ -121,28 +121,29 @@ def run(terminal: Terminal, quick: bool) -> Outcome:
     everything = [np.concatenate(each) for each in zip(*(half[0] for half in halves), strict=True)]
     common = trained((everything[0], everything[1]), rounds)
     together = float(np.mean([accuracy(common, half[1]) for half in halves]))
+    own_alone = float(
+        np.mean([accuracy(trained(half[0], rounds * 2), half[1]) for half in halves[:ALONE]])
+    )
     by_avg, by_scaffold, by_mean, by_bn = (
         float(np.mean(each.series("accuracy")[-3:])) for each in (fedavg, scaffold, averaged, kept)
     )
     reports = (fedavg, scaffold, averaged, kept)
     answers = {len(each["responded"]) for report in reports for each in report.rounds}
     seconds = float(np.median([each["seconds"] for each in fedavg.rounds]))
+    # The quick form has no time for it.
+    long = [within("an owner trains for minutes before it answers", seconds, 120, 3600)]
     return Outcome(
         result=(
             f"accuracy by FedAvg {by_avg:.3f}, by SCAFFOLD {by_scaffold:.3f}; with cameras of "
             f"their own by FedBN {by_bn:.3f}, by FedAvg {by_mean:.3f}; rounds of {seconds:.0f} s"
         ),
         reference=(
-            f"PyTorch, pooled: {best:.3f}, all cameras {together:.3f}; one owner alone: {alone:.3f}"
+            f"PyTorch, pooled: {best:.3f}, all cameras {together:.3f}; one owner alone: "
+            f"{alone:.3f}, one camera {own_alone:.3f}"
         ),
         claims=[
             Claim("every owner answers every round", answers == {owners}, f"{sorted(answers)}"),
-            within(
-                "an owner trains for minutes before it answers",
-                seconds,
-                0 if quick else 120,
-                3600,
-            ),
+            *([] if quick else long),
             within("FedAvg is better than an owner alone", by_avg - alone, 0.1, 1),
             within("and so is SCAFFOLD", by_scaffold - alone, 0.1, 1),
             within("FedAvg is near all pictures in one place", by_avg - best, -0.35, 1),
