@@ -100,8 +100,9 @@ class Terminal:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        assert process.stdout is not None
+        drained = threading.Thread(target=deque, args=(process.stdout, 0), daemon=True)
         try:
-            assert process.stdout is not None
             last: deque[str] = deque(maxlen=_LAST_LINES)
             for said in process.stdout:
                 last.append(said.rstrip())
@@ -110,12 +111,14 @@ class Terminal:
                     break
             else:
                 raise CommandFailed(f"bbnode {words[0]} ended:\n" + "\n".join(last))
-            drained = threading.Thread(target=deque, args=(process.stdout, 0), daemon=True)
             drained.start()
             yield process
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(_END_S)
+            if drained.ident is not None:
+                drained.join()
+            process.stdout.close()
 
     @contextmanager
     def node(self, config: str) -> Iterator[None]:
