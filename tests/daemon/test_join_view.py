@@ -63,3 +63,29 @@ async def test_a_node_that_nobody_answers_says_so(tmp_path: Path) -> None:
         await shown(live, JoinView(made, inviter=str(CLIENT)))
     assert "not connected" in out.getvalue()
     assert str(CLIENT) in out.getvalue()
+
+
+async def test_a_failure_that_goes_on_is_shown_once_a_minute(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    made, out = console(terminal=False)
+    async with running(tmp_path) as live:
+        view = JoinView(made, inviter=str(SERVER))
+        failed = {"op": "Sample_0", "kind": "NotEnoughPeers", "line": "", "module": "", "inner": ""}
+        with view:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(view.run, live.plane.host)
+                for number in range(1, 70):
+                    await trio.sleep(1)
+                    detail = {"type": "op_failed", "detail": "nobody is there", **failed}
+                    live.plane.publish(detail | {"execution": number})
+                    ended = {"round": number, "ok": False, "failures": ["nobody is there"]}
+                    live.plane.publish({"type": "round_finished", **ended})
+                await live.plane.finish()
+    lines = [line for line in out.getvalue().splitlines() if "failed" in line]
+    assert lines == [
+        "failed: Sample_0: NotEnoughPeers: nobody is there",
+        "round 1 failed",
+        "failed: Sample_0: NotEnoughPeers: nobody is there (59 more since the last line)",
+        "round 61 failed (59 more since the last line)",
+    ]

@@ -175,6 +175,20 @@ async def test_the_log_names_who_was_not_counted(
     assert vars(line)["refused"] == {str(A): "too large"}
 
 
+async def test_a_round_that_fails_is_one_line_of_the_log(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    bench = Bench({"times": 1})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await settle()
+    bench.finish(ok=False)
+    await settle()
+    (line,) = [each for each in caplog.records if each.message.startswith("round ")]
+    assert (line.message, line.levelname) == ("round failed", "WARNING")
+    assert vars(line)["missing"][str(C)] == "no answer by the deadline"
+
+
 async def test_a_failure_that_each_round_would_meet_ends_them(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -378,22 +378,18 @@ class Rounds:
         shown = finished.as_json()
         self._keep(shown)
         self._publish({"type": "round_finished", **shown})
-        logger.info(
-            "round finished",
-            extra={
-                "round": finished.number,
-                "ok": finished.ok,
-                "seconds": round(finished.seconds, 3),
-                "responded": len(finished.responded),
-                "missing": finished.missing_why,
-                "refused": finished.refused,
-            },
-        )
-        if not finished.ok:
-            logger.warning(
-                "round failed",
-                extra={"round": finished.number, "failures": "; ".join(finished.failures)},
-            )
+        said = {
+            "round": finished.number,
+            "ok": finished.ok,
+            "seconds": round(finished.seconds, 3),
+            "responded": len(finished.responded),
+            "missing": finished.missing_why,
+            "refused": finished.refused,
+        }
+        if finished.ok:
+            logger.info("round finished", extra=said)
+        else:
+            logger.warning("round failed", extra={**said, "failures": "; ".join(finished.failures)})
         told.set()
 
     def _judge(self, made: Round) -> None:

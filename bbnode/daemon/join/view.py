@@ -18,7 +18,9 @@ from rich.text import Text
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.observing.live_view import LiveView, size
+from bbnode.daemon.observing.logs import Windows
 from bbnode.engine.readiness import reasons_text
+from bbnode.ir.caps import LOG_REPEAT_S
 from bbnode.ir.texts import failure_text, printable
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class JoinView(LiveView):
         super().__init__(console, notes=_SHOWN_NOTES, auto_refresh=False, transient=True)
         self._inviter = inviter
         self._last = ""
+        self._failures = Windows(LOG_REPEAT_S, 1)
 
     async def run(self, host: Host) -> None:
         """Show the node until it has stopped."""
@@ -57,9 +60,20 @@ class JoinView(LiveView):
 
     async def _follow(self, subscription: Subscription) -> None:
         while (line := await subscription.next()) is not None:
-            text = event_text(json.loads(line)["event"], self._name)
-            if text:
-                self.note(text)
+            event = json.loads(line)["event"]
+            text = event_text(event, self._name)
+            repeated = self._repeated(event, text)
+            if text and repeated is not None:
+                self.note(f"{text} ({repeated} more since the last line)" if repeated else text)
+
+    def _repeated(self, event: Mapping[str, Any], text: str) -> int | None:
+        """Return how often a failure was left out since it was last shown; None: leave it out."""
+        match event:
+            case {"type": "op_failed"}:
+                return self._failures.take(text, trio.current_time())
+            case {"type": "round_finished", "ok": False, "failures": failures}:
+                return self._failures.take(tuple(failures), trio.current_time())
+        return 0
 
     async def _refresh(self, host: Host) -> None:
         while True:
