@@ -396,7 +396,7 @@ async def test_who_is_not_ready_is_waited_for_and_named_with_the_reason(
     bench.rounds.observe(steps.Telemetry(name="peer.not_ready", attributes={"peer": C}))
     await trio.sleep(30)
     assert not bench.node.invoked
-    text = f"2 connected and ready; not ready: …{str(C)[-8:]}: slot data: no file"
+    text = f"2 connected and ready; not ready: …{str(C)[-6:]}: slot data: no file"
     assert bench.rounds.waiting_for == f"3 peers of class 'client', {text}"
     assert bench.told("waiting_for_peers")[-1]["not_ready"] == {str(C): "slot data: no file"}
     bench.node.unready = {}

@@ -28,7 +28,7 @@ from bbnode.engine import Node, steps
 from bbnode.ir import types
 from bbnode.ir.caps import MAX_KEPT_OUTPUTS
 from bbnode.ir.errors import BbnodeError, DeploymentError
-from bbnode.ir.texts import listed
+from bbnode.ir.texts import listed, short_peer
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER, Value
 
@@ -596,7 +596,7 @@ class Rounds:
 
 def _connected(unready: Mapping[str, str]) -> str:
     """Return "connected", and which peers are and can't work, for after a number."""
-    lines = [f"…{peer[-8:]}: {why}" for peer, why in unready.items()]
+    lines = [short_peer(f"{peer}: {why}") for peer, why in unready.items()]
     if not lines:
         return "connected"
     return f"connected and ready; not ready: {listed(lines, SHOWN_NOT_READY)}"

@@ -21,7 +21,7 @@ from bbnode.daemon.observing.live_view import LiveView, size
 from bbnode.daemon.observing.logs import Windows
 from bbnode.engine.readiness import reasons_text
 from bbnode.ir.caps import LOG_REPEAT_S
-from bbnode.ir.texts import failure_text, printable
+from bbnode.ir.texts import failure_text, printable, short_peer
 
 if TYPE_CHECKING:
     from bbnode.daemon.control.feed import Subscription
@@ -93,7 +93,7 @@ class JoinView(LiveView):
             self.note(text)
 
     def _name(self, peer: str) -> str:
-        return f"{peer[-8:]} (inviter)" if peer == self._inviter else peer[-8:]
+        return f"{short_peer(peer)} (inviter)" if peer == self._inviter else short_peer(peer)
 
     def _line(self, shown: Mapping[str, Any]) -> str:
         doing = f"{shown['running']} under way" if shown["running"] else self._idle(shown)
@@ -136,7 +136,7 @@ def progress(host: Host) -> dict[str, Any]:
         "not_ready": reasons_text(host.node.not_ready()),
         "peers": views.peers(host),
         "lost": [
-            f"{w.peer}: {w.last_error or 'dialling'}"
+            short_peer(f"{w.peer}: {w.last_error or 'dialling'}")
             for w in host.backend.wanted()
             if not w.connected
         ],
@@ -151,7 +151,7 @@ def progress(host: Host) -> dict[str, Any]:
 def _waiting(waiting: Mapping[str, Any]) -> dict[str, str]:
     whom = f" of {waiting['whom']}" if waiting["whom"] else ""
     return {
-        "text": printable(f"{waiting['what']} waits for {waiting['why']}{whom}"),
+        "text": short_peer(printable(f"{waiting['what']} waits for {waiting['why']}{whom}")),
         "until": f", {waiting['remaining_s']:.1f} s left",
     }
 
@@ -160,20 +160,20 @@ def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
     """Return one line for an event; empty for those that are not shown."""
     match event["type"]:
         case "ready":
-            return f"ready as {event['peer_id']}"
+            return f"ready as {short_peer(event['peer_id'])}"
         case "not_ready":
             return printable(f"not ready, tried again from time to time: {event['reason']}")
         case "peer.not_ready":
-            return printable(f"{name(event['peer'])} is not ready: {event['reason']}")
+            return short_peer(printable(f"{name(event['peer'])} is not ready: {event['reason']}"))
         case "data_differ":
-            return printable(f"data of {name(event['peer'])} differ: {event['reason']}")
+            return short_peer(printable(f"data of {name(event['peer'])} differ: {event['reason']}"))
         case "peer_up":
             plays = ", ".join(event["classes"]) or "nothing"
             return printable(f"connected with {name(event['peer'])}, which plays {plays}")
         case "peer_down":
-            return printable(f"lost {name(event['peer'])}: {event['reason']}")
+            return short_peer(printable(f"lost {name(event['peer'])}: {event['reason']}"))
         case "op_failed":
-            return printable(f"failed: {failure_text(event)}")
+            return short_peer(printable(f"failed: {failure_text(event)}"))
         case "round_finished":
             return f"round {event['round']} {'done' if event['ok'] else 'failed'}"
         case "upgrade_offered":
