@@ -11,7 +11,6 @@ import csv
 import json
 import math
 import os
-import re
 import sys
 import traceback as tb
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from bbnode.ir.texts import escaped_json, printable
+from bbnode.ir.texts import short_peer as short_peer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -127,15 +127,6 @@ def _csv_cell(value: object) -> str:
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
-# PeerIds in base58; the end of one tells it from others, and the commands take it.
-_PEER_ID = re.compile(r"\b[1-9A-HJ-NP-Za-km-z]{40,46}([1-9A-HJ-NP-Za-km-z]{6})\b")
-
-
-def short_peer(text: str) -> str:
-    """Return a text with each PeerId in it as its end, as in `…jo8hW9`."""
-    return _PEER_ID.sub(r"…\1", text)
-
-
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun: "1 address", "2 addresses"."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
@@ -148,6 +139,11 @@ def console() -> Console:
     return Console(
         width=None if sys.stdout.isatty() else 200, highlight=False, emoji=False, markup=False
     )
+
+
+# Of a column: the gap, and the longest word that may be cut for it, as a digest may.
+_GAP_CHARS = 3
+_WORD_CHARS = 16
 
 
 def table(
@@ -185,20 +181,45 @@ def cell(value: object) -> str:
             return printable(str(value))
 
 
-def describe(value: Mapping[str, Any], *, out: Console) -> None:
-    """Print any JSON object: plain values as lines, lists of objects and objects as tables."""
+def describe(value: Mapping[str, Any], *, out: Console, short: bool = False) -> None:
+    """Print any JSON object: plain values as lines, lists of objects and objects as tables.
+
+    Where a table has no room its rows are tables of their own, with a line for each column. With
+    `short` tables have the ends of PeerIds; lines have them in full, to be copied.
+    """
     plain = {k: v for k, v in value.items() if not _is_table(v) and not isinstance(v, Mapping)}
     table("", ("", ""), [(_words(name), item) for name, item in plain.items()], out=out)
+    shown = short_peer if short else str
     for name, item in value.items():
         if _is_table(item):
             columns = list(dict.fromkeys(key for row in item for key in row))
             rows = [[row.get(key) for key in columns] for row in item]
-            table(_words(name), [_words(key) for key in columns], rows, out=out)
+            rows = [[shown(cell(each)) for each in row] for row in rows]
+            _table_or_blocks(_words(name), [_words(key) for key in columns], rows, out=out)
         elif isinstance(item, Mapping) and item:
-            rows = [[key, content] for key, content in item.items() if not _is_table(content)]
+            own = {key: each for key, each in item.items() if not _is_table(each)}
+            rows = [[key, shown(cell(each))] for key, each in own.items()]
             table(_words(name), ("", ""), rows, out=out)
             inner = {f"{name}: {key}": c for key, c in item.items() if _is_table(c)}
-            describe(inner, out=out)
+            describe(inner, out=out, short=short)
+
+
+def _table_or_blocks(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, out: Console
+) -> None:
+    """Print a table, or one for each row where its columns would be cut within their words."""
+    widths = (
+        max(map(_longest_word, (name, *(row[n] for row in rows)))) for n, name in enumerate(columns)
+    )
+    if sum(min(width, _WORD_CHARS) + _GAP_CHARS for width in widths) <= out.width:
+        table(title, columns, rows, out=out)
+        return
+    for row in rows:
+        table(f"{title}: {row[0]}", ("", ""), list(zip(columns, row, strict=True)), out=out)
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
 
 
 def _is_table(value: object) -> bool:

@@ -49,6 +49,7 @@ from bbnode.components.errors import (
     UnsupportedByDataSource,
     UnsupportedByModel,
 )
+from bbnode.components.libraries import Library
 from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
@@ -382,9 +383,17 @@ class Component(ABC):
     # program says, else the first.
     storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {}
 
+    # Libraries beyond those of bbnode that it can't do without.
+    libraries: ClassVar[tuple[Library, ...]] = ()
+
     # Settings of a node that serves strangers: of an open network, beyond loopback. They count
     # where its configuration says nothing else.
     exposed_settings: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def needed_libraries(cls, config: Any) -> tuple[Library, ...]:  # noqa: ARG003 - of subclasses
+        """Return the libraries that it can't do without where it is set like this."""
+        return cls.libraries
 
     def __init__(self, config: Any) -> None:
         self.config = config

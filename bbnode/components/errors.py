@@ -162,6 +162,7 @@ class NotEnoughPeers(ComponentError):
     def __init__(self, *, component: str, available: int, needed: int, peer_class: str) -> None:
         self.available = available
         self.needed = needed
+        self.peer_class = peer_class
         super().__init__(
             f"{component}: {available} {peer_class} peer(s) can be chosen, min_peers is {needed}; "
             "wait for more to connect, or lower min_peers"

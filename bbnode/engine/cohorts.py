@@ -614,7 +614,8 @@ class Cohorts:
             raise QuorumNotReached(
                 f"{cohort.name}: {len(cohort.answers)} of {len(cohort.asked)} peers answered"
                 f"{within} and {cohort.needed} "
-                f"had to; missing: {listed(_with_reasons(cohort), _NAMED)}"
+                f"had to; missing: {listed(_with_reasons(cohort), _NAMED)}",
+                too_few_asked=len(cohort.asked) < cohort.needed,
             )
         return cohort.batch()
 

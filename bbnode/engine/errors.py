@@ -247,7 +247,11 @@ class DeadlineExceeded(OpError):
 
 
 class QuorumNotReached(OpError):
-    """Too few of a cohort answered."""
+    """Too few of a cohort answered; with `too_few_asked`, fewer were asked than had to answer."""
+
+    def __init__(self, what: str, *, too_few_asked: bool = False) -> None:
+        super().__init__(what)
+        self.too_few_asked = too_few_asked
 
 
 class CompositeMismatch(OpError):

@@ -584,6 +584,7 @@ class Executor:
             place=place,
             source_peer=frame.source_peer,
             chain=frame.chain,
+            more=self.rt.why_few(error),
         )
         if not frame.from_bus:
             reports.bus.publish(BusKind.OP_FAILED)

@@ -24,12 +24,17 @@ from bbnode.ir.caps import MAX_REFUSAL_PLACE_BYTES
 from bbnode.ir.envelope import CorrelationKind, SlotFill
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal, encode_refusal
+from bbnode.ir.texts import cut_text, listed
 
 # Begins the reason for which a host holds a peer that it does not know yet.
 PENDING: Final = "its data are not known yet"
 NOT_READY: Final = "NotReady"
 READY: Final = "Ready"
 _SEPARATOR: Final = ","
+# Of peers that can't be chosen, in the text of a failure: how many, and bytes of each reason.
+_SHOWN_PEERS: Final = 4
+_SHOWN_BYTES: Final = 120
+_FAILED: Final = "it failed, and is not tried again yet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +202,29 @@ class SlotReadiness:
                 _add(found, peer, classes, reason)
         return found
 
+    def left_out(self, peer_class: str, now_ns: int) -> str:
+        """Return which connected peers of a class can't be chosen, and why, for behind a failure.
+
+        "" where there are none. A class that no connected peer plays stands for all of them: a
+        component that is given a list of peers does not know the class that they were chosen from.
+        """
+        playing = self._neighbours.peers.classes
+        everybody = all(peer_class not in classes for classes in playing.values())
+        reasons = {
+            peer: said.reason
+            for peer, said in self.peers().items()
+            if everybody or peer_class in said.classes
+        }
+        for peer, classes in playing.items():
+            is_asked = everybody or peer_class in classes
+            if is_asked and peer not in reasons and not self._neighbours.usable(peer, now_ns):
+                denied = self._neighbours.standing(peer, now_ns).denied
+                reasons[peer] = _FAILED if denied is None else denied.value
+        if not reasons:
+            return ""
+        lines = [f"{peer.short}: {_shortened(reasons[peer])}" for peer in sorted(reasons)]
+        return f"; connected, and can't be chosen: {listed(lines, _SHOWN_PEERS)}"
+
     # -- snapshots ---------------------------------------------------------------------------
 
     def state(self, _writer: object) -> Any:
@@ -224,6 +252,11 @@ def _add(
         # A peer that is held for what it says itself says it once.
         reason=reason if reason in own.reason else "; ".join(filter(None, (reason, own.reason))),
     )
+
+
+def _shortened(reason: str) -> str:
+    short = cut_text(reason, _SHOWN_BYTES)
+    return reason if short == reason else f"{short}…"
 
 
 def reasons_text(slots: Mapping[str, str]) -> str:

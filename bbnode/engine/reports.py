@@ -55,8 +55,13 @@ class Reports:
         place: SourcePlace = NOWHERE,
         source_peer: PeerId | None = None,
         chain: int = 0,
+        more: str = "",
     ) -> None:
-        """Report a failure; outside of any execution, `execution` is 0."""
+        """Report a failure; outside of any execution, `execution` is 0.
+
+        `more` goes behind the text of the error: what this node's operator may know, and peers may
+        not.
+        """
         kind, detail = describe(error)
         self.counts["ops.failed"] += 1
         self.steps.append(
@@ -65,7 +70,7 @@ class Reports:
                 target=target,
                 op=op,
                 kind=kind,
-                detail=self._cut(detail),
+                detail=self._cut(f"{detail}{more}"),
                 line=self._cut(place.line),
                 module=self._cut(place.module),
                 inner=self._cut(place.inner),

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from bbnode.components.contracts import HostSecrets
+from bbnode.components.errors import NotEnoughPeers
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.bootstrap.bootstraps import Bootstraps
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.cohorts import CONNECTION_LOST, NOT_SENT, PEER_RESTARTED, Cohorts
+from bbnode.engine.errors import QuorumNotReached
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import EntryPlan, Frame, Op
 from bbnode.engine.ingress import Ingress
@@ -346,6 +348,14 @@ class Runtime(Services):
     def unanswered(self, frame: Frame) -> None:
         """Tell the requester of an execution that it will not answer."""
         self.refusals.unanswered(frame)
+
+    def why_few(self, error: BaseException) -> str:
+        """Return, for behind a failure for want of peers, who is connected and was left out."""
+        if isinstance(error, NotEnoughPeers):
+            return self.readiness.left_out(error.peer_class, self.clock.now_ns)
+        if isinstance(error, QuorumNotReached) and error.too_few_asked:
+            return self.readiness.left_out("", self.clock.now_ns)
+        return ""
 
     def undone(self, frame: Frame, op: str, error: BaseException, place: SourcePlace) -> None:
         """Tell the sender of a message that what it started has failed."""

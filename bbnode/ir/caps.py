@@ -391,6 +391,7 @@ MAX_WAIT_S: Final = _cap(
 MAX_PEER_SERIES: Final = _cap(128, "peers", "with series of their own in the metrics")
 LOG_BURST: Final = _cap(100, "lines", "of one kind in LOG_WINDOW_S")
 LOG_WINDOW_S: Final = _cap(10.0, "s", "see LOG_BURST")
+LOG_REPEAT_S: Final = _cap(60.0, "s", "in which a failure that says nothing new is written once")
 MAX_LOG_KINDS: Final = _cap(256, "kinds", "of lines that are told apart")
 MAX_LOG_VALUE_CHARS: Final = _cap(1024, "characters", "one value in a line of the log")
 MAX_CONFIG_BYTES: Final = _cap(1024 * 1024, "bytes", "a configuration file")

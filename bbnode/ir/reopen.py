@@ -16,6 +16,8 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import Any
 
 from google.protobuf.message import DecodeError as ProtobufDecodeError
@@ -473,6 +475,9 @@ class _Reopening:
             root.notes.update(main.notes)
             slots = {k: v for k, v in main.metadata.items() if k.startswith(_SLOT_PREFIXES)}
             root.metadata.update(slots)
+        # A target lists its concrete slots in the root's order, which is written down nowhere else.
+        defaults = _merged(main.defaults for main in self._mains)
+        root.defaults = {name: root.defaults[name] for name in defaults}
         for port in ("inputs", "outputs", "attributes"):
             order = {name: at for at, name in enumerate([*said[port], *getattr(root, port)][::-1])}
             getattr(root, port).sort(key=order.__getitem__, reverse=True)
@@ -506,6 +511,22 @@ class _Reopening:
             seen.add(name)
             name = self._source.get(name, name)
         return name
+
+
+def _merged(orders: Iterable[Iterable[str]]) -> list[str]:
+    """Return all names in an order that agrees with each of `orders`, if there is one."""
+    names: dict[str, None] = {}
+    sorter = TopologicalSorter[str]()
+    for order in map(tuple, orders):
+        names.update(dict.fromkeys(order))
+        for name in order:
+            sorter.add(name)
+        for before, after in pairwise(order):
+            sorter.add(after, before)
+    try:
+        return list(sorter.static_order())
+    except CycleError:  # somebody edited one of them
+        return list(names)
 
 
 def _gone_node(text: str) -> tuple[float, OpNode]:

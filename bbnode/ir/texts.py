@@ -37,6 +37,15 @@ def escaped_json(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)
 
 
+# PeerIds in base58; the end of one tells it from others, and the commands take it.
+_PEER_ID = re.compile(r"\b[1-9A-HJ-NP-Za-km-z]{40,46}([1-9A-HJ-NP-Za-km-z]{6})\b")
+
+
+def short_peer(text: str) -> str:
+    """Return a text with each PeerId in it as its end, as in `…jo8hW9`."""
+    return _PEER_ID.sub(r"…\1", text)
+
+
 def listed(rows: Sequence[str], most: int) -> str:
     """Return the first rows, and how many more there are; "none" without any."""
     shown = ", ".join(rows[:most])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bbnode.cli import output
 from bbnode.ir.peer import PeerId
@@ -57,3 +61,31 @@ def test_a_line_is_in_a_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         output.json_object({"n": 2}, indent=None, name="x")
         lines = (tmp_path / "out").read_text().splitlines()
     assert lines == ["one", '{"schema": "bbnode/x/1", "n": 2}']
+
+
+ID = str(PeerId.from_seed(1))
+
+
+def described(value: Mapping[str, Any], width: int) -> list[str]:
+    out = io.StringIO()
+    output.describe(value, out=Console(file=out, width=width), short=True)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_tables_have_the_ends_of_peer_ids_and_lines_all_of_them() -> None:
+    peers = [{"peer": ID, "address": f"/ip4/127.0.0.1/tcp/1/p2p/{ID}"}]
+    whole = {"peer_id": ID, "peers": peers, "found": {"peers": peers, "one": ID}}
+    lines = described(whole, 80)
+    assert [line for line in lines if ID in line] == [f" peer id   {ID}"]
+    assert sum(f"…{ID[-6:]}" in line for line in lines) == 3
+
+
+def test_a_table_without_room_is_a_block_for_each_row() -> None:
+    names = [f"column {n}" for n in range(12)]
+    rows = [{"target": "peer", **dict.fromkeys(names, "waiting")}, {"target": "b", names[0]: 1}]
+    lines = described({"invoke": rows}, 80)
+    assert "invoke: peer" in lines
+    assert "invoke: b" in lines
+    assert sum(line.split() == ["column", "3", "waiting"] for line in lines) == 1
+    assert max(map(len, lines)) <= 80
+    assert "invoke" in described({"invoke": rows}, 200)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -12,7 +14,7 @@ from onnx import ModelProto
 
 from bbnode.compiler import Compiler
 from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
-from bbnode.components.registry import concrete
+from bbnode.components.registry import component_class, concrete
 from bbnode.daemon.artifacts.artifact import Artifact
 from bbnode.daemon.config import sources
 from bbnode.daemon.join.invitation import ComponentsMissing, SlotsNotConfigured, TargetNeeded
@@ -93,6 +95,46 @@ def test_what_is_not_installed_is_listed_and_never_fetched() -> None:
     assert {slot.component: slot.installed for slot in plan.slots} == {"acme.Lake": False}
     with pytest.raises(ComponentsMissing, match=r"acme\.Lake; install the packages"):
         plan.check()
+
+
+# Of each component that needs a library: settings with which it does.
+LIBRARIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bbnode.SklearnDataSource": ("sklearn", "bbnode[demo]", {}),
+    "bbnode.TableDataSource": ("pyarrow", "bbnode[tables]", {"path": "/a.csv"}),
+    "bbnode.ImageFolderDataSource": ("PIL", "bbnode[images]", {"path": "/a"}),
+    "bbnode.TextDataSource": (
+        *("tokenizers", "bbnode[text]"),
+        {"path": "/a.txt", "tokenizer": "file", "tokenizer_file": "/t.json"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_that_is_missing_is_named_with_its_extra_before_it_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, extra, settings = LIBRARIES[name]
+    model = Compiler().bind_data_source("own", component_class(name)).compile(Feed().build())
+    given = {f"slots.own.{key}": value for key, value in settings.items()}
+    given["slots.set.path"] = "/b.npz"
+    planned(model, **given).check()
+    monkeypatch.setitem(sys.modules, library, None)
+    plan = planned(model, **given)
+    own = plan.slots[0]
+    assert (own.installed, own.lacks) == (True, (library,))
+    assert own.fault.startswith(f"slot 'own': {name} needs a library: {library} (extra {extra})")
+    assert "install" in own.fault
+    assert plan.as_json()["slots"][0]["fault"] == own.fault
+    assert not plan.can_run()
+    with pytest.raises(ComponentsMissing, match=f"extra {re.escape(extra)}"):
+        plan.check()
+
+
+def test_text_without_a_file_of_tokens_needs_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    source = component_class("bbnode.TextDataSource")
+    model = Compiler().bind_data_source("own", source).compile(Feed().build())
+    planned(model, **{"slots.own.path": "/a.txt", "slots.set.path": "/b.npz"}).check()
 
 
 def test_ops_that_this_engine_lacks_stop_the_join() -> None:

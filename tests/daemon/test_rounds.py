@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from bbnode.daemon.config import InvokeSection, TextInput
+from bbnode.daemon.history.tracking import metrics_of
 from bbnode.daemon.invoke.rounds import (
     RETRY_PAUSE_S,
     SETTLE_S,
@@ -20,6 +21,7 @@ from bbnode.daemon.invoke.rounds import (
     Traffic,
     to_value,
 )
+from bbnode.daemon.observing.round_table import answered_text, notes_text
 from bbnode.engine import steps
 from bbnode.engine.readiness import NotReadyPeer
 from bbnode.ir import types
@@ -175,6 +177,83 @@ async def test_the_log_names_who_was_not_counted(
     assert vars(line)["refused"] == {str(A): "too large"}
 
 
+CLIENTS = sorted(PeerId.from_seed(i) for i in range(10, 18))
+
+
+def closed(responded: list[PeerId], missing: dict[PeerId, str]) -> steps.Telemetry:
+    return steps.Telemetry(
+        name="request.closed",
+        attributes={
+            "execution": 1,
+            "responded": tuple(responded),
+            "missing": tuple(missing),
+            "reasons": {str(each): why for each, why in missing.items() if why},
+        },
+    )
+
+
+async def test_a_peer_that_answers_one_step_and_not_the_next_is_lost_and_not_counted_twice(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As clients of secure aggregation that die between its steps."""
+    caplog.set_level("INFO")
+    bench = Bench({"times": 1})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await settle()
+    *rest, one, other = CLIENTS
+    bench.rounds.observe(closed(CLIENTS, {}))
+    bench.rounds.observe(closed([*rest, one], {other: "PeerLost: gone"}))
+    bench.rounds.observe(closed(rest, {one: ""}))
+    bench.rounds.observe(steps.ExecutionFinished(execution=1, target="s", ok=True, failures=0))
+    await settle()
+    (row,) = bench.told("round_finished")
+    assert row["responded"] == [str(each) for each in rest]
+    assert row["missing"] == row["lost"] == [str(other), str(one)]
+    late = "no answer by the deadline"
+    assert row["missing_why"] == {str(other): "PeerLost: gone", str(one): late}
+    (line,) = [vars(each) for each in caplog.records if each.message == "round finished"]
+    assert (line["responded"], line["asked"], line["lost"]) == (6, 8, 2)
+    assert answered_text(row) == "6/8"
+    assert notes_text(row, {}).startswith("2 lost on the way; ")
+    assert metrics_of(row)["round/answered"] == 6
+
+
+async def test_who_missed_the_first_request_and_answered_a_later_one_is_missing(
+    nursery: trio.Nursery,
+) -> None:
+    bench = Bench({"times": 1})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await settle()
+    bench.rounds.observe(closed([A], {B: "slow"}))
+    bench.rounds.observe(closed([A, B], {}))
+    bench.rounds.observe(steps.ExecutionFinished(execution=1, target="s", ok=True, failures=0))
+    await settle()
+    (row,) = bench.told("round_finished")
+    assert (row["responded"], row["missing"], row["lost"]) == ([str(A)], [str(B)], [])
+    assert (answered_text(row), notes_text(row, {})) == ("1/2", f"{str(B)[-6:]} (slow)")
+
+
+def test_rounds_of_earlier_releases_count_nobody_twice() -> None:
+    old = {"responded": ["A", "B", "C"], "missing": ["C"], "missing_why": {"C": "gone"}}
+    row = {**old, "ok": True, "refused": {}}
+    assert answered_text(row) == "2/3"
+    assert notes_text(row, {}) == "1 lost on the way; C (gone)"
+
+
+async def test_a_round_that_fails_is_one_line_of_the_log(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    bench = Bench({"times": 1})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await settle()
+    bench.finish(ok=False)
+    await settle()
+    (line,) = [each for each in caplog.records if each.message.startswith("round ")]
+    assert (line.message, line.levelname) == ("round failed", "WARNING")
+    assert vars(line)["missing"][str(C)] == "no answer by the deadline"
+
+
 async def test_a_failure_that_each_round_would_meet_ends_them(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -317,7 +396,7 @@ async def test_who_is_not_ready_is_waited_for_and_named_with_the_reason(
     bench.rounds.observe(steps.Telemetry(name="peer.not_ready", attributes={"peer": C}))
     await trio.sleep(30)
     assert not bench.node.invoked
-    text = f"2 connected and ready; not ready: …{str(C)[-8:]}: slot data: no file"
+    text = f"2 connected and ready; not ready: …{str(C)[-6:]}: slot data: no file"
     assert bench.rounds.waiting_for == f"3 peers of class 'client', {text}"
     assert bench.told("waiting_for_peers")[-1]["not_ready"] == {str(C): "slot data: no file"}
     bench.node.unready = {}

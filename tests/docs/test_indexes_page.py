@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bbnode.components.indexes.approximate import LIBRARY
+from bbnode.components.libraries import FAISS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "indexes.md").read_text(encoding="utf-8")
 
@@ -20,5 +20,5 @@ def test_the_example_runs() -> None:
 
 def test_the_library_is_asked_for_as_pyproject_has_it() -> None:
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'indexes = ["{LIBRARY}"]' in pyproject
-    assert f"pip install '{LIBRARY}'" in PAGE
+    assert f'indexes = ["{FAISS.requirement}"]' in pyproject
+    assert f"pip install '{FAISS.requirement}'" in PAGE

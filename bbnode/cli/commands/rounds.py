@@ -133,7 +133,8 @@ def _print_csv(rounds: Sequence[dict[str, Any]]) -> None:
         shown = {
             **made,
             "started_at": started.isoformat(),
-            "answered": len(made["responded"]),
+            # Rounds of earlier releases have peers in both.
+            "answered": len(set(made["responded"]) - set(made["missing"])),
             "missing": len(made["missing"]),
             "failures": "; ".join(made["failures"]),
         }

@@ -43,7 +43,7 @@ def command(
             shown["peers"] = [{n: p.get(n) for n in PEER_COLUMNS} for p in status["peers"]]
             # Most have never counted anything; --json has all of them.
             shown["counters"] = {n: count for n, count in status["counters"].items() if count}
-            output.describe(shown, out=output.console())
+            output.describe(shown, out=output.console(), short=True)
         else:
             for name, text in _summary(status):
                 output.data(f"{name:<9} {text}")

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from bbnode.components.codecs.base import BYTES, BytesCodec, CodecConfig, Header, is_small
 from bbnode.components.contracts import OpContext, offload
 from bbnode.components.errors import BackendUnavailable, NotEncodable
+from bbnode.components.libraries import ZSTANDARD, Library
 from bbnode.components.registry import register_component
 from bbnode.ir import types
 from bbnode.ir.installation import install
@@ -67,6 +68,7 @@ class ZstdCodec(BytesCodec):
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.ZstdCodec"
+    libraries: ClassVar[tuple[Library, ...]] = (ZSTANDARD,)
     Config: ClassVar[type] = ZstdCodecConfig
     storage: ClassVar[Mapping[str, types.TypeNode | tuple[types.TypeNode, ...]]] = {
         "Encode.tensor": _TAKEN,
@@ -131,5 +133,5 @@ class ZstdCodec(BytesCodec):
             return importlib.import_module("zstandard")
         except ImportError as error:
             raise BackendUnavailable(
-                f"{self.TYPE_NAME} needs zstandard: {install('zstandard>=0.23')}"
+                f"{self.TYPE_NAME} needs zstandard: {install(ZSTANDARD.requirement)}"
             ) from error

@@ -21,6 +21,7 @@ from bbnode.components.data.data_file import UNREADABLE, DataFile, Room, named, 
 from bbnode.components.data.number_text import NumberFormat
 from bbnode.components.data.text_columns import UnsuitableColumn
 from bbnode.components.errors import DataUnavailable
+from bbnode.components.libraries import PYARROW
 from bbnode.ir.decoding import shown
 from bbnode.ir.installation import install
 
@@ -122,7 +123,7 @@ def pyarrow(component: str) -> Any:
         return importlib.import_module("pyarrow")
     except ImportError as error:
         raise DataUnavailable(
-            f"{component}: pyarrow is not installed; run: {install('pyarrow>=18')}"
+            f"{component}: pyarrow is not installed; run: {install(PYARROW.requirement)}"
         ) from error
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from bbnode.components.data.base import Array, SplitConfig, SplitDataSource
 from bbnode.components.data.description import DataDescription
 from bbnode.components.data.partition import Rows, Split
 from bbnode.components.errors import DataUnavailable
+from bbnode.components.libraries import SKLEARN, Library
 from bbnode.components.registry import register_component
 from bbnode.ir.installation import install
 from bbnode.ir.types import TENSOR_FLOAT, TENSOR_INT64, TypeNode
@@ -33,7 +34,6 @@ _FILES: Mapping[Dataset, tuple[str, int]] = {
     "wine": ("wine_data.csv", 1),
     "breast_cancer": ("breast_cancer.csv", 1),
 }
-_LIBRARY: Final = "scikit-learn>=1.7.2"
 DIGITS_MAX = 16.0  # a pixel of scikit-learn's digits counts 0 .. 16 dots
 
 
@@ -54,6 +54,7 @@ class SklearnDataSource(SplitDataSource):
     """Features [N, F] float32 scaled to [0, 1] by the training part, labels [N] int64."""
 
     TYPE_NAME: ClassVar[str] = "bbnode.SklearnDataSource"
+    libraries: ClassVar[tuple[Library, ...]] = (SKLEARN,)
     Config: ClassVar[type] = SklearnDataSourceConfig
     storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {
         "NextBatch.batch": TENSOR_FLOAT,
@@ -92,7 +93,7 @@ def _fetch(dataset: Dataset, component: str) -> tuple[npt.NDArray[np.float64], R
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise DataUnavailable(
-            f"{component}: scikit-learn is not installed; run: {install(_LIBRARY)}"
+            f"{component}: scikit-learn is not installed; run: {install(SKLEARN.requirement)}"
         )
     name, header_lines = _FILES[dataset]
     path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / name
@@ -101,6 +102,6 @@ def _fetch(dataset: Dataset, component: str) -> tuple[npt.NDArray[np.float64], R
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise DataUnavailable(
             f"{component}: {path} can't be read ({error}); install scikit-learn anew: "
-            f"{install(_LIBRARY, again=True)}"
+            f"{install(SKLEARN.requirement, again=True)}"
         ) from error
     return rows[:, :-1], rows[:, -1].astype(np.int64)

@@ -33,6 +33,7 @@ from bbnode.components.data.data_file import DataFile, named, read_whole
 from bbnode.components.data.description import DataDescription, settings_of
 from bbnode.components.data.shared_schema import SharedSchema
 from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
+from bbnode.components.libraries import TOKENIZERS, Library
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
 from bbnode.ir.decoding import shown
@@ -111,7 +112,7 @@ class FileTokenizer:
         except ImportError as error:
             raise DataUnavailable(
                 f"{component}: {path.name} needs the library tokenizers; run: "
-                f"{install('tokenizers>=0.20.2')}"
+                f"{install(TOKENIZERS.requirement)}"
             ) from error
         content = read_whole(path, component, _MAX_TOKENIZER_BYTES)
         self.sha256 = hashlib.sha256(content).hexdigest()
@@ -501,6 +502,10 @@ class TextDataSource(SplitDataSource):
         alphabet = config.alphabet
         self.require(len(alphabet) == len(set(alphabet)), "alphabet has a character twice")
         self._tokenizer: Tokenizer | None = None
+
+    @classmethod
+    def needed_libraries(cls, config: TextDataSourceConfig) -> tuple[Library, ...]:
+        return (TOKENIZERS,) if config.tokenizer == "file" else ()
 
     @property
     def vocabulary(self) -> int:

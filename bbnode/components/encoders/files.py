@@ -28,6 +28,7 @@ from bbnode.components.encoders.bert import (
     bert_model,
 )
 from bbnode.components.errors import DataUnavailable
+from bbnode.components.libraries import SAFETENSORS
 from bbnode.ir import intake
 from bbnode.ir.decoding import shown
 from bbnode.ir.installation import install
@@ -334,9 +335,8 @@ class _NamedWeights:
         try:
             library: Any = importlib.import_module("safetensors")
         except ImportError as error:
-            raise bad(
-                f"{path.name} needs the library safetensors; run: {install('safetensors>=0.5')}"
-            ) from error
+            command = install(SAFETENSORS.requirement)
+            raise bad(f"{path.name} needs the library safetensors; run: {command}") from error
         try:
             self._file = library.safe_open(path, framework="numpy")
             self._names = frozenset(self._file.keys())

@@ -25,9 +25,9 @@ from bbnode.components.indexes.searchers import (
     Rows,
     Searcher,
 )
+from bbnode.components.libraries import FAISS
 from bbnode.ir.installation import install
 
-LIBRARY: Final = "faiss-cpu>=1.15.1"  # 1.15.0 makes another graph with other threads
 MAX_THREADS: Final = 1024
 _DIGEST_BYTES: Final = 32
 _ROWS_AT_ONCE: Final = 1 << 16  # that are handed to the library; bounds its working memory
@@ -39,8 +39,9 @@ def faiss_library(component: str) -> Any:
     try:
         return importlib.import_module("faiss")
     except ImportError as error:
+        command = install(FAISS.requirement)
         raise BackendUnavailable(
-            f"{component} needs faiss, which can't be imported ({error}); {install(LIBRARY)}"
+            f"{component} needs faiss, which can't be imported ({error}); {command}"
         ) from error
 
 

@@ -26,6 +26,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
 from bbnode.components.contracts import Weights
 from bbnode.components.errors import BackendError
+from bbnode.components.libraries import ONNXSCRIPT, TORCH
 from bbnode.components.models.torch_errors import ExportFailed as ExportFailed
 from bbnode.components.models.torch_gradients import check_module_gradients, leaves_of
 from bbnode.components.models.torch_plain import embedding_faults, plain_ops
@@ -73,7 +74,7 @@ def require_torch(*more: str) -> Any:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            wanted = {"torch": "torch>=2.9", "onnxscript": "onnxscript>=0.5.4"}[name]
+            wanted = {each.module: each for each in (TORCH, ONNXSCRIPT)}[name].requirement
             raise TorchMissing(f"{name} can't be imported ({error}); {install(wanted)}") from error
     return importlib.import_module("torch")
 

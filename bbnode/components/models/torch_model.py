@@ -32,6 +32,7 @@ from bbnode.components.errors import (
     NotExportable,
     ParameterMismatch,
 )
+from bbnode.components.libraries import TORCH, Library
 from bbnode.components.models.dry_run import draw_features
 from bbnode.components.models.fit import Wanted, check_labels
 from bbnode.components.models.labels import Labels
@@ -134,6 +135,7 @@ class TorchModel(OnnxModel):
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.TorchModel"
+    libraries: ClassVar[tuple[Library, ...]] = (TORCH,)
     Config: ClassVar[type] = TorchModelConfig
     config: TorchModelConfig
 

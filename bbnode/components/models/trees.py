@@ -27,6 +27,7 @@ from bbnode.components.errors import (
     TrainingFailed,
     UnsupportedByModel,
 )
+from bbnode.components.libraries import LIGHTGBM, Library
 from bbnode.components.models.labels import negative_remedy
 from bbnode.components.registry import register_component
 from bbnode.ir import codec, types
@@ -96,6 +97,7 @@ class BoostedTrees(Model):
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.BoostedTrees"
+    libraries: ClassVar[tuple[Library, ...]] = (LIGHTGBM,)
     Config: ClassVar[type] = BoostedTreesConfig
     depends: ClassVar[Mapping[str, str]] = {"backend": "compute", "data_source": "data"}
     needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {"data_source": ("train",)}
@@ -359,7 +361,7 @@ class BoostedTrees(Model):
         except ImportError as error:
             raise BackendUnavailable(
                 f"{self.TYPE_NAME} grows trees with lightgbm, which is not installed here; "
-                f"{install('lightgbm>=4.6')}"
+                f"{install(LIGHTGBM.requirement)}"
             ) from error
         several = self.outputs > 1
         one_hot = labels[:, None] == np.arange(self.outputs) if several else labels[:, None]
@@ -431,6 +433,7 @@ class HeldTrees(BoostedTrees):
     """`BoostedTrees` that grow elsewhere, and so need no data source beside them."""
 
     TYPE_NAME: ClassVar[str] = "bbnode.HeldTrees"
+    libraries: ClassVar[tuple[Library, ...]] = ()
     depends: ClassVar[Mapping[str, str]] = {"backend": "compute"}
     needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 

@@ -7,7 +7,6 @@ delta. Neighbours are data sets that differ by one party, who is there or not.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import math
@@ -17,13 +16,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from bbnode.components.libraries import DP_ACCOUNTING
 from bbnode.components.privacy.errors import AccountantUnavailable, LedgerUnavailable
 from bbnode.ir.installation import install
 
 ACCOUNTANTS: Final = ("rdp", "pld")
 MAX_LEDGER_BYTES: Final = 1 << 20
-
-_LIBRARY: Final = "dp-accounting>=0.6"
 
 # (sampling rate, noise multiplier) of a Gaussian sum -> how many of them. A rate of 1: of all.
 Charges: TypeAlias = Mapping[tuple[float, float], int]
@@ -31,12 +29,13 @@ Charges: TypeAlias = Mapping[tuple[float, float], int]
 
 def require_library() -> None:
     """Raise AccountantUnavailable where dp-accounting is not installed, without importing it."""
-    if importlib.util.find_spec("dp_accounting") is None:
+    if DP_ACCOUNTING.is_missing:
         raise _missing()
 
 
 def _missing() -> AccountantUnavailable:
-    return AccountantUnavailable(f"differential privacy needs dp-accounting: {install(_LIBRARY)}")
+    command = install(DP_ACCOUNTING.requirement)
+    return AccountantUnavailable(f"differential privacy needs dp-accounting: {command}")
 
 
 def library() -> Any:

@@ -726,7 +726,8 @@ async def set_log_level(host: Host, body: LogLevelBody) -> answers.LogLevelChang
     """Change what is logged."""
     before = _level(host)
     logs.set_level(body.level, host.logger_name)
-    logger.warning("log level changed", extra={"level": body.level, "before": before})
+    said = {"level": body.level, "before": before, "by": "control"}
+    logger.warning("log level changed", extra=said)
     return {"level": body.level, "before": before}
 
 

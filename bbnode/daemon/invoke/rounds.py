@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -28,7 +28,7 @@ from bbnode.engine import Node, steps
 from bbnode.ir import types
 from bbnode.ir.caps import MAX_KEPT_OUTPUTS
 from bbnode.ir.errors import BbnodeError, DeploymentError
-from bbnode.ir.texts import listed
+from bbnode.ir.texts import listed, short_peer
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER, Value
 
@@ -60,7 +60,7 @@ MAX_PEERS_OF_A_ROUND = 1024
 
 _SHOWN_OF_A_ROUND = (
     *("target", "execution", "ok", "started_at", "seconds", "bytes", "bytes_in", "bytes_out"),
-    *("responded", "missing", "missing_why", "refused", "failures", "outputs", "skipped"),
+    *("responded", "missing", "lost", "missing_why", "refused", "failures", "outputs", "skipped"),
     *("metrics", "peers", "artifact", "settings", "best"),
 )
 
@@ -113,9 +113,12 @@ class Round:
     outputs: dict[str, Any] = field(default_factory=dict)
     # Outputs that have no value this time, and why.
     skipped: dict[str, str] = field(default_factory=dict)
+    # Peers that have answered every request of the round that they got, and all others.
     responded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    # Each of them with the reason.
+    # Those of the missing that had answered an earlier request.
+    lost: list[str] = field(default_factory=list)
+    # Each of the missing with the reason.
     missing_why: dict[str, str] = field(default_factory=dict)
     # Peers whose answers were not counted, and why.
     refused: dict[str, str] = field(default_factory=dict)
@@ -165,6 +168,19 @@ class Round:
                 before_in = before_out = 0
             if came > before_in or went > before_out:
                 self.say(peer, {"bytes_in": came - before_in, "bytes_out": went - before_out})
+
+    def take_answers(self, responded: Iterable[str], missing: Mapping[str, str]) -> None:
+        """Add who answered a request, and who did not and why; a round makes any number of them.
+
+        A peer is in one of the two lists: who has answered one request, and another one not, is
+        missing.
+        """
+        self.lost += [p for p in missing if p in self.responded]
+        self.missing = list(dict.fromkeys([*self.missing, *missing]))
+        self.missing_why |= missing
+        absent = set(self.missing)
+        answered = dict.fromkeys([*self.responded, *responded])
+        self.responded = [peer for peer in answered if peer not in absent]
 
     def say(self, peer: str, what: Mapping[str, float]) -> None:
         """Add what is known of a peer in this round."""
@@ -378,22 +394,20 @@ class Rounds:
         shown = finished.as_json()
         self._keep(shown)
         self._publish({"type": "round_finished", **shown})
-        logger.info(
-            "round finished",
-            extra={
-                "round": finished.number,
-                "ok": finished.ok,
-                "seconds": round(finished.seconds, 3),
-                "responded": len(finished.responded),
-                "missing": finished.missing_why,
-                "refused": finished.refused,
-            },
-        )
-        if not finished.ok:
-            logger.warning(
-                "round failed",
-                extra={"round": finished.number, "failures": "; ".join(finished.failures)},
-            )
+        said = {
+            "round": finished.number,
+            "ok": finished.ok,
+            "seconds": round(finished.seconds, 3),
+            "responded": len(finished.responded),
+            "asked": len(finished.responded) + len(finished.missing),
+            "lost": len(finished.lost),
+            "missing": finished.missing_why,
+            "refused": finished.refused,
+        }
+        if finished.ok:
+            logger.info("round finished", extra=said)
+        else:
+            logger.warning("round failed", extra={**said, "failures": "; ".join(finished.failures)})
         told.set()
 
     def _judge(self, made: Round) -> None:
@@ -484,12 +498,8 @@ class Rounds:
             case steps.Telemetry() if step.attributes.get("execution") != current.execution:
                 return
             case steps.Telemetry(name="request.closed", attributes=said):
-                # Each once, however many requests a round makes.
-                answered = dict.fromkeys([*current.responded, *map(str, said["responded"])])
-                current.responded = list(answered)
-                missing = [str(p) for p in said["missing"]]
-                current.missing = list(dict.fromkeys([*current.missing, *missing]))
-                current.missing_why |= {p: said["reasons"].get(p, LATE) for p in missing}
+                missing = {str(p): said["reasons"].get(str(p), LATE) for p in said["missing"]}
+                current.take_answers(list(map(str, said["responded"])), missing)
                 for peer in said["responded"]:
                     current.say(str(peer), said.get("numbers", {}).get(peer, {}))
             case steps.Telemetry(name="codec.encoded" | "codec.decoded", attributes=said):
@@ -586,7 +596,7 @@ class Rounds:
 
 def _connected(unready: Mapping[str, str]) -> str:
     """Return "connected", and which peers are and can't work, for after a number."""
-    lines = [f"…{peer[-8:]}: {why}" for peer, why in unready.items()]
+    lines = [short_peer(f"{peer}: {why}") for peer, why in unready.items()]
     if not lines:
         return "connected"
     return f"connected and ready; not ready: {listed(lines, SHOWN_NOT_READY)}"

@@ -1,7 +1,8 @@
 """The plan of a joining node: targets, components, settings, limits; shown before it runs.
 
 Rule: nothing of the artifact runs here, and no component is made. A peer can name component
-types, never send them: what is not installed on this machine is listed, and stops the join.
+types, never send them: what is not installed on this machine, a library that a component needs
+among it, is listed, and stops the join.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bbnode.components.libraries import Library
 from bbnode.components.registry import (
     ConfigTypeMismatch,
     UnknownComponentType,
@@ -48,6 +50,8 @@ class PlannedSlot:
     role: str
     component: str
     installed: bool
+    # Libraries that it needs and this machine lacks.
+    lacks: tuple[str, ...]
     # Settings in the artifact, shortened.
     given: Mapping[str, str]
     # Those of them that name files of this machine, or look like it.
@@ -78,6 +82,9 @@ class Plan:
                 f"not installed here: {', '.join(missing)}; install the packages that provide "
                 "them, or name their modules with --set node.components=MODULE"
             )
+        lacking = dict.fromkeys(slot.fault for slot in self.slots if slot.lacks)
+        if lacking:
+            raise ComponentsMissing("; ".join(lacking))
         faulty = [slot for slot in self.slots if slot.fault]
         if faulty:
             raise SlotsNotConfigured("; ".join(slot.fault for slot in faulty))
@@ -157,13 +164,17 @@ def _slot(plan: SlotPlan, given: Mapping[str, Any]) -> PlannedSlot:
     config: type | None = None
     fault = ""
     installed = True
+    lacking: tuple[Library, ...] = ()
     try:
         cls = component_class(plan.binding.type_name)
         config = cls.Config
         names = [field.name for field in dataclasses.fields(config)]
         local = local_settings(config)
         settings = tuple(name for name in names if name not in stored or name in local)
-        build_config(cls, plan.name, plan.config, given)
+        made = build_config(cls, plan.name, plan.config, given)
+        lacking = tuple(each for each in cls.needed_libraries(made) if each.is_missing)
+        advice = "; ".join(each.advice for each in lacking)
+        fault = f"slot {plan.name!r}: {cls.TYPE_NAME} needs a library: {advice}" if lacking else ""
     except UnknownComponentType as error:
         installed, fault = False, str(error)
     except (ConfigTypeMismatch, LocalSettingRefused) as error:
@@ -173,6 +184,7 @@ def _slot(plan: SlotPlan, given: Mapping[str, Any]) -> PlannedSlot:
         role=plan.binding.role,
         component=plan.binding.type_name,
         installed=installed,
+        lacks=tuple(each.module for each in lacking),
         given={name: _short(value) for name, value in stored.items()},
         files=names_files(config, stored),
         settings=settings,

@@ -18,8 +18,10 @@ from rich.text import Text
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.observing.live_view import LiveView, size
+from bbnode.daemon.observing.logs import Windows
 from bbnode.engine.readiness import reasons_text
-from bbnode.ir.texts import failure_text, printable
+from bbnode.ir.caps import LOG_REPEAT_S
+from bbnode.ir.texts import failure_text, printable, short_peer
 
 if TYPE_CHECKING:
     from bbnode.daemon.control.feed import Subscription
@@ -38,6 +40,7 @@ class JoinView(LiveView):
         super().__init__(console, notes=_SHOWN_NOTES, auto_refresh=False, transient=True)
         self._inviter = inviter
         self._last = ""
+        self._failures = Windows(LOG_REPEAT_S, 1)
 
     async def run(self, host: Host) -> None:
         """Show the node until it has stopped."""
@@ -57,9 +60,20 @@ class JoinView(LiveView):
 
     async def _follow(self, subscription: Subscription) -> None:
         while (line := await subscription.next()) is not None:
-            text = event_text(json.loads(line)["event"], self._name)
-            if text:
-                self.note(text)
+            event = json.loads(line)["event"]
+            text = event_text(event, self._name)
+            repeated = self._repeated(event, text)
+            if text and repeated is not None:
+                self.note(f"{text} ({repeated} more since the last line)" if repeated else text)
+
+    def _repeated(self, event: Mapping[str, Any], text: str) -> int | None:
+        """Return how often a failure was left out since it was last shown; None: leave it out."""
+        match event:
+            case {"type": "op_failed"}:
+                return self._failures.take(text, trio.current_time())
+            case {"type": "round_finished", "ok": False, "failures": failures}:
+                return self._failures.take(tuple(failures), trio.current_time())
+        return 0
 
     async def _refresh(self, host: Host) -> None:
         while True:
@@ -79,7 +93,7 @@ class JoinView(LiveView):
             self.note(text)
 
     def _name(self, peer: str) -> str:
-        return f"{peer[-8:]} (inviter)" if peer == self._inviter else peer[-8:]
+        return f"{short_peer(peer)} (inviter)" if peer == self._inviter else short_peer(peer)
 
     def _line(self, shown: Mapping[str, Any]) -> str:
         doing = f"{shown['running']} under way" if shown["running"] else self._idle(shown)
@@ -122,7 +136,7 @@ def progress(host: Host) -> dict[str, Any]:
         "not_ready": reasons_text(host.node.not_ready()),
         "peers": views.peers(host),
         "lost": [
-            f"{w.peer}: {w.last_error or 'dialling'}"
+            short_peer(f"{w.peer}: {w.last_error or 'dialling'}")
             for w in host.backend.wanted()
             if not w.connected
         ],
@@ -137,7 +151,7 @@ def progress(host: Host) -> dict[str, Any]:
 def _waiting(waiting: Mapping[str, Any]) -> dict[str, str]:
     whom = f" of {waiting['whom']}" if waiting["whom"] else ""
     return {
-        "text": printable(f"{waiting['what']} waits for {waiting['why']}{whom}"),
+        "text": short_peer(printable(f"{waiting['what']} waits for {waiting['why']}{whom}")),
         "until": f", {waiting['remaining_s']:.1f} s left",
     }
 
@@ -146,20 +160,20 @@ def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
     """Return one line for an event; empty for those that are not shown."""
     match event["type"]:
         case "ready":
-            return f"ready as {event['peer_id']}"
+            return f"ready as {short_peer(event['peer_id'])}"
         case "not_ready":
             return printable(f"not ready, tried again from time to time: {event['reason']}")
         case "peer.not_ready":
-            return printable(f"{name(event['peer'])} is not ready: {event['reason']}")
+            return short_peer(printable(f"{name(event['peer'])} is not ready: {event['reason']}"))
         case "data_differ":
-            return printable(f"data of {name(event['peer'])} differ: {event['reason']}")
+            return short_peer(printable(f"data of {name(event['peer'])} differ: {event['reason']}"))
         case "peer_up":
             plays = ", ".join(event["classes"]) or "nothing"
             return printable(f"connected with {name(event['peer'])}, which plays {plays}")
         case "peer_down":
-            return printable(f"lost {name(event['peer'])}: {event['reason']}")
+            return short_peer(printable(f"lost {name(event['peer'])}: {event['reason']}"))
         case "op_failed":
-            return printable(f"failed: {failure_text(event)}")
+            return short_peer(printable(f"failed: {failure_text(event)}"))
         case "round_finished":
             return f"round {event['round']} {'done' if event['ok'] else 'failed'}"
         case "upgrade_offered":

@@ -507,7 +507,8 @@ class Daemon:
             self._preparing.again()
             self._apply(new, changes)
         except BbnodeError as error:
-            logger.warning("reload refused, nothing changed", extra={"reason": str(error)})
+            said = {"reason": str(error), "by": "reload"}
+            logger.warning("reload refused, nothing changed", extra=said)
             raise
         finally:
             self._process.notify(sd_notify.READY, f"STATUS={self._status_line()}")
@@ -526,7 +527,8 @@ class Daemon:
             self._upgrades.look_again()
         logger.info("reloaded", extra={"changed": ",".join(changes.applied) or "nothing"})
         if changes.needs_restart:
-            logger.warning("needs a restart", extra={"keys": ",".join(changes.needs_restart)})
+            said = {"keys": ",".join(changes.needs_restart), "by": "reload"}
+            logger.warning("needs a restart", extra=said)
         self._control.publish(
             {
                 "type": "reloaded",

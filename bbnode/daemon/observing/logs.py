@@ -1,9 +1,10 @@
 """Logging of the daemon: one line per event on stderr, for people, machines or the journal.
 
 Rule: configured once, by `configure`. Modules log through
-`logging.getLogger(__name__)` and put data in `extra`, not into the sentence. A peer can cause a
-line a million times, so at most LOG_BURST lines of one logger's message are written in
-LOG_WINDOW_S.
+`logging.getLogger(__name__)` and put data in `extra`, not into the sentence. A failure that says
+nothing new is written once in LOG_REPEAT_S; the next such line counts those that were not
+(`repeated`). A peer can cause a line a million times, so at most LOG_BURST lines of one logger's
+message are written in LOG_WINDOW_S (`left_out`).
 """
 
 from __future__ import annotations
@@ -15,16 +16,28 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, Any
 
-from bbnode.ir.caps import LOG_BURST, LOG_WINDOW_S, MAX_LOG_KINDS, MAX_LOG_VALUE_CHARS
+from bbnode.ir.caps import (
+    LOG_BURST,
+    LOG_REPEAT_S,
+    LOG_WINDOW_S,
+    MAX_LOG_KINDS,
+    MAX_LOG_VALUE_CHARS,
+)
 from bbnode.ir.texts import escaped, escaped_json
 
 # The attributes of every LogRecord; all others came with `extra`.
 _OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+
+
+# What tells one occurrence of a failure from the next, and is no news.
+_OF_ONE_OCCURRENCE = frozenset({"execution", "round", "seconds"})
+# Of a line that answers to somebody, who wants to see it each time: who asked.
+_ASKED = "by"
 
 
 # The ANSI colour of each level, and syslog's number of it.
@@ -96,8 +109,34 @@ class _Kind:
     left_out: int = 0
 
 
+class Windows:
+    """Lets `most` lines of each kind through in each window of time, and counts the others."""
+
+    def __init__(self, window_s: float, most: int) -> None:
+        self._window_s = window_s
+        self._most = most
+        self.kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
+
+    def take(self, key: Hashable, now_s: float) -> int | None:
+        """Return how many lines were left out since one last passed; None: leave this one out."""
+        left_out = 0
+        kind = self.kinds.get(key)
+        if kind is None or now_s >= kind.ends_s:
+            if kind is not None:
+                left_out = kind.left_out
+            kind = self.kinds[key] = _Kind(ends_s=now_s + self._window_s)
+            self.kinds.move_to_end(key)
+            if len(self.kinds) > MAX_LOG_KINDS:
+                self.kinds.popitem(last=False)
+        if kind.passed >= self._most:
+            kind.left_out += 1
+            return None
+        kind.passed += 1
+        return left_out
+
+
 class RepeatLimit(logging.Filter):
-    """Limits the lines of each kind; add it to a handler."""
+    """Limits the lines of each kind, and failures that say nothing new; add it to a handler."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` gives seconds that never go back."""
@@ -105,28 +144,41 @@ class RepeatLimit(logging.Filter):
         self._clock = clock
         # A handler filters before it takes its own lock, and worker threads log too.
         self._lock = threading.Lock()
-        self._kinds: OrderedDict[tuple[str, str], _Kind] = OrderedDict()
+        self._kinds = Windows(LOG_WINDOW_S, LOG_BURST)
+        self._same = Windows(LOG_REPEAT_S, 1)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if this line is to be written."""
+        failure = _failure(record)
         with self._lock:
-            return self._passes(record, (record.name, str(record.msg)))
-
-    def _passes(self, record: logging.LogRecord, key: tuple[str, str]) -> bool:
-        now_s = self._clock()
-        kind = self._kinds.get(key)
-        if kind is None or now_s >= kind.ends_s:
-            if kind is not None and kind.left_out:
-                record.left_out = kind.left_out
-            kind = self._kinds[key] = _Kind(ends_s=now_s + LOG_WINDOW_S)
-            self._kinds.move_to_end(key)
-            if len(self._kinds) > MAX_LOG_KINDS:
-                self._kinds.popitem(last=False)
-        if kind.passed >= LOG_BURST:
-            kind.left_out += 1
+            now_s = self._clock()
+            # First, so that a failure for ever takes no place of other lines of its kind.
+            repeated = self._same.take(failure, now_s) if failure is not None else 0
+            if repeated is None:
+                return False
+            left_out = self._kinds.take((record.name, str(record.msg)), now_s)
+        if left_out is None:
             return False
-        kind.passed += 1
+        if repeated:
+            record.repeated = repeated
+        if left_out:
+            record.left_out = left_out
         return True
+
+
+def _failure(record: logging.LogRecord) -> Hashable | None:
+    """Return what a line says of a failure, without what every occurrence has of its own.
+
+    Failures are warnings, errors, and what became of an execution. None for all other lines, and
+    for those that somebody asked for.
+    """
+    data = _extra(record)
+    if _ASKED in data or (record.levelno < logging.WARNING and "execution" not in data):
+        return None
+    said = [f"{name}={value}" for name, value in data.items() if name not in _OF_ONE_OCCURRENCE]
+    raised = repr(record.exc_info[1]) if record.exc_info else ""
+    # Texts of any length may be among them, of which the numbers of so many kinds are kept.
+    return hash((record.name, record.levelno, record.getMessage(), *said, raised))
 
 
 def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:

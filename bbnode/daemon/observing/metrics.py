@@ -260,8 +260,8 @@ _LAST_ROUND = {
     "ok": "1 when the last round reached its end",
     "seconds": "duration of the last round",
     "bytes": "bytes that were moved during the last round",
-    "responded": "peers whose answers the last round used",
-    "missing": "peers that the last round asked in vain",
+    "responded": "peers that answered all that the last round asked them",
+    "missing": "peers that left a request of the last round without an answer",
 }
 
 

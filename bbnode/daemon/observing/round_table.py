@@ -115,16 +115,29 @@ def as_text(shown: str) -> Text:
 
 
 def answered_text(row: Mapping[str, Any]) -> str:
-    """Return how many of those asked have answered, as "3/4"."""
-    answered = set(row["responded"])
-    return f"{len(answered)}/{len(answered | set(row['missing']))}"
+    """Return how many of those asked have answered all that they were asked, as "3/4"."""
+    # Rounds of earlier releases have a peer in both that answered one of two requests.
+    missing = set(row["missing"])
+    answered = set(row["responded"]) - missing
+    return f"{len(answered)}/{len(answered) + len(missing)}"
+
+
+def lost_text(row: Mapping[str, Any]) -> str:
+    """Return how many peers answered a part of what they were asked, as "2 lost on the way"."""
+    lost = set(row.get("lost", ())) or set(row["responded"]) & set(row["missing"])
+    return f"{len(lost)} lost on the way" if lost else ""
 
 
 def notes_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """Return what a reader has to know of a round: why it failed, who was missing or refused."""
     failed = "" if row["ok"] else f"FAILED: {failures_text(row, names)}"
     refused = refused_text(row, names)
-    parts = [failed, missing_text(row, names), f"not counted: {refused}" if refused else ""]
+    parts = [
+        failed,
+        lost_text(row),
+        missing_text(row, names),
+        f"not counted: {refused}" if refused else "",
+    ]
     return "; ".join(filter(None, parts))
 
 

@@ -20,7 +20,7 @@ _PACKAGES = (
     "bbnode", "trio", "onnx", "onnxruntime", "numpy", "scikit-learn", "protobuf",
 )  # fmt: skip
 _KEPT = (
-    *("round", "ok", "seconds", "bytes", "responded", "missing", "missing_why", "refused"),
+    *("round", "ok", "seconds", "bytes", "responded", "missing", "lost", "missing_why", "refused"),
     *("failures", "outputs", "skipped"),
 )
 

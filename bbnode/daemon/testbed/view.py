@@ -115,6 +115,7 @@ class RoundsView(LiveView):
         if not row["ok"]:
             return f"{head}  FAILED  {printable(round_table.failures_text(row, self._names))}"
         missing = printable(round_table.missing_text(row, self._names))
+        lost = round_table.lost_text(row)
         refused = printable(round_table.refused_text(row, self._names))
         numbers = list(round_table.scalar_outputs(row).items())[: round_table.SHOWN_COLUMNS]
         shown = "".join(
@@ -123,6 +124,7 @@ class RoundsView(LiveView):
         return (
             f"{head}  {shown}{row['seconds']:6.2f} s  {size(row['bytes']):>9}  {_coded(row)}"
             f"answered {round_table.answered_text(row)}"
+            + (f", {lost}" if lost else "")
             + (f"  missing {missing}" if missing else "")
             + (f"  not counted {refused}" if refused else "")
         )
