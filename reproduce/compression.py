@@ -29,7 +29,7 @@ from bbnode.dsl import ConcreteSpec
 from bbnode.programs import FederatedTraining
 from reproduce._data import Examples, digits
 from reproduce._federation import Federation
-from reproduce._numpy import NUMPY_SEED, Perceptron, Rng, Vector, mean, rows_of, start_of
+from reproduce._numpy import NUMPY_SEED, Perceptron, Vector, mean, rows_of, start_of
 from reproduce.experiment import Cell, Claim, Experiment, Result, Table, beside, within
 
 if TYPE_CHECKING:
@@ -118,14 +118,14 @@ def trained(codec: ConcreteSpec | None, examples: Examples, seed: int) -> Outcom
     return Outcome(sent, float(last["accuracy"]), float(last["loss"]))
 
 
-# Returns what a code of a vector stands for, by the state of its stream; PowerSGD draws.
-Code: TypeAlias = Callable[[Vector, dict[Any, Any], Rng], Vector]
+# Returns what a code of a vector stands for, by the state of its stream.
+Code: TypeAlias = Callable[[Vector, dict[Any, Any]], Vector]
 
 
 def by_blocks(block: int, rounded: Callable[[Vector], Vector]) -> Code:
     """Return the code of numbers over the largest of their block, -1 to 1."""
 
-    def code(v: Vector, _: dict[Any, Any], __: Rng) -> Vector:
+    def code(v: Vector, _: dict[Any, Any]) -> Vector:
         rows = np.pad(v, (0, -len(v) % block)).reshape(-1, block)
         scales = np.abs(rows).max(axis=1, keepdims=True)
         parts = np.divide(rows, scales, out=np.zeros_like(rows), where=scales > 0)
@@ -151,7 +151,7 @@ def near_quantile(v: Vector) -> Vector:
     return np.asarray(words[np.searchsorted((words[1:] + words[:-1]) / 2, v)])
 
 
-def signs(v: Vector, _: dict[Any, Any], __: Rng) -> Vector:
+def signs(v: Vector, _: dict[Any, Any]) -> Vector:
     """Return the mean size of each block with each sign; nothing counts as positive."""
     blocks = np.split(v, range(SIGN_BLOCK, len(v), SIGN_BLOCK))
     return np.concatenate([np.where(b >= 0, 1.0, -1.0) * np.abs(b).mean() for b in blocks])
@@ -164,7 +164,7 @@ def bfloat16(v: Vector) -> Vector:
     return bits.view(np.float32).astype(np.float64)
 
 
-def largest(v: Vector, _: dict[Any, Any], __: Rng) -> Vector:
+def largest(v: Vector, _: dict[Any, Any]) -> Vector:
     """Return the largest values, and nothing of the others."""
     at = np.argsort(-np.abs(v), kind="stable")[:LARGEST]
     made = np.zeros_like(v)
@@ -178,7 +178,7 @@ def drawn(count: int) -> Code:
     The draw is the codec's, the same at all clients: the lowest of raw bits by the tensor's number.
     """
 
-    def code(v: Vector, stream: dict[Any, Any], _: Rng) -> Vector:
+    def code(v: Vector, stream: dict[Any, Any]) -> Vector:
         number = stream["number"] = stream.get("number", -1) + 1
         bits = np.random.PCG64(np.random.SeedSequence((0, number))).random_raw(len(v))
         at = np.argsort(bits)[:count]
@@ -189,12 +189,14 @@ def drawn(count: int) -> Code:
     return code
 
 
-def of_rank_one(v: Vector, stream: dict[Any, Any], rng: Rng) -> Vector:
+def of_rank_one(v: Vector, stream: dict[Any, Any]) -> Vector:
     """Return PowerSGD: of each weight P Q^T, by one step from the last Q; biases as they are."""
     made, at = v.copy(), 0
     for rows, columns in itertools.pairwise(LAYERS):
         matrix = v[at : at + rows * columns].reshape(rows, columns)
-        left = matrix @ stream.get(at, rng.normal(size=columns))
+        # All clients begin with one Q, as those of one seed do.
+        first = np.random.default_rng([*stream["draws"], at]).normal(size=columns)
+        left = matrix @ stream.get(at, first)
         left /= np.linalg.norm(left)
         stream[at] = matrix.T @ left
         made[at : at + rows * columns] = np.outer(left, stream[at]).ravel()
@@ -223,14 +225,14 @@ def losses_in_numpy(name: str, feedback: bool | None, examples: Examples, seed: 
     program = FederatedTraining(model=LAYERS, clients=CLIENTS, seed=seed)
     for number in range(NEAR_RUNS if name in NEAR else NUMPY_RUNS):
         rng, w = np.random.default_rng([seed, number, NUMPY_SEED]), start_of(program.forward)
-        streams: list[dict[Any, Any]] = [{"feedback": feedback, "lost": 0.0} for _ in rows]
-        first = np.random.default_rng([seed, number])
+        common = {"feedback": feedback, "lost": 0.0, "draws": [seed, number]}
+        streams: list[dict[Any, Any]] = [{**common} for _ in rows]
         for _ in range(ROUNDS):
             sent = []
             for mine, stream in zip(rows, streams, strict=True):
                 move = NET.trained(w, mine, rng, epochs=1, batch=BATCH, rate=RATE) - w
                 move += stream["lost"]
-                sent.append(IN_NUMPY[name](move, stream, first))
+                sent.append(IN_NUMPY[name](move, stream))
                 if feedback:
                     stream["lost"] = move - sent[-1]
             w = w + mean(sent, counts)
@@ -310,7 +312,7 @@ def draw(figure: Figure, found: dict[tuple[str, bool | None], Outcome]) -> None:
             [one.bytes_up for one in points], [one.loss for one in points], marker=marker,
             label=label, zorder=3,
         )  # fmt: skip
-    alike: dict[int, dict[str, float]] = {}
+    alike: dict[float, dict[str, float]] = {}
     for (name, _), one in found.items():
         names = alike.setdefault(round(one.bytes_up, -2), {})
         names[name] = max(names.get(name, 0.0), one.loss)
