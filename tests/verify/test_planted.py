@@ -312,7 +312,7 @@ IN_RUNS = [
     PlantedInRun(
         Planted("one epoch, whatever is asked",
                 "bbnode.programs.federated:FederatedTraining.local_training",
-                "epochs=self.epochs", "epochs=1", "mcmahan2017"),
+                "epochs=self.epochs", "epochs=min(self.epochs, 1)", "mcmahan2017"),
         lambda folder: mcmahan2017.by_hand(digits(folder, 0), 0)),
     PlantedInRun(
         Planted("a gradient of the sum", "bbnode.programs.federated:FederatedSGD.body",
@@ -326,8 +326,8 @@ IN_RUNS = [
                 "personal"),
         personal.of_lines),
     PlantedInRun(
-        Planted("an own model that nothing holds", f"{PERSONAL}:Ditto.local_training",
-                "proximal=float(self.proximal)", "proximal=0.0", "personal"),
+        Planted("an own model that is held half", f"{PERSONAL}:Ditto.local_training",
+                "proximal=float(self.proximal)", "proximal=float(self.proximal) / 2", "personal"),
         personal.of_lines),
     PlantedInRun(
         Planted("mixing weights of half", "bbnode.components.gossip.topology:metropolis",
