@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from bbnode.components import (
     BFloat16Codec,
@@ -17,7 +19,6 @@ from bbnode.components import (
     Int8Codec,
     NF4Codec,
     PowerSGDCodec,
-    ProductQuantizer,
     RandomKCodec,
     SignCodec,
     TopKCodec,
@@ -28,7 +29,8 @@ from bbnode.dsl import ConcreteSpec
 from bbnode.programs import FederatedTraining
 from reproduce._data import Examples, digits
 from reproduce._federation import Federation
-from reproduce.experiment import Cell, Claim, Experiment, Result, Table, within
+from reproduce._numpy import NUMPY_SEED, Perceptron, Vector, mean, rows_of, start_of
+from reproduce.experiment import Cell, Claim, Experiment, Result, Table, beside, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,13 +38,29 @@ if TYPE_CHECKING:
 CLIENTS = 10
 ROUNDS = 30
 LAYERS = (64, 64, 10)
+BATCH, RATE = 16, 0.3
+NET = Perceptron(LAYERS)
+NUMPY_RUNS = 6
+NEAR, NEAR_RUNS = ("fp16", "bf16", "int8", "int4", "nf4"), 3  # codecs that change little
+PARAMETERS = sum((rows + 1) * columns for rows, columns in itertools.pairwise(LAYERS))
 FLOAT_BYTES = 4
-# Bytes of a number in an answer; four bits come with a float32 for each 64 numbers.
-BYTES = {
-    "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 64, "nf4": 0.5 + 4 / 64, "sign": 0.125,
-}  # fmt: skip
-HEAD = 64  # bytes that say how numbers are stored
-MEMORY = 0.8  # times the loss without it, at most
+LARGEST, DRAWN = 49, 481  # of the parameters: 1 % and 10 %, rounded up
+INT8_BLOCK, INT4_BLOCK, SIGN_BLOCK = 2048, 64, 4096  # numbers that have a float32 of scale
+# Bytes of a code besides its head. PowerSGD: a column and a row of each weight; biases as they are.
+BODIES = {
+    "fp16": 2 * PARAMETERS,
+    "bf16": 2 * PARAMETERS,
+    "int8": PARAMETERS + 4 * -(-PARAMETERS // INT8_BLOCK),
+    "int4": -(-PARAMETERS // 2) + 4 * -(-PARAMETERS // INT4_BLOCK),
+    "nf4": -(-PARAMETERS // 2) + 4 * -(-PARAMETERS // INT4_BLOCK),
+    "sign": -(-PARAMETERS // 8) + 4 * -(-PARAMETERS // SIGN_BLOCK),
+    "top 1 %": (2 + 4) * LARGEST,
+    "random 1 %": 4 * LARGEST,
+    "random 10 %": 4 * DRAWN,
+    "PowerSGD, rank 1": 4 * sum(rows + 2 * columns for rows, columns in itertools.pairwise(LAYERS)),
+}
+HEAD = 48  # bytes that say how numbers are stored, at most
+SAME = 1e-7  # of a loss in float32
 
 CODECS: dict[str, tuple[type[Codec], dict[str, float]]] = {
     "zstd": (ZstdCodec, {}),
@@ -51,7 +69,6 @@ CODECS: dict[str, tuple[type[Codec], dict[str, float]]] = {
     "int8": (Int8Codec, {}),
     "int4": (Int4Codec, {}),
     "nf4": (NF4Codec, {}),
-    "product quantizer": (ProductQuantizer, {}),
     "sign": (SignCodec, {}),
     "top 1 %": (TopKCodec, {"fraction": 0.01}),
     "random 1 %": (RandomKCodec, {"fraction": 0.01}),
@@ -84,7 +101,7 @@ def cases() -> Iterator[tuple[str, bool | None, ConcreteSpec | None]]:
 def trained(codec: ConcreteSpec | None, examples: Examples, seed: int) -> Outcome:
     """Train with answers in a codec."""
     program = FederatedTraining(
-        model=LAYERS, clients=CLIENTS, epochs=1, batch=16, learning_rate=0.3, seed=seed,
+        model=LAYERS, clients=CLIENTS, epochs=1, batch=BATCH, learning_rate=RATE, seed=seed,
         deltas=True, codec=codec,
     )  # fmt: skip
     shares = [{"data": share} for share in examples.shares(CLIENTS, "iid", seed=seed)]
@@ -101,86 +118,188 @@ def trained(codec: ConcreteSpec | None, examples: Examples, seed: int) -> Outcom
     return Outcome(sent, float(last["accuracy"]), float(last["loss"]))
 
 
+# Returns what a code of a vector stands for, by the state of its stream.
+Code: TypeAlias = Callable[[Vector, dict[Any, Any]], Vector]
+
+
+def by_blocks(block: int, rounded: Callable[[Vector], Vector]) -> Code:
+    """Return the code of numbers over the largest of their block, -1 to 1."""
+
+    def code(v: Vector, _: dict[Any, Any]) -> Vector:
+        rows = np.pad(v, (0, -len(v) % block)).reshape(-1, block)
+        scales = np.abs(rows).max(axis=1, keepdims=True)
+        parts = np.divide(rows, scales, out=np.zeros_like(rows), where=scales > 0)
+        return np.asarray((rounded(parts) * scales).ravel()[: len(v)])
+
+    return code
+
+
+def levels(most: int) -> Callable[[Vector], Vector]:
+    """Return the code of whole steps, `most` to either side."""
+    return lambda v: np.rint(v * most) / most
+
+
+def near_quantile(v: Vector) -> Vector:
+    """Return NF4: the nearest of 16 quantiles of a normal distribution."""
+    from scipy.stats import norm
+
+    last = 0.9677083  # the quantile that stands for the largest, Dettmers et al., 2023
+    words = np.array([
+        *-norm.ppf(np.linspace(last, 0.5, 8)[:-1]), 0.0,
+        *norm.ppf(np.linspace(last, 0.5, 9)[:-1])[::-1],
+    ]) / norm.ppf(last)  # fmt: skip
+    return np.asarray(words[np.searchsorted((words[1:] + words[:-1]) / 2, v)])
+
+
+def signs(v: Vector, _: dict[Any, Any]) -> Vector:
+    """Return the mean size of each block with each sign; nothing counts as positive."""
+    blocks = np.split(v, range(SIGN_BLOCK, len(v), SIGN_BLOCK))
+    return np.concatenate([np.where(b >= 0, 1.0, -1.0) * np.abs(b).mean() for b in blocks])
+
+
+def bfloat16(v: Vector) -> Vector:
+    """Return the upper half of each float32, rounded to nearest, ties to even."""
+    bits = v.astype(np.float32).view(np.uint32)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32).astype(np.float64)
+
+
+def largest(v: Vector, _: dict[Any, Any]) -> Vector:
+    """Return the largest values, and nothing of the others."""
+    at = np.argsort(-np.abs(v), kind="stable")[:LARGEST]
+    made = np.zeros_like(v)
+    made[at] = v[at]
+    return made
+
+
+def drawn(count: int) -> Code:
+    """Return the code of drawn values, of which a stream without memory has n / count times.
+
+    The draw is the codec's, the same at all clients: the lowest of raw bits by the tensor's number.
+    """
+
+    def code(v: Vector, stream: dict[Any, Any]) -> Vector:
+        number = stream["number"] = stream.get("number", -1) + 1
+        bits = np.random.PCG64(np.random.SeedSequence((0, number))).random_raw(len(v))
+        at = np.argsort(bits)[:count]
+        made = np.zeros_like(v)
+        made[at] = v[at] * (1 if stream["feedback"] else len(v) / count)
+        return made
+
+    return code
+
+
+def of_rank_one(v: Vector, stream: dict[Any, Any]) -> Vector:
+    """Return PowerSGD: of each weight P Q^T, by one step from the last Q; biases as they are."""
+    made, at = v.copy(), 0
+    for rows, columns in itertools.pairwise(LAYERS):
+        matrix = v[at : at + rows * columns].reshape(rows, columns)
+        # All clients begin with one Q, as those of one seed do.
+        first = np.random.default_rng([*stream["draws"], at]).normal(size=columns)
+        left = matrix @ stream.get(at, first)
+        left /= np.linalg.norm(left)
+        stream[at] = matrix.T @ left
+        made[at : at + rows * columns] = np.outer(left, stream[at]).ravel()
+        at += (rows + 1) * columns
+    return made
+
+
+IN_NUMPY: dict[str, Code] = {
+    WHOLE: lambda v, *_: v,
+    "fp16": lambda v, *_: v.astype(np.float16).astype(np.float64),
+    "bf16": lambda v, *_: bfloat16(v),
+    "int8": by_blocks(INT8_BLOCK, levels(127)),
+    "int4": by_blocks(INT4_BLOCK, levels(7)),
+    "nf4": by_blocks(INT4_BLOCK, near_quantile),
+    "sign": signs,
+    "top 1 %": largest,
+    "random 10 %": drawn(DRAWN),
+    "PowerSGD, rank 1": of_rank_one,
+}
+
+
+def losses_in_numpy(name: str, feedback: bool | None, examples: Examples, seed: int) -> list[float]:
+    """Return the last losses of runs in numpy, whose orders and codes are drawn anew."""
+    rows = [rows_of(each) for each in examples.shares(CLIENTS, "iid", seed=seed)]
+    counts, test, found = [len(y) for _, y in rows], rows_of(examples.tested), []
+    program = FederatedTraining(model=LAYERS, clients=CLIENTS, seed=seed)
+    for number in range(NEAR_RUNS if name in NEAR else NUMPY_RUNS):
+        rng, w = np.random.default_rng([seed, number, NUMPY_SEED]), start_of(program.forward)
+        common = {"feedback": feedback, "lost": 0.0, "draws": [seed, number]}
+        streams: list[dict[Any, Any]] = [{**common} for _ in rows]
+        for _ in range(ROUNDS):
+            sent = []
+            for mine, stream in zip(rows, streams, strict=True):
+                move = NET.trained(w, mine, rng, epochs=1, batch=BATCH, rate=RATE) - w
+                move += stream["lost"]
+                sent.append(IN_NUMPY[name](move, stream))
+                if feedback:
+                    stream["lost"] = move - sent[-1]
+            w = w + mean(sent, counts)
+        found.append(NET.loss(w, *test))
+    return found
+
+
+Key: TypeAlias = tuple[str, bool | None]
+
+
 def run(seed: int) -> Result:
-    """Train with every codec; claims are those of QSGD and of sparsification with memory."""
+    """Train with every codec, through nodes and in numpy."""
     with TemporaryDirectory() as folder:
         examples = digits(Path(folder), seed)
         found = {
             (name, feedback): trained(codec, examples, seed) for name, feedback, codec in cases()
         }
+        runs = {key: losses_in_numpy(*key, examples, seed) for key in found if key[0] in IN_NUMPY}
     whole = found[WHOLE, None]
     rows: list[list[Cell]] = []
     for (name, feedback), one in found.items():
         told = "-" if feedback is None else "yes" if feedback else "no"
         less = whole.bytes_up / one.bytes_up
-        rows.append([name, told, round(one.bytes_up), less, one.accuracy, one.loss])
-    columns = ["codec", "error feedback", "bytes of an answer", "times less", "accuracy", "loss"]
+        in_numpy = float(np.mean(runs[name, feedback])) if name in IN_NUMPY else None
+        rows.append([name, told, round(one.bytes_up), less, one.accuracy, one.loss, in_numpy])
+    columns = [
+        "codec", "error feedback", "bytes of an answer", "times less", "accuracy", "loss", "numpy",
+    ]  # fmt: skip
+    off = abs(found["zstd", None].loss - whole.loss)
+    lossless = within("zstd is lossless: the loss is float32's", off, 0, SAME)
     return Result(
         [Table(f"after {ROUNDS} rounds of {CLIENTS} clients", columns, rows)],
-        claims(found),
+        [lossless, *of_losses(found, runs), *of_bytes(found)],
         lambda figure: draw(figure, found),
     )
 
 
-def claims(found: dict[tuple[str, bool | None], Outcome]) -> list[Claim]:
-    """Return what the papers say, and what was found."""
-    whole = found[WHOLE, None]
-    made = []
-    for name in ("int8", "int4"):
-        one = found[name, True]
-        made.append(
-            within(
-                f"{name} loses half a point of accuracy against float32, and a standard error of "
-                "the test (QSGD, table 1: 4 and 8 bits lose less than half a point)",
-                100 * (whole.accuracy - one.accuracy),
-                -100,
-                0.5 + 1.4,
-                f"{one.accuracy:.4f} and {whole.accuracy:.4f}, "
-                f"{whole.bytes_up / one.bytes_up:.1f} times fewer bytes",
-            )
-        )
-    for name, source in (
-        ("top 1 %", "Stich et al., section 2"),
-        ("sign", "Karimireddy et al., 2019, arXiv:1901.09847"),
-        ("PowerSGD, rank 1", "Vogels et al., 2019, arXiv:1905.13727"),
-    ):
-        kept, lost = found[name, True], found[name, False]
-        made.append(
-            within(
-                f"{name} learns better with memory than without: a loss of {MEMORY:g} of that at "
-                f"most ({source})",
-                kept.loss / lost.loss,
-                0,
-                MEMORY,
-                f"accuracy {kept.accuracy:.4f} with and {lost.accuracy:.4f} without; "
-                f"loss {kept.loss:.3f} and {lost.loss:.3f}",
-            )
-        )
-    top, drawn = found["top 1 %", True], found["random 1 %", True]
-    made.append(
-        within(
-            "with memory, top-k learns faster than random-k: a loss of "
-            f"{MEMORY:g} of that at most (Stich et al., figure 2)",
-            top.loss / drawn.loss,
-            0,
-            MEMORY,
-            f"loss {top.loss:.3f} and {drawn.loss:.3f}",
-        )
-    )
-    count = sum((rows + 1) * columns for rows, columns in itertools.pairwise(LAYERS))
-    beside = whole.bytes_up - FLOAT_BYTES * count
-    for name, size in BYTES.items():
-        feedback = next(each for codec, each in found if codec == name)
-        made.append(
-            within(
-                f"an answer in {name} has {size:g} bytes a number; at most {HEAD} more than "
-                "float32 has besides",
-                found[name, feedback].bytes_up - beside - size * count,
-                -1,
-                HEAD,
-            )
-        )
+def of_losses(found: dict[Key, Outcome], runs: dict[Key, list[float]]) -> list[Claim]:
+    """Return the claims of losses; those of codecs are over float32's."""
+    whole, in_numpy = found[WHOLE, None].loss, runs[WHOLE, None]
+    made = [beside(f"{WHOLE}: the loss is that of plain numpy", [(whole, in_numpy)], ratio=True)]
+    for name in dict.fromkeys(name for name, _ in runs if name != WHOLE):
+        # All codecs have one draw of orders, here and there.
+        pairs = [
+            (found[key].loss / whole, [*np.divide(runs[key], in_numpy[: len(runs[key])])])
+            for key in runs
+            if key[0] == name
+        ]
+        text = f"{name}: the loss over float32's is that of plain numpy, in the mean of with and "
+        made.append(beside(f"{text}without error feedback", pairs, ratio=True))
     return made
+
+
+def of_bytes(found: dict[Key, Outcome]) -> list[Claim]:
+    """Return the claims of an answer's bytes."""
+    envelope = found[WHOLE, None].bytes_up - FLOAT_BYTES * PARAMETERS
+    return [
+        within(
+            f"an answer in {name} {'with' if feedback else 'without'} error feedback is "
+            f"{BODIES[name]} bytes, beside float32's envelope and a head of {HEAD} bytes at most",
+            one.bytes_up - envelope - BODIES[name],
+            0,
+            HEAD,
+        )
+        for (name, feedback), one in found.items()
+        if name in BODIES
+    ]
 
 
 def draw(figure: Figure, found: dict[tuple[str, bool | None], Outcome]) -> None:
@@ -193,7 +312,7 @@ def draw(figure: Figure, found: dict[tuple[str, bool | None], Outcome]) -> None:
             [one.bytes_up for one in points], [one.loss for one in points], marker=marker,
             label=label, zorder=3,
         )  # fmt: skip
-    alike: dict[int, dict[str, float]] = {}
+    alike: dict[float, dict[str, float]] = {}
     for (name, _), one in found.items():
         names = alike.setdefault(round(one.bytes_up, -2), {})
         names[name] = max(names.get(name, 0.0), one.loss)

@@ -321,8 +321,15 @@ class Local:
 
 def krum_order(points: npt.NDArray[Any], liars: int) -> npt.NDArray[Any]:
     """Return the points by Krum's score, best first: to the n - f - 2 nearest others."""
-    squared = np.square(points[:, None] - points[None]).sum(axis=2)
-    near = max(len(points) - liars - 2, 1)
+    return _by_score(_squared_distances(points), liars)
+
+
+def _squared_distances(points: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.stack([np.square(points - each).sum(axis=1) for each in points])
+
+
+def _by_score(squared: npt.NDArray[Any], liars: int) -> npt.NDArray[Any]:
+    near = max(len(squared) - liars - 2, 1)
     scores = [np.sort(np.delete(row, at))[:near].sum() for at, row in enumerate(squared)]
     return np.argsort(scores, kind="stable")
 
@@ -331,9 +338,9 @@ def bulyan(points: npt.NDArray[Any], liars: int) -> Vector:
     """n - 2 f by Krum one after the other; of each coordinate the mean of the n - 4 f near its
     median.
     """
-    rest = [*range(len(points))]
+    rest, squared = [*range(len(points))], _squared_distances(points)
     for _ in range(len(points) - 2 * liars):
-        rest.remove(rest[int(krum_order(points[rest], liars)[0])])
+        rest.remove(rest[int(_by_score(squared[np.ix_(rest, rest)], liars)[0])])
     picked = np.delete(points, rest, axis=0)
     order = np.argsort(np.abs(picked - np.median(picked, axis=0)), axis=0, kind="stable")
     kept = np.take_along_axis(picked, order, axis=0)[: len(points) - 4 * liars]

@@ -10,16 +10,27 @@ import __future__
 import importlib
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from bbnode.components import Metadata
+from bbnode.components import Metadata, NormClipping, TopKCodec, concrete
 from bbnode.verify import all_checks, judged
-from reproduce import experiment
+from reproduce import (
+    _federation,
+    byzantine,
+    compression,
+    dpsgd2017,
+    experiment,
+    mcmahan2017,
+    personal,
+)
+from reproduce._data import digits
+from reproduce.experiment import Claim
 
 CHECKS = {each.name: each for each in all_checks()}
 
@@ -262,6 +273,95 @@ def test_a_planted_fault_is_found_by_the_claim_of_its_method(row: Planted) -> No
     assert not outcome.ok, (
         f"{row.fault}: {outcome.deviation:.1e} is within {outcome.check.tolerance}"
     )
+
+
+class PlantedInRun(NamedTuple):
+    """A fault that a part of an experiment finds."""
+
+    row: Planted  # its check is the experiment
+    claims: Callable[[Path], list[Claim]]
+
+
+def lies_about_clipped(folder: Path) -> list[Claim]:
+    """Return the claim of byzantine of one rule, under two attacks."""
+    trial = byzantine.Trial(folder, 0)
+    pairs = [
+        (
+            trial.accuracy(NormClipping, attack, byzantine.MANY),
+            trial.in_numpy("NormClipping", attack, byzantine.MANY),
+        )
+        for attack in (byzantine.SIGN, byzantine.NOISE)
+    ]
+    return [experiment.beside("NormClipping", pairs)]
+
+
+def answers_of_top_k(folder: Path) -> list[Claim]:
+    """Return the claims of compression of one codec, without error feedback."""
+    examples = digits(folder, 0)
+    codec = concrete(TopKCodec, fraction=0.01, error_feedback=False)
+    found = {
+        (compression.WHOLE, None): compression.trained(None, examples, 0),
+        ("top 1 %", False): compression.trained(codec, examples, 0),
+    }
+    runs = {key: compression.losses_in_numpy(*key, examples, 0) for key in found}
+    return [*compression.of_bytes(found), *compression.of_losses(found, runs)]
+
+
+SPARSE = "bbnode.components.codecs.sparse"
+IN_RUNS = [
+    PlantedInRun(
+        Planted("one epoch, whatever is asked",
+                "bbnode.programs.federated:FederatedTraining.local_training",
+                "epochs=self.epochs", "epochs=min(self.epochs, 1)", "mcmahan2017"),
+        lambda folder: mcmahan2017.by_hand(digits(folder, 0), 0)),
+    PlantedInRun(
+        Planted("a gradient of the sum", "bbnode.programs.federated:FederatedSGD.body",
+                "asked.respond(compute.concat(g, *found, grads, axis=0))",
+                "asked.respond(compute.concat(g, *found, compute.mul(g, grads, number), axis=0))",
+                "mcmahan2017"),
+        lambda folder: mcmahan2017.by_hand(digits(folder, 0), 0)),
+    PlantedInRun(
+        Planted("local layers that are averaged", f"{PERSONAL}:FedPer._merged",
+                "self._slice(g, own, begin, end)", "self._slice(g, shared, 0, end - begin)",
+                "personal"),
+        personal.of_lines),
+    PlantedInRun(
+        Planted("an own model that is held half", f"{PERSONAL}:Ditto.local_training",
+                "proximal=float(self.proximal)", "proximal=float(self.proximal) / 2", "personal"),
+        personal.of_lines),
+    PlantedInRun(
+        Planted("mixing weights of half", "bbnode.components.gossip.topology:metropolis",
+                "1 / (1 + max", "1 / (2 + max", "dpsgd2017"),
+        lambda _: dpsgd2017.of_gaps()),
+    PlantedInRun(
+        Planted("indices of four bytes", f"{SPARSE}:_index_type",
+                '"<u2" if n <= _NARROW', '"<u4" if n <= _NARROW', "compression"),
+        answers_of_top_k),
+    PlantedInRun(
+        Planted("the smallest values", f"{SPARSE}:TopKCodec.compress",
+                "[flat, np.array([k], np.int64)]", "[1 / (1 + abs(flat)), np.array([k], np.int64)]",
+                "compression"),
+        answers_of_top_k),
+    PlantedInRun(
+        Planted("no clipping of moves", f"{WEIGHTED}:NormClipping.combine",
+                "1.0 if length <= bound else bound / length", "1.0", "byzantine"),
+        lies_about_clipped),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("each", IN_RUNS, ids=lambda each: f"{each.row.check}: {each.row.fault}")
+def test_a_planted_fault_is_found_by_the_claims_of_an_experiment(
+    each: PlantedInRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What was compiled without the fault would be taken from the cache, and the other way round.
+    monkeypatch.setattr(_federation, "_planned", _federation._planned.__wrapped__)
+    monkeypatch.setattr(_federation, "_compiled", _federation._compiled.__wrapped__)
+    assert [claim.text for claim in each.claims(tmp_path) if not claim.holds] == []
+    with planted(each.row):
+        claims = each.claims(tmp_path)
+    assert [claim.text for claim in claims if not claim.holds], [each.figures for each in claims]
 
 
 def test_each_check_that_finds_one_is_a_claim_of_an_experiment() -> None:
