@@ -121,7 +121,7 @@ class Terminal:
             process.stdout.close()
 
     @contextmanager
-    def node(self, config: str) -> Iterator[None]:
+    def node(self, config: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run one node beside other commands, from when it is ready to the end.
 
         Raises CommandFailed where it is not ready in a minute.
@@ -129,7 +129,7 @@ class Terminal:
         line = f"run -c {config} --log-format text"
         self._type(f"{line} &")
         path = self.folder / Path(config).parent / "node.log"
-        with path.open("wb") as log:
+        with path.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "bbnode", *shlex.split(line)],
                 cwd=self.folder,
@@ -139,7 +139,7 @@ class Terminal:
             )
         try:
             self.bbnode(f"wait --ready -c {config}")
-            yield
+            yield process
         except CommandFailed as error:
             last = path.read_text("utf-8", "replace").splitlines()[-_LAST_LINES:]
             raise CommandFailed("\n".join((str(error), *last))) from error
