@@ -127,6 +127,28 @@ def test_scaling_is_compared_by_name_not_by_place() -> None:
     assert joined(pending, there).scaling == there.scaling
 
 
+def test_a_scaling_is_taken_in_the_order_of_who_takes_it() -> None:
+    silent = table("a", "b", scaling=None)
+    pending = table("a", "b", scaling=Scaling(by="federated"))
+    turned = table("b", "a", scaling=Scaling(by="federated", mean=(2.0, 1.0), std=(3.0,)))
+    for reference in (silent, pending):
+        assert joined(reference, turned).scaling == Scaling(
+            by="federated", mean=(1.0, 2.0), std=(3.0,)
+        )
+    # One that lacks a place has no number for it.
+    fewer = table("b", scaling=Scaling(by="federated", mean=(2.0,), std=(3.0,)))
+    assert joined(silent, fewer).scaling == Scaling(by="federated")
+
+
+def test_many_numbers_are_compared_in_any_order() -> None:
+    names = [f"c{at}" for at in range(5000)]
+    mean = [float(at) for at in range(5000)]
+    one = Scaling.of("federated", mean, [1.0], names)
+    assert one.sha256
+    assert Scaling.of("federated", mean[::-1], [1.0] * 5000, names[::-1]) == one
+    assert Scaling.of("federated", mean[::-1], [1.0], names) != one
+
+
 def test_long_lists_are_shown_where_they_differ() -> None:
     many = [f"c{at}" for at in range(1000)]
     found = line(table(*many), table(*many[3:], "extra", "e,2"))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from bbnode.compiler import Compiler
+from bbnode.engine.planning.data_slots import data_slots_of
 from bbnode.ir.values import TRIGGER
-from bbnode.programs import FederatedTraining, GossipTraining
+from bbnode.programs import (
+    FederatedStatistics,
+    FederatedTraining,
+    FederatedTrees,
+    GossipTraining,
+    HierarchicalTraining,
+)
 from bbnode.sim import Network
 
 
@@ -103,6 +112,45 @@ def test_held_out_examples_mean_what_the_others_do(tmp_path: Path) -> None:
     network.add("first", line(), ["client"], config=config(tmp_path, "b,a,y"))
     network.run_until_idle()
     assert server.agreement.references.kept["client/data"].places == ("b", "a")
+
+
+@pytest.mark.parametrize("first", ["server", "client"])
+def test_statistics_go_to_the_columns_that_they_are_of(tmp_path: Path, first: str) -> None:
+    program = FederatedStatistics(clients=1, test=True, data="bbnode.TableDataSource")
+    model = Compiler().bind_all(program.bindings()).compile(program.build())
+    network = Network()
+    of = {"standardize": "federated", "label": "y"}
+    config_of = {
+        name: {**config(tmp_path, order)["data"], **of, "statistics": str(tmp_path / name)}
+        for name, order in {"server": "a,b,y", "client": "b,a,y"}.items()
+    }
+    for name in sorted(config_of, key=lambda name: name != first):
+        slot = "test" if name == "server" else "data"
+        network.add(name, model, [name], config={slot: config_of[name]})
+    execution = network["server"].invoke("server", {"tick": TRIGGER})
+    network.run_until_idle()
+    assert network["server"].outputs(execution)["told"] == 1
+    written = [json.loads((tmp_path / name).read_text()) for name in config_of]
+    server, client = (dict(zip(each["columns"], each["mean"], strict=True)) for each in written)
+    a, b = np.random.default_rng(0).uniform(size=(2, 60))
+    assert server == client == pytest.approx({"a": a.mean(), "b": b.mean()}, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        FederatedTraining(model=(2, 1), data="bbnode.TableDataSource", loss="mse"),
+        HierarchicalTraining(model=(2, 1), data="bbnode.TableDataSource", loss="mse"),
+        FederatedTrees(features=2, data="bbnode.TableDataSource"),
+        FederatedStatistics(data="bbnode.TableDataSource", test=True),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_examples_of_the_servers_test_mean_what_those_of_the_clients_do(program: Any) -> None:
+    model = Compiler().bind_all(program.bindings()).compile(program.build())
+    slots = data_slots_of(model)
+    assert slots.groups["server"]["test"] == slots.groups["client"]["data"]
+    assert slots.keepers["client"] == slots.keepers.get("server", "server")
 
 
 def test_gossiping_nodes_follow_the_oldest_through_others(tmp_path: Path) -> None:

@@ -108,10 +108,23 @@ class Scaling:
     sha256: str = ""
 
     @classmethod
-    def of(cls, by: ScaledBy, mean: Sequence[float], std: Sequence[float]) -> Scaling:
-        """Return a scaling by these numbers, which are listed if they are few enough."""
+    def of(
+        cls,
+        by: ScaledBy,
+        mean: Sequence[float],
+        std: Sequence[float],
+        places: Sequence[str] = (),
+    ) -> Scaling:
+        """Return a scaling by these numbers, which are listed if they are few enough.
+
+        Of more the digest is the same in any order, where `places` names each.
+        """
         if max(len(mean), len(std)) <= _LISTED_NUMBERS:
             return cls(by=by, mean=tuple(map(float, mean)), std=tuple(map(float, std)))
+        if len(places) == max(len(mean), len(std)):
+            of_all = [each if len(each) > 1 else [each[0]] * len(places) for each in (mean, std)]
+            order = sorted(range(len(places)), key=places.__getitem__)
+            mean, std = ([each[at] for at in order] for each in of_all)
         text = json.dumps([[float(each) for each in mean], [float(each) for each in std]])
         return cls(by=by, sha256=hashlib.sha256(text.encode()).hexdigest())
 
@@ -313,15 +326,15 @@ def joined(reference: SharedSchema, own: SharedSchema, *, grows: bool = False) -
     elif grows and classes and own.classes:
         classes = (*classes, *(name for name in own.classes if name not in classes))
     scaling = reference.scaling
+    brought = _scaling_in(columns, own)
     if scaling is None:
-        scaling = own.scaling
+        scaling = brought
     elif (
-        own.scaling is not None
-        and (own.scaling.by, own.scaling.is_known) == (scaling.by, True)
+        brought is not None
+        and (brought.by, brought.is_known) == (scaling.by, True)
         and not scaling.is_known
-        and own.columns == columns
     ):
-        scaling = own.scaling  # the statistics are there now
+        scaling = brought  # the statistics are there now
     features = reference.features if reference.features is not None else own.features
     if columns is not None and features is not None and len(features.shape) == 1:
         width = sum(each.width for each in columns)
@@ -558,6 +571,25 @@ def _by_place(
         return None
     names = [f"feature {at}" for at in range(len(ours))]
     return list(zip(names, ours, theirs, strict=True))
+
+
+def _scaling_in(columns: tuple[ColumnMeaning, ...] | None, own: SharedSchema) -> Scaling | None:
+    """Return a source's scaling in the order of other columns.
+
+    Its numbers are left out where they are not one for each of these.
+    """
+    scaling = own.scaling
+    if scaling is None or own.columns in (None, columns) or not scaling.mean:
+        return scaling
+    mine, wanted = own.places, [name for each in columns or () for name in each.places]
+    if set(mine) != set(wanted) or len(mine) != len(wanted):
+        return Scaling(by=scaling.by)
+    at = [mine.index(name) for name in wanted]
+    mean, std = (
+        each if len(each) == 1 else tuple(each[place] for place in at)
+        for each in (scaling.mean, scaling.std)
+    )
+    return replace(scaling, mean=mean, std=std)
 
 
 def _joined_column(column: ColumnMeaning, own: ColumnMeaning | None, grows: bool) -> ColumnMeaning:

@@ -243,7 +243,7 @@ class StandardizedDataSource(SplitDataSource):
         return replace(
             made,
             features=TensorSchema(made.features.shape, np.dtype(np.float32).name),
-            scaling=Scaling.of(by, mean, std),
+            scaling=Scaling.of(by, mean, std, own),
         )
 
     def _agreed_scaling(self) -> tuple[Vector, Vector] | None:

@@ -1,7 +1,8 @@
 """The data slots of a program by class: which of them mean the same, and who keeps what they mean.
 
 Rule: slots of one class that feed one model are one group, and so are those of the class that keeps
-its reference, where they feed the same model; every other slot is a group of its own. The reference
+its reference, and of others whose reference this one keeps, where they feed the same model, or
+where statistics go from the one to the other; every other slot is a group of its own. The reference
 of a class is kept by a class that exchanges something with it: one that requests it before one that
 sends to it, by name where that leaves two. Of two classes that could keep each other's it is the
 one that does not train on its data, else the one that requests. Peers of a class that has no such
@@ -12,14 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnx import ModelProto
 
 from bbnode.components.contracts import DataSource, Model
 from bbnode.components.data.shared_schema import SharedSchema, joined
-from bbnode.components.registry import UnknownComponentType
+from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.components.settings import UnreadableSettings, stored_settings
 from bbnode.engine.planning.feeds import depended_slots, examples_of
 from bbnode.engine.planning.program import (
@@ -32,14 +36,26 @@ from bbnode.ir import keys
 from bbnode.ir.graph import Program
 from bbnode.ir.onnx_file import program_of
 
+# Methods of a data source whose values are one number for each place of an example.
+_BY_PLACE = frozenset({"statistics", "standardize"})
 # Methods of a data source that give no example out.
-_MEASURES = frozenset({"statistics", "standardize", "on_data_loaded", "reset"})
+_MEASURES = _BY_PLACE | {"on_data_loaded", "reset"}
 _REQUESTS, _SENDS, _ANSWERS = 0, 1, 2
 _KINDS: Mapping[str, int] = {
     keys.OP_SEND_REQ_BATCHED: _REQUESTS,
     keys.OP_SEND: _SENDS,
     keys.OP_SEND_RESP: _ANSWERS,
 }
+
+
+class _Which(NamedTuple):
+    """A model as classes compare it: the digest of its graph; without one its kind of component."""
+
+    digest: str
+    kind: str = ""
+
+
+_Fed = tuple[_Which, Sequence[str]]  # a model with the slots that feed it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +109,14 @@ def data_slots_of(model: ModelProto) -> DataSlots:
     for name in classes:
         for _, sources in fed[name]:
             _unite(groups, [(name, slot) for slot in sources])
-        keeper = keepers.get(name, name)
-        if keeper == name:
+    for name, other in itertools.combinations(classes, 2):
+        pair = name, other
+        if not _share_a_reference(keepers, pair):
             continue
-        for content, sources in fed[keeper]:
-            for other, theirs in fed[name]:
-                if content and content == other:
-                    _unite(groups, [*((keeper, s) for s in sources), *((name, s) for s in theirs)])
+        feeds = _alone(fed[name]), _alone(fed[other])
+        for which in feeds[0].keys() & feeds[1].keys():
+            _unite(groups, [(p, s) for p, of in zip(pair, feeds, strict=True) for s in of[which]])
+        _unite(groups, _measured_together(plans, groups, pair))
     given = {
         groups[name][use.slot]
         for name in classes
@@ -126,6 +143,30 @@ def declared_schemas(said: Mapping[str, SharedSchema], slots: DataSlots) -> dict
     return found
 
 
+def _share_a_reference(keepers: Mapping[str, str], pair: tuple[str, str]) -> bool:
+    name, other = pair
+    kept = {each: keepers.get(each, each) for each in pair}
+    same = kept[name] == kept[other]  # of a third class, or one keeps the other's
+    return same or kept[name] == other or kept[other] == name
+
+
+def _measured_together(
+    plans: Mapping[str, ProgramPlan], groups: Mapping[str, Mapping[str, str]], pair: tuple[str, str]
+) -> list[tuple[str, str]]:
+    """Return the slots of two classes that give statistics or take them.
+
+    Which of several they would be for is not to be seen: then none is returned.
+    """
+    slots = {
+        (name, use.slot)
+        for name in pair
+        for use in plans[name].methods
+        if use.slot in groups[name] and use.method in _BY_PLACE
+    }
+    found = {name: {groups[name][slot] for each, slot in slots if each == name} for name in pair}
+    return sorted(slots) if all(len(each) == 1 for each in found.values()) else []
+
+
 def _unite(groups: dict[str, dict[str, str]], slots: Sequence[tuple[str, str]]) -> None:
     names = {groups[peer_class][slot] for peer_class, slot in slots}
     if len(names) < 2:
@@ -135,15 +176,15 @@ def _unite(groups: dict[str, dict[str, str]], slots: Sequence[tuple[str, str]]) 
         each.update({slot: first for slot, group in each.items() if group in names})
 
 
-def _used(plan: ProgramPlan, fed: Sequence[tuple[str, Sequence[str]]]) -> set[str]:
+def _used(plan: ProgramPlan, fed: Sequence[_Fed]) -> set[str]:
     """Return the data slots that ops of a class use, or models that they call."""
     sources = {each.name for each in plan.slots if each.binding.role == DataSource.ROLE}
     called = {use.slot for use in plan.methods}
     return (called | {slot for _, slots in fed for slot in slots}) & sources
 
 
-def _fed(program: Program, plan: ProgramPlan) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield for each model of a class the digest of its graph and the slots that feed it."""
+def _fed(program: Program, plan: ProgramPlan) -> Iterator[_Fed]:
+    """Yield for each model of a class which it is and the slots that feed it."""
     for slot in plan.slots:
         if slot.binding.role != Model.ROLE:
             continue
@@ -151,8 +192,26 @@ def _fed(program: Program, plan: ProgramPlan) -> Iterator[tuple[str, Sequence[st
             content: object = None
             with contextlib.suppress(UnreadableSettings):
                 content = stored_settings(slot.config).get("model")
-            digest = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else ""
-            yield digest, sorted(examples_of(program, plan, slot.name))
+            cls = component_class(slot.binding.type_name)
+            # A server holds a model by a subclass of the component that trains it.
+            kind = next(each for each in cls.__mro__ if Model in each.__bases__).__qualname__
+            graph = isinstance(content, bytes) and hashlib.sha256(content).hexdigest()
+            which = _Which(graph) if graph else _Which("", kind)
+            yield which, sorted(examples_of(program, plan, slot.name))
+
+
+def _alone(fed: Sequence[_Fed]) -> dict[_Which, list[str]]:
+    """Return by model the slots that feed it.
+
+    Models of one graph mean the same; of several of one type that is not to be seen, and these are
+    left out.
+    """
+    found: dict[_Which, list[str]] = {}
+    counts = Counter(which for which, _ in fed)
+    for which, sources in fed:
+        if which.digest or counts[which] == 1:
+            found[which] = [*found.get(which, []), *sources]
+    return found
 
 
 def _trains(plan: ProgramPlan) -> bool:
