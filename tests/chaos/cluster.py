@@ -216,7 +216,12 @@ class Cluster:
             }
         )
         sources.write(folder / "node.toml", config, comment=name)
-        environment = {GATE_VARIABLE: str(self.folder / "gate"), NAME_VARIABLE: name}
+        environment = {
+            GATE_VARIABLE: str(self.folder / "gate"),
+            NAME_VARIABLE: name,
+            # What is held is measured, and not what the allocator keeps of weights for later.
+            "MALLOC_MMAP_THRESHOLD_": "1000000",
+        }
         return Daemon(name, folder, str(identity.peer_id), environment=environment)
 
     def start(self, *daemons: Daemon) -> None:

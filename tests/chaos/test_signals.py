@@ -23,7 +23,7 @@ LARGE = 1_000_000
 MORE_FILES = 3
 MORE_RSS_MB = 12.0
 # With large weights also what several rounds hold that a sleeper runs at once.
-MORE_LARGE_RSS_MB = MORE_RSS_MB + 10 * LARGE * 4 / 1e6
+MORE_LARGE_RSS_MB = MORE_RSS_MB + 7 * LARGE * 4 / 1e6
 QUICK = {("server", "aggregating"), ("client", "training"), ("server", "writing")}
 
 
