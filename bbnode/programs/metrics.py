@@ -222,16 +222,25 @@ def _histogram(
         positive = compute.cast(g, _flat(g, compute, labels), to=types.TENSOR_FLOAT)
     else:
         logit, positive = _flat(g, compute, y), _flat(g, compute, labels)
-    scaled = compute.mul(g, compute.sigmoid(g, logit), g.constant(float(AUC_BINS)))
+    chance = compute.sigmoid(g, logit)
+    scaled = compute.mul(g, chance, g.constant(float(AUC_BINS)))
     last = g.constant(AUC_BINS - 1.0)
-    bins = compute.cast(g, compute.min(g, compute.floor(g, scaled), last), to=types.TENSOR_INT64)
-    on = g.constant([0.0, 1.0])
-    placed = _counting(g, compute, compute.one_hot(g, bins, g.constant(AUC_BINS), on), counted)
-    column = compute.unsqueeze(g, positive, g.constant([-1]))
-    rows = g.constant([0])
-    of_both = compute.reduce_mean(g, placed, rows, keepdims=False)
-    right = compute.reduce_mean(g, compute.mul(g, placed, column), rows, keepdims=False)
-    return compute.concat(g, right, compute.sub(g, of_both, right), axis=0)
+    whole = compute.cast(g, compute.min(g, compute.floor(g, scaled), last), to=types.TENSOR_INT64)
+    bins = compute.max(g, whole, g.constant(0))  # NaN is no place
+    # Each example is added to its bin: a row of bins for each would take 4 KiB an example.
+    zero = compute.mul(g, chance, g.constant(0.0))
+    count = compute.add(g, zero, g.constant(1.0))  # 1, or NaN where the output is
+    share = compute.cast(g, compute.size(g, bins), to=types.TENSOR_FLOAT)
+    if counted is not None:
+        count = compute.mul(g, count, _flat(g, compute, counted))
+    empty = g.constant([0.0] * AUC_BINS)
+
+    def binned(weights: Output) -> Output:
+        sums = compute.scatter_elements(g, empty, bins, weights, axis=0, reduction="add")
+        return compute.div(g, sums, share)
+
+    right = binned(compute.mul(g, count, positive))
+    return compute.concat(g, right, compute.sub(g, binned(count), right), axis=0)
 
 
 def _auc(g: Graph, compute: BackendSlot, counts: Output, _: int) -> Output:

@@ -91,6 +91,30 @@ def test_pooled_and_averaged_metrics_are_those_of_scikit_learn(case: str) -> Non
     assert float(measured(parts[0], pooled)["value"]) == pytest.approx(wanted, abs=tolerance)
 
 
+def test_a_million_examples_are_binned_where_they_lie() -> None:
+    """A row of 1,024 bins for each would take 4 GB, and as much again for each class."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 1_000_000)
+    outputs = np.stack([rng.normal(size=labels.size), rng.normal(size=labels.size) + labels], 1)
+    fed = {"outputs": outputs.astype(np.float32), "labels": labels}
+    program = Measuring("auc", 2)
+    artifact = Compiler().bind_backend("compute", OrtBackend).compile(program.build())
+    assert "OneHot" not in {node.op_type for each in artifact.functions for node in each.node}
+    node = (net := Network(1)).add("node", artifact, ["peer"])
+
+    def measured(outputs: Any) -> float:
+        given = np.ones(program.metric.size, np.float32)
+        execution = node.invoke("peer", {**fed, "outputs": outputs, "given": given})
+        net.run_until_idle()
+        return float(node.outputs(execution)["own"])
+
+    wanted = known.roc_auc_score(labels, outputs[:, 1] - outputs[:, 0])
+    assert measured(fed["outputs"]) == pytest.approx(wanted, abs=1e-4)
+    wrong = fed["outputs"].copy()
+    wrong[7] = np.nan
+    assert np.isnan(measured(wrong))
+
+
 @pytest.mark.parametrize("ignored", [-100, -1, 1, 255])
 @pytest.mark.parametrize("name", ["accuracy", "top2", "f1_macro", "f1_micro", "auc"])
 def test_labels_that_the_loss_ignores_count_in_no_metric(name: str, ignored: int) -> None:
