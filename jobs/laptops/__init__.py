@@ -23,7 +23,7 @@ LAPTOPS: Final = 8
 SLEEPERS: Final = (1, 4, 6)
 KILLED: Final = 3
 FEATURES, CLASSES = 20, 3
-PATIENCE_S: Final = 300.0
+PATIENCE_S: Final = 900.0  # of a busy machine; two minutes on an idle one
 Array = npt.NDArray[Any]
 
 
