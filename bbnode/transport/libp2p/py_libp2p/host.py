@@ -116,8 +116,6 @@ class PyLibp2p:
             async with trio.open_nursery() as tasks:
                 self._swarm.tasks = tasks
                 async with self.host.run(listen_addrs=list(self._ours.listening)):
-                    # It dials whomever it knows, whether it was asked to or not.
-                    await self._swarm.auto_connector.stop()
                     started = True
                     task_status.started()
                     await trio.sleep_forever()
@@ -193,7 +191,10 @@ class PyLibp2p:
     def serve(self, connection: Connection, stream: MuxedStream, protocol: str) -> None:
         """Take over a stream that a peer has opened."""
         made = self._connections.get(connection)
-        count = sum(each in self._streams for each in connection.muxer.streams.values())
+        count = sum(
+            each in self._streams and not each.is_initiator
+            for each in connection.muxer.streams.values()
+        )
         if made is None or count >= MAX_OTHER_STREAMS or not made.take(stream, protocol):
             self._counters.add("protocols.refused")
             stream.abort("nobody serves it, or too many are open")

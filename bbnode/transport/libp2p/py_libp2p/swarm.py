@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import trio
 from libp2p.abc import IListener, IMuxedConn, INetConn, IRawConnection, ITransport
 from libp2p.custom_types import THandler
+from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.swarm_connection import SwarmConn
@@ -41,7 +42,7 @@ logging.getLogger("libp2p").addHandler(logging.NullHandler())
 
 # The code of /p2p in multiaddr's protocol table.
 _P2P: Final = 0x01A5
-# Of connections, and of seconds: admission has the bounds that count.
+# Admission has the bounds that count.
 _NEVER: Final = 2**31
 _READ_BYTES: Final = 64 * 1024
 _IP: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
@@ -170,6 +171,19 @@ class _Tasks:
         return getattr(self._manager, name)
 
 
+class _NoConnector(AutoConnector):
+    """An auto-connector that dials nobody, and remembers nobody; whatever the watermarks are."""
+
+    async def run_background_task(self, nursery: trio.Nursery) -> None:
+        """Start nothing."""
+
+    async def maybe_connect(self) -> None:
+        """Dial nobody."""
+
+    def record_disconnect(self, peer_id: ID) -> None:
+        """Remember nothing."""
+
+
 class NodeSwarm(Swarm):
     """A Swarm of which no task can end another, and that asks us for raw connections as well."""
 
@@ -191,9 +205,9 @@ class NodeSwarm(Swarm):
                 low_watermark=0,
                 min_connections=0,
                 max_connections_per_peer=_NEVER,
-                auto_connect_interval=float(_NEVER),
             ),
         )
+        self.auto_connector = _NoConnector(self)
         self.tasks: trio.Nursery | None = None
 
     @property
