@@ -831,7 +831,7 @@ def test_without_py_libp2p_both_ways_to_get_it_are_told_in_a_line(monkeypatch):
         monkeypatch.delitem(sys.modules, each)
     with pytest.raises(Libp2pMissing) as caught:
         make_transport("libp2p", TransportSetup(identity=Identity.generate()))
-    for part in ("uv pip install", "--override", "libgmp-dev", 'network.transport is "lean"'):
+    for part in ("uv pip install", "--override", "libgmp-dev", 'network.transport = "lean"'):
         assert part in str(caught.value)
     assert "\n" not in str(caught.value)
     Libp2pTransport(Identity.generate(), listen=[])

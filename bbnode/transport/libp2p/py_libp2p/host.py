@@ -100,6 +100,7 @@ class PyLibp2p:
         self._swarm = NodeSwarm(own, store, plugin)
         self._swarm.secure_dialled = self._secure_dialled
         self._swarm.secure_accepted = self._secure_accepted
+        self._swarm.settled = self._settled
         self.host = NodeHost(self._swarm, lambda: ours.announced or ours.listening)
         self._handle = self._swarm.common_stream_handler
         self._swarm.set_stream_handler(self._guarded)
@@ -143,10 +144,18 @@ class PyLibp2p:
             made.ended()
 
     async def _join(self, made: LentConnection) -> None:
-        if await self._admits(made.connection) and not made.is_closed:
-            await self._swarm.add_conn(made, "outbound" if made.is_initiator else "inbound")
-        else:
-            made.ended()
+        try:
+            if await self._admits(made.connection) and not made.is_closed:
+                await self._swarm.add_conn(made, "outbound" if made.is_initiator else "inbound")
+            else:
+                made.ended()
+        finally:
+            made.joined.set()
+
+    async def _settled(self, peer: ID) -> None:
+        for made in list(self._connections.values()):
+            if made.peer_id == peer and not made.connection.for_other:
+                await made.joined.wait()
 
     async def _admitted(self, connection: Connection) -> LentConnection:
         """Return a connection for Swarm once its peer is admitted; raises DialError."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import trio
-from libp2p.abc import IListener, IMuxedConn, INetConn, IRawConnection, ITransport
+from libp2p.abc import IListener, IMuxedConn, INetConn, INetStream, IRawConnection, ITransport
 from libp2p.custom_types import THandler
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
@@ -188,10 +188,12 @@ class NodeSwarm(Swarm):
     """A Swarm of which no task can end another, and that asks us for raw connections as well."""
 
     def __init__(self, own: ID, peerstore: BoundedPeerStore, plugin: Plugin) -> None:
-        """Create it; `secure_dialled` and `secure_accepted` are set before it runs."""
+        """Create it; the functions below are set before it runs."""
         self._manager: Any = None
         self.secure_dialled: Callable[[IRawConnection, ID], Awaitable[IMuxedConn]]
         self.secure_accepted: Callable[[IRawConnection, Multiaddr], Awaitable[IMuxedConn]]
+        # Returns when no connection with a peer waits to be added.
+        self.settled: Callable[[ID], Awaitable[None]]
         # Swarm's upgrader would add a handshake and a muxer; connections come with ours.
         super().__init__(
             own,
@@ -237,6 +239,15 @@ class NodeSwarm(Swarm):
         if named is not None and named != peer_id:
             raise SwarmException(f"Peer ID mismatch: {addr} is not an address of {peer_id}")
         return await super()._dial_with_retry(addr, peer_id, source)
+
+    async def new_stream(self, peer_id: ID) -> INetStream:
+        """Open a stream, on a connection that is there or that is dialled; raises SwarmException.
+
+        A connection that is there for us is for py-libp2p, too, a moment later.
+        """
+        if peer_id not in self.connections:
+            await self.settled(peer_id)
+        return await super().new_stream(peer_id)
 
     async def upgrade_outbound_raw_conn(
         self, raw_conn: IRawConnection, peer_id: ID, pre_scope: Any = None
