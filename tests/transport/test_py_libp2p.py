@@ -702,6 +702,20 @@ def test_what_peers_say_of_themselves_is_bounded():
         assert store.get_protocols(peer_number(0))[0] == "/p/0"
 
 
+async def test_who_says_too_much_of_itself_is_remembered_within_bounds():
+    ours, plain = host(1), plain_host(b"p" * 32)
+    for n in range(5 * MAX_KNOWN_PROTOCOLS):
+        plain.set_stream_handler(f"/test/many/{n}", reverse)
+    with trio.fail_after(PATIENCE_S):
+        async with ours.running([LOOPBACK]), plain_running(plain, []):
+            await plain_dial(plain, ours.address, ours.peer_id)
+            known = await protocols_of(ours.py, plain.get_id())
+            assert len(known) == MAX_KNOWN_PROTOCOLS
+            # What a service asks of it goes on.
+            plain.set_stream_handler(REVERSE, reverse)
+            assert await reversed_by(ours.py, plain.get_id()) == b"cba"
+
+
 def test_a_record_that_is_too_large_is_not_kept():
     key = create_new_key_pair(b"s" * 32)
     own = ID.from_pubkey(key.public_key)
