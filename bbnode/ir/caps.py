@@ -318,9 +318,6 @@ DEFAULT_WAIT_S: Final = _cap(
     "of what neither its author nor its caller bounds, `limits.wait_s`: a day, so that what trains "
     "over night ends by itself, and what hangs is seen the next morning",
 )
-MAX_JOIN_NS: Final = _cap(
-    30 * 86_400 * 1_000_000_000, "ns", "from the first value of a join to its end: a month"
-)
 MAX_GATHERED: Final = _cap(
     65_536, "values", "of one batch of a join; a batch holds one value and one peer each"
 )

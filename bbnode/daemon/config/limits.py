@@ -115,7 +115,11 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
             ("MAX_DRAWS", "draws", "of a Dirichlet partition: peers times classes"),
         ),
         "bbnode.components.data.statistics": (
-            ("MAX_LABELS", "classes", "whose examples federated statistics count"),
+            (
+                "MAX_LABELS",
+                "classes",
+                "whose examples federated statistics count; of more, they have no label_counts",
+            ),
             ("_MAX_FEATURES", "columns", "that statistics are taken of"),
             ("_MAX_FILE_BYTES", "bytes", "a file of statistics"),
         ),
@@ -127,7 +131,7 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
             ("_MAX_JSON_BYTES", "bytes", "a settings file of an encoder"),
         ),
         "bbnode.daemon.predicting.inputs": (
-            ("_MAX_TEXT_BYTES", "bytes", "a CSV or JSON file that `bbnode predict` reads"),
+            ("_MAX_TEXT_BYTES", "bytes", "a file of texts that `bbnode predict` reads"),
         ),
         "bbnode.programs.statistics": (
             ("MAX_BINS", "bins", "of a federated histogram"),
