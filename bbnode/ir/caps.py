@@ -229,7 +229,6 @@ HALF_LIFE_S: Final = _cap(60.0, "s", "after which a point counts half")
 BACKOFF_S: Final = _cap(10.0, "s", "for which who was cut off is refused; twice as long each time")
 MAX_BACKOFF_S: Final = _cap(600.0, "s", "at most")
 FORGIVEN_AFTER_S: Final = _cap(3600.0, "s", "without an offence, after which a peer begins anew")
-MAX_REASONS: Final = _cap(64, "reasons", "for refusals that are counted apart")
 
 _part("Private networks and tickets")
 CLOCK_SKEW_S: Final = _cap(

@@ -197,21 +197,12 @@ def _growing(most: int) -> None:
 
 
 def _ops(most: int) -> None:
-    """A function of a quarter of the ops, called four times."""
-
-    def model(count: int) -> ModelProto:
-        body = [NodeProto(op_type="Identity", input=["x"], output=["y"])]
-        body += [
-            NodeProto(op_type="Identity", input=["x"], output=[str(n)]) for n in range(count // 4)
-        ]
-        return _model(
-            [helper.make_node("f", ["x"], [f"y{n}"], domain="own") for n in range(3)]
-            + _calling("f", 1),
-            [_function("f", body)],
-        )
-
+    """A function of a thousand ops, called once more than there are thousands."""
+    body = [NodeProto(op_type="Identity", input=["x"], output=[str(n)]) for n in range(999)]
+    body.append(NodeProto(op_type="Identity", input=["x"], output=["y"]))
+    calls = [helper.make_node("f", ["x"], [f"y{n}"], domain="own") for n in range(most // 1000)]
     with pytest.raises(ModelTooLarge, match=f"{most} ops: quantize it"):
-        OnnxModule(model(most))
+        OnnxModule(_model([*calls, *_calling("f", 1)], [_function("f", body)]))
 
 
 def _model_bytes(most: int, place: Place) -> None:

@@ -53,7 +53,7 @@ from bbnode.ir.values import Composite
 from bbnode.programs import FederatedHistograms, FederatedQuantiles, SecureTraining
 from bbnode.transport import schema_exchange
 from bbnode.transport.schema_exchange import SchemaUnanswered
-from tests.daemon import limits_data, limits_programs
+from tests.daemon import limits_components, limits_data, limits_engine, limits_programs
 from tests.daemon.limits_reach import Place, Reach, config, refused, refusing
 from tests.engine.builder import Partition, model
 from tests.engine.support import bring_up
@@ -445,7 +445,8 @@ def _settings(most: int) -> None:
             stored_settings(raw)
 
 
-REACHED |= limits_programs.REACHED | limits_data.REACHED
+for _room in (limits_programs, limits_data, limits_components, limits_engine):
+    REACHED |= _room.REACHED
 
 
 @pytest.mark.parametrize("name", REACHED)
@@ -478,20 +479,7 @@ def test_every_limit_has_a_test() -> None:
 
 # Limits that no test names yet.
 LEFT = """
-CentroidSelector.max_asked GlobalRegistryClient.max_view access.message_burst access_stall_s
-api.on_trio.MAX_WAITING_BYTES api.on_trio.MAX_WAITING_OUTPUTS
-components.backends.isolation.shared._MAX_AXES components.backends.isolation.shared._MAX_HEAD_BYTES
-components.backends.isolation.shared._MAX_HEAD_VALUES
-components.backends.isolation.supervisor._MAX_TRIES components.backends.ort._MAX_RANKS
-components.codecs.base._MAX_HEADER_BYTES components.codecs.base._MAX_HEADER_VALUES
-components.codecs.base._MAX_RANK components.codecs.base._MAX_VALUES
-components.codecs.power_sgd._MAX_MATRICES components.codecs.quantizers._MAX_DIMENSIONS
-components.codecs.zstd._MAX_WINDOW_BYTES components.indexes.collection._MOST_WAITED_S
-components.indexes.directory._MAX_MANIFEST_BYTES components.indexes.filters._MAX_COLUMNS
-components.privacy.accounting.MAX_LEDGER_BYTES components.privacy.release.MAX_ROUNDS
-components.selectors.centroids._MAX_PEERS components.selectors.centroids._MAX_WIDTH
-components.selectors.kademlia._MAX_CALLERS components.selectors.kademlia._MAX_LOOKUPS
-components.selectors.random_walk._MAX_PASSED_ON components.wire_records._MAX_MESSAGE_BYTES
+access.message_burst access_stall_s api.on_trio.MAX_WAITING_BYTES api.on_trio.MAX_WAITING_OUTPUTS
 cooling_s daemon.control.client.DEFAULT_TIMEOUT_S daemon.control.feed.MAX_IN_TRANSIT
 daemon.control.routes.MAX_ROUNDS daemon.control.routes.MAX_ROUNDS_BYTES
 daemon.control.routes.PING_TIMEOUT_S daemon.history.scalars.MAX_METRIC_NAME_BYTES
@@ -501,16 +489,12 @@ daemon.join.dial.CONNECT_TIMEOUT_S daemon.network.dial_back.MAX_ASKED
 daemon.network.introductions.MAX_ASK_AGAIN_S daemon.network.restarts._MOST_WAITING
 daemon.observing.doctor.MAX_CLOCK_ERROR_US daemon.testbed.run.GONE_TIMEOUT_S
 daemon.testbed.run.JOIN_TIMEOUT_S daemon.testbed.run.START_TIMEOUT_S
-daemon.testbed.run.STOP_TIMEOUT_S dial_back_every_s engine.ops.graphs.MAX_SINGLES
-engine.ops.graphs.MAX_VARIANTS engine.peers.backoff_table.MAX_DELAY_NS guest_s
-introductions_every_s kept_items max_answers_remembered max_asked max_bye_bytes
-max_checkpoint_bytes max_chunk_bytes max_classes max_connections_per_peer max_cooling_s
+daemon.testbed.run.STOP_TIMEOUT_S dial_back_every_s guest_s introductions_every_s kept_items
+max_bye_bytes max_checkpoint_bytes max_chunk_bytes max_connections_per_peer max_cooling_s
 max_dial_back_answer_bytes max_dial_back_askers max_dial_back_request_bytes max_dial_backs
-max_echoes max_ended_remembered max_facts max_granted max_introduction_askers max_key_chars
-max_learned max_lists_waiting max_member_days max_of_use max_query_fields max_reasons
-max_recognised max_redeemers max_refused_peers max_registries max_registry_class_chars
-max_state_entries max_target_bytes max_token_chars max_tracked_peers max_uses max_wait_s max_words
-node.keep_rounds open_files pending_answer_s queued_items redial_denied_s redial_min_s remember_s
-room_check_s silence_s sim.network.DEFAULT_LIMIT_NS schema_answer_s stranger_turn_us
+max_echoes max_introduction_askers max_learned max_lists_waiting max_query_fields max_recognised
+max_state_entries max_token_chars max_wait_s max_words node.keep_rounds open_files pending_answer_s
+queued_items redial_denied_s redial_min_s remember_s room_check_s silence_s
+sim.network.DEFAULT_LIMIT_NS schema_answer_s stranger_turn_us
 transport.libp2p.tcp.CONNECT_TIMEOUT_S write_failures
 """

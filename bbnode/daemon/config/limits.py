@@ -155,9 +155,6 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
             ("_MAX_WORDS", "words", "of a codebook"),
             ("_MAX_DIMENSIONS", "dimensions", "of a vector"),
         ),
-        "bbnode.components.codecs.zstd": (
-            ("_MAX_WINDOW_BYTES", "bytes", "that the frame of a code makes its reader keep"),
-        ),
         "bbnode.components.secure_aggregation.plan": (
             ("MAX_CLIENTS", "clients", "of one round of secure aggregation"),
         ),
