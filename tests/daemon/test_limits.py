@@ -53,7 +53,13 @@ from bbnode.ir.values import Composite
 from bbnode.programs import FederatedHistograms, FederatedQuantiles, SecureTraining
 from bbnode.transport import schema_exchange
 from bbnode.transport.schema_exchange import SchemaUnanswered
-from tests.daemon import limits_components, limits_data, limits_engine, limits_programs
+from tests.daemon import (
+    limits_components,
+    limits_data,
+    limits_engine,
+    limits_network,
+    limits_programs,
+)
 from tests.daemon.limits_reach import Place, Reach, config, refused, refusing
 from tests.engine.builder import Partition, model
 from tests.engine.support import bring_up
@@ -445,7 +451,7 @@ def _settings(most: int) -> None:
             stored_settings(raw)
 
 
-for _room in (limits_programs, limits_data, limits_components, limits_engine):
+for _room in (limits_programs, limits_data, limits_components, limits_engine, limits_network):
     REACHED |= _room.REACHED
 
 
@@ -479,22 +485,15 @@ def test_every_limit_has_a_test() -> None:
 
 # Limits that no test names yet.
 LEFT = """
-access.message_burst access_stall_s api.on_trio.MAX_WAITING_BYTES api.on_trio.MAX_WAITING_OUTPUTS
-cooling_s daemon.control.client.DEFAULT_TIMEOUT_S daemon.control.feed.MAX_IN_TRANSIT
+access.message_burst api.on_trio.MAX_WAITING_BYTES api.on_trio.MAX_WAITING_OUTPUTS cooling_s
+daemon.control.client.DEFAULT_TIMEOUT_S daemon.control.feed.MAX_IN_TRANSIT
 daemon.control.routes.MAX_ROUNDS daemon.control.routes.MAX_ROUNDS_BYTES
 daemon.control.routes.PING_TIMEOUT_S daemon.history.scalars.MAX_METRIC_NAME_BYTES
 daemon.history.store.BUSY_TIMEOUT_MS daemon.invoke.exact.MAX_EXACT_BYTES
-daemon.invoke.rounds.MAX_PEERS_OF_A_ROUND daemon.join.dial.ACCEPT_TIMEOUT_S
-daemon.join.dial.CONNECT_TIMEOUT_S daemon.network.dial_back.MAX_ASKED
-daemon.network.introductions.MAX_ASK_AGAIN_S daemon.network.restarts._MOST_WAITING
-daemon.observing.doctor.MAX_CLOCK_ERROR_US daemon.testbed.run.GONE_TIMEOUT_S
-daemon.testbed.run.JOIN_TIMEOUT_S daemon.testbed.run.START_TIMEOUT_S
-daemon.testbed.run.STOP_TIMEOUT_S dial_back_every_s guest_s introductions_every_s kept_items
-max_bye_bytes max_checkpoint_bytes max_chunk_bytes max_connections_per_peer max_cooling_s
-max_dial_back_answer_bytes max_dial_back_askers max_dial_back_request_bytes max_dial_backs
-max_echoes max_introduction_askers max_learned max_lists_waiting max_query_fields max_recognised
-max_state_entries max_token_chars max_wait_s max_words node.keep_rounds open_files pending_answer_s
-queued_items redial_denied_s redial_min_s remember_s room_check_s silence_s
-sim.network.DEFAULT_LIMIT_NS schema_answer_s stranger_turn_us
-transport.libp2p.tcp.CONNECT_TIMEOUT_S write_failures
+daemon.invoke.rounds.MAX_PEERS_OF_A_ROUND daemon.observing.doctor.MAX_CLOCK_ERROR_US
+daemon.testbed.run.GONE_TIMEOUT_S daemon.testbed.run.JOIN_TIMEOUT_S
+daemon.testbed.run.START_TIMEOUT_S daemon.testbed.run.STOP_TIMEOUT_S guest_s kept_items
+max_checkpoint_bytes max_cooling_s max_query_fields max_state_entries max_token_chars max_wait_s
+node.keep_rounds open_files queued_items remember_s silence_s sim.network.DEFAULT_LIMIT_NS
+stranger_turn_us
 """
