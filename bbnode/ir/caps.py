@@ -395,7 +395,9 @@ MAX_KEPT_UNSENT_BYTES: Final = _cap(
     64 * 1024 * 1024, "bytes", "of envelopes without acknowledgement that a checkpoint keeps"
 )
 MAX_CHECKPOINT_BYTES: Final = _cap(
-    1 << 33, "bytes", "a checkpoint: twice what msgpack can hold in one piece, the node's state"
+    1 << 33,
+    "bytes",
+    "a checkpoint; the node's state in it is one piece of msgpack, up to 4 GiB",
 )
 MAX_STATE_ENTRIES: Final = _cap(
     10_000, "files", "of a state directory that are looked through for what a killed process left"

@@ -37,8 +37,9 @@ from bbnode.components.peer_registry.client import (
     GlobalRegistryClientConfig,
     TooManyRegistries,
 )
+from bbnode.components.privacy import release
 from bbnode.components.privacy.accounting import LedgerUnavailable, PrivacyLedger
-from bbnode.components.privacy.release import NoSuchRelease
+from bbnode.components.privacy.errors import NoSuchRelease
 from bbnode.components.selectors.centroids import CentroidSelector, CentroidSelectorConfig
 from bbnode.components.wire_records import UnusableMessage
 from bbnode.ir.errors import DecodeError
@@ -50,7 +51,7 @@ from tests.components.selectors.test_random_walk import called, peer, walk, walk
 from tests.daemon.limits_reach import Place, Reach, refused, refused_for, refusing
 from tests.programs import test_private
 
-# --- graphs in a process of their own ------------------------------------------------------------
+# --- graphs in a process of their own -----------------------------------------------------------
 
 
 class _Raw(shared.Writer):
@@ -99,7 +100,7 @@ def _ranks(most: int) -> None:
     assert len(built) == most + 2
 
 
-# --- codecs --------------------------------------------------------------------------------------
+# --- codecs -------------------------------------------------------------------------------------
 
 CTX = Context()
 
@@ -177,7 +178,7 @@ def _dimensions(most: int) -> None:
             codec.book_shape(header)
 
 
-# --- indexes and privacy --------------------------------------------------------------------------
+# --- indexes and privacy ------------------------------------------------------------------------
 
 
 def _waited(most: float) -> None:
@@ -239,8 +240,9 @@ def _ledger(most: int, place: Place) -> None:
         PrivacyLedger(str(path))
 
 
-def _charged(most: int) -> None:
+def _charged(most: int, place: Place) -> None:
     """Rounds that were begun: of one more, the first can't be released."""
+    place.patch.setattr(release, "epsilon_of", lambda *_: 0.0)  # which takes long
     made = test_private.component(epsilon=1e6)
     asked = PeerIdVec(test_private.PEERS[:3])
     answer = test_private.answers(*[np.zeros(4, np.float32)] * 3)
@@ -254,7 +256,7 @@ def _charged(most: int) -> None:
     made.release(test_private.Context(2), answer)
 
 
-# --- selectors and registries ---------------------------------------------------------------------
+# --- selectors and registries -------------------------------------------------------------------
 
 
 def _peers(count: int) -> list[PeerId]:
@@ -354,7 +356,7 @@ REACHED: dict[str, Reach] = {
     "components.backends.isolation.shared._MAX_AXES": refusing(
         DecodeError, lambda n: shared._dims([1] * n), "axes"
     ),
-    "components.backends.isolation.shared._MAX_HEAD_BYTES": refusing(
+    "components.backends.isolation.shared._MAX_HEAD_BYTES": refused(
         DecodeError, lambda n: _said({"a": bytes(n - 8)}), "are taken"
     ),
     "components.backends.isolation.shared._MAX_HEAD_VALUES": refused(

@@ -34,7 +34,7 @@ from tests.daemon.limits_reach import Place, Reach, refusing
 from tests.engine.builder import Partition, model
 from tests.engine.support import bring_up, peer
 
-# --- the engine -----------------------------------------------------------------------------------
+# --- the engine ---------------------------------------------------------------------------------
 
 
 def _answers(most: int) -> None:
@@ -155,7 +155,7 @@ def _singles(most: int) -> None:
     assert runner._single(0) is not first
 
 
-# --- who may talk, and tickets --------------------------------------------------------------------
+# --- who may talk, and tickets ------------------------------------------------------------------
 
 
 def _of_use(most: int) -> None:

@@ -29,6 +29,7 @@ from bbnode.transport import pending_exchange, schema_exchange
 from bbnode.transport.base import Direction
 from bbnode.transport.errors import DialError, FrameError, NotConnectedError, StreamBrokenError
 from bbnode.transport.libp2p import tcp
+from bbnode.transport.libp2p.muxer import Muxer
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.framing import FrameDecoder, FrameType, Lane, encode_header
 from bbnode.transport.links.receiver import Receiver
@@ -40,6 +41,8 @@ from tests.daemon.test_restarts import NEW, Room
 from tests.engine.support import peer
 from tests.transport.fakes import carrier_pair
 from tests.transport.test_link import LARGE, SMALL, Side, quiet
+from tests.transport.test_muxer import Peer as Muxed
+from tests.transport.test_muxer import data, share_of, stream_of
 
 # --- what nodes ask each other ------------------------------------------------------------------
 
@@ -436,6 +439,26 @@ def _looks(most: float) -> None:
     assert receiver.pump_at == 100.0 + most
 
 
+async def _strangers_turn(most: int, place: Place) -> None:
+    """A stranger whose frames come all at once: others have their turns in between."""
+    share, turns = share_of(known=False), []
+    read = Muxer._turn
+
+    def turn(muxer: Muxer, wire: Any) -> None:
+        read(muxer, wire)
+        turns.append(share.due_us)
+
+    place.patch.setattr(Muxer, "_turn", turn)
+    other = Muxed(share=share)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other.muxer.run)
+        stream = await stream_of(other)
+        await other.send(b"".join(data(1, b"x") for _ in range(1000)))
+        assert not stream.failure
+        nursery.cancel_scope.cancel()
+    assert most <= max(turns) < most + 100
+
+
 REACHED: dict[str, Reach] = {
     "access_stall_s": _access_stalls,
     "pending_answer_s": _pending,
@@ -465,4 +488,5 @@ REACHED: dict[str, Reach] = {
     "max_connections_per_peer": _connections,
     "write_failures": _failed_writes,
     "room_check_s": _looks,
+    "stranger_turn_us": _strangers_turn,
 }

@@ -134,7 +134,7 @@ def _depth(levels: int) -> None:
     stored_settings(msgpack.packb(deep))
 
 
-# --- models ---------------------------------------------------------------------------------------
+# --- models -------------------------------------------------------------------------------------
 
 
 def _function(name: str, nodes: list[NodeProto]) -> FunctionProto:
