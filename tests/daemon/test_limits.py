@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
+import io
 import json
 import re
 from pathlib import Path
@@ -47,7 +49,7 @@ from bbnode.ir.envelope import (
     encode_envelope,
 )
 from bbnode.ir.errors import DecodeError
-from bbnode.ir.intake import ModelNotTaken, read_model
+from bbnode.ir.intake import GraphsTooDeep, check_form
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Composite
 from bbnode.programs import FederatedHistograms, FederatedQuantiles, SecureTraining
@@ -327,9 +329,17 @@ REACHED |= {
         ),
     ),
     "cli.commands.rounds.MAX_LAST": lambda n: _too_much("rounds", "--last", str(n + 1)),
-    "cli.commands.network.MAX_DAYS": lambda n: _too_much("network", "create", "--days", str(n + 1)),
+    "cli.commands.network.MAX_DAYS": lambda n: _too_much(
+        "network", "grant", str(PeerId.from_seed(1)), "--days", str(n + 1)
+    ),
     "cli.stages.MAX_STAGE_CHARS": lambda n: _stage(n),
 }
+
+
+def _name_of(size: int) -> bytes:
+    """The address of a host whose name fills it up."""
+    name = ".".join(["a" * 63] * 3) + "." + "a" * (size - 3 - 192)
+    return bytes((54, len(name) & 0x7F | 0x80, len(name) >> 7)) + name.encode()
 
 
 def _peer_id(most: int) -> None:
@@ -357,7 +367,9 @@ def _filter(count: int) -> None:
 
 REACHED |= {
     "max_digest_bytes": refusing(DecodeError, lambda n: PeerId(bytes((0, n)) + bytes(n))),
-    "max_address_bytes": refused(DecodeError, lambda n: address_from_bytes(bytes(n))),
+    "max_address_bytes": refusing(
+        DecodeError, lambda n: address_from_bytes(_name_of(n)), "are taken"
+    ),
     "max_address_chars": refused(DecodeError, lambda n: parse_address("/" * n)),
     "max_source_bytes": refused(DecodeError, lambda n: _envelope(src_peer_bytes=b"p" * n)),
     "max_rtt_reports": refusing(
@@ -373,7 +385,7 @@ REACHED |= {
     "max_scalar_bytes": refused(
         DecodeError, lambda n: decode_value(types.METADATA, msgpack.packb({"k": "v" * n}))
     ),
-    "ir.intake.MAX_GRAPH_DEPTH": refused(ModelNotTaken, lambda n: read_model(_nested(n + 1))),
+    "ir.intake.MAX_GRAPH_DEPTH": refusing(GraphsTooDeep, lambda n: check_form(_nested(n))),
     "dsl.core.graph.MAX_HOPS": refusing(BadArgument, _hops),
     "components.indexes.ivf_pq.MAX_PART": config("IvfPqIndex", dimensions=4)("part"),
     "components.indexes.filters._MAX_LISTED": refusing(FilterRefused, _filter),
@@ -438,7 +450,10 @@ def _stages(most: int) -> None:
 
 
 def _too_much(*arguments: str) -> None:
-    assert main([*arguments]) == 2
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        assert main([*arguments]) == 2
+    assert "less than or equal to" in said.getvalue()
 
 
 def _stage(most: int) -> None:
