@@ -162,8 +162,23 @@ def make_ticket(
             "a ticket to a private network carries either an invitation or a membership, and one "
             "to an open network neither"
         )
+    if not 0 < len(target.encode()) <= MAX_TARGET_BYTES:
+        raise GrantError(
+            f"the name of the target has {len(target.encode())} bytes, and a ticket takes 1 to "
+            f"{MAX_TARGET_BYTES}; compile the program with shorter names of classes"
+        )
     offer = None
     if invitation is not None:
+        if not 0 < invitation.uses <= MAX_USES:
+            raise GrantError(
+                f"{invitation.uses} uses of one ticket, which has 1 to {MAX_USES}; make several, "
+                "or grant the peers their memberships one by one"
+            )
+        if not 0 < invitation.member_s <= MAX_MEMBER_DAYS * _DAY_S:
+            raise GrantError(
+                f"a membership of {invitation.member_s} s, and a ticket makes one of up to "
+                f"{MAX_MEMBER_DAYS} days; make it shorter, and renew it"
+            )
         classes = sealed.classes_to_sign(invitation.classes)
         offer = [
             invitation.uses,

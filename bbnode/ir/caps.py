@@ -240,7 +240,6 @@ HALF_LIFE_S: Final = _cap(60.0, "s", "after which a point counts half")
 BACKOFF_S: Final = _cap(10.0, "s", "for which who was cut off is refused; twice as long each time")
 MAX_BACKOFF_S: Final = _cap(600.0, "s", "at most")
 FORGIVEN_AFTER_S: Final = _cap(3600.0, "s", "without an offence, after which a peer begins anew")
-MAX_REASONS: Final = _cap(64, "reasons", "for refusals that are counted apart")
 
 _part("Private networks and tickets")
 CLOCK_SKEW_S: Final = _cap(
@@ -329,9 +328,6 @@ DEFAULT_WAIT_S: Final = _cap(
     "of what neither its author nor its caller bounds, `limits.wait_s`: a day, so that what trains "
     "over night ends by itself, and what hangs is seen the next morning",
 )
-MAX_JOIN_NS: Final = _cap(
-    30 * 86_400 * 1_000_000_000, "ns", "from the first value of a join to its end: a month"
-)
 MAX_GATHERED: Final = _cap(
     65_536, "values", "of one batch of a join; a batch holds one value and one peer each"
 )
@@ -410,7 +406,9 @@ MAX_KEPT_UNSENT_BYTES: Final = _cap(
     64 * 1024 * 1024, "bytes", "of envelopes without acknowledgement that a checkpoint keeps"
 )
 MAX_CHECKPOINT_BYTES: Final = _cap(
-    1 << 33, "bytes", "a checkpoint: twice what msgpack can hold in one piece, the node's state"
+    1 << 33,
+    "bytes",
+    "a checkpoint; the node's state in it is one piece of msgpack, up to 4 GiB",
 )
 MAX_STATE_ENTRIES: Final = _cap(
     10_000, "files", "of a state directory that are looked through for what a killed process left"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from bbnode.ir import keys
 from bbnode.ir.calls import Counted, InliningRefused, inlined_size
-from bbnode.ir.caps import MAX_FLAT_CHARS, MAX_FLAT_OPS, MAX_GATHERED, MAX_JOIN_NS
+from bbnode.ir.caps import MAX_DEADLINE_S, MAX_FLAT_CHARS, MAX_FLAT_OPS, MAX_GATHERED
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
 from bbnode.ir.shapes import Dim
@@ -64,7 +64,7 @@ def join_fault(node: OpNode) -> str | None:
     gathers = node.op_type == keys.OP_COLLECT
     numbers = {name: node.attr(name, 0) for name in ("n", "until_ns", "quorum", "per_peer")}
     for name, number in numbers.items():
-        most = MAX_GATHERED if name in ("n", "quorum") else MAX_JOIN_NS
+        most = MAX_GATHERED if name in ("n", "quorum") else MAX_DEADLINE_S * 1_000_000_000
         least = 1 if name == "n" and not gathers else 0
         if type(number) is not int or not least <= number <= most:
             return f"{name} is {number!r:.40}, it has to be {least} to {most}"

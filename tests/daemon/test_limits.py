@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import inspect
+import io
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import trio
 from onnx import ModelProto, StringStringEntryProto, helper
+from trio.testing import MockClock
 
 from bbnode.cli.main import main
 from bbnode.cli.stages import StageRefused, parse_stage
@@ -32,6 +35,7 @@ from bbnode.daemon.config.limits import every_limit, in_words, job_of
 from bbnode.dsl import BadArgument, Graph, Module, OnnxModule, PeerSelectorSlot, types
 from bbnode.dsl.core.names import check_name
 from bbnode.dsl.errors import BadCut, BadName, RecursiveModule
+from bbnode.engine.errors import InstallError
 from bbnode.engine.limits import InvalidLimit, Limits
 from bbnode.engine.peers.references import schemas_from_json
 from bbnode.ir.address import address_from_bytes, parse_address
@@ -45,12 +49,23 @@ from bbnode.ir.envelope import (
     encode_envelope,
 )
 from bbnode.ir.errors import DecodeError
-from bbnode.ir.intake import ModelNotTaken, read_model
+from bbnode.ir.intake import GraphsTooDeep, check_form
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Composite
 from bbnode.programs import FederatedHistograms, FederatedQuantiles, SecureTraining
 from bbnode.transport import schema_exchange
 from bbnode.transport.schema_exchange import SchemaUnanswered
+from tests.daemon import (
+    limits_components,
+    limits_daemon,
+    limits_data,
+    limits_engine,
+    limits_network,
+    limits_programs,
+)
+from tests.daemon.limits_reach import Place, Reach, config, refused, refusing
+from tests.engine.builder import Partition, model
+from tests.engine.support import bring_up
 
 ROOT = Path(__file__).parents[2]
 LIMITS = {cap.name: cap for cap in every_limit()}
@@ -58,6 +73,7 @@ LIMITS = {cap.name: cap for cap in every_limit()}
 # --- the list ---------------------------------------------------------------------------------
 
 # Constants whose names are those of bounds, and that bound nothing that a job could meet.
+_WORDS = re.compile("^_?[A-Z_]*(MAX|MOST|LONGEST|TIMEOUT)", re.M)
 _BOUND = re.compile(r"_?(\w+_)?(MAX|MOST|LONGEST|TIMEOUT)(_\w+)?")
 # Of texts for people, of numbers of other formats (64 bits), of the compiler's and the runtime's
 # own work where more is slower or wider and nothing is refused, and of tests and simulations.
@@ -102,8 +118,11 @@ def constants() -> list[tuple[str, str]]:
     for path in sorted((ROOT / "bbnode").rglob("*.py")):
         if path.name == "caps.py":
             continue
+        text = path.read_text("utf-8")
+        if not _WORDS.search(text):  # parsing all takes seconds
+            continue
         module = ".".join(path.relative_to(ROOT / "bbnode").with_suffix("").parts)
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in ast.parse(text).body:
             target = node.target if isinstance(node, ast.AnnAssign) else None
             if isinstance(node, ast.Assign):
                 target = node.targets[0]
@@ -161,42 +180,12 @@ def test_a_limit_is_told_in_words(value: Any, unit: str, words: str) -> None:
 # --- each is reached ----------------------------------------------------------------------------
 
 
-def config(type_name: str, **fixed: Any) -> Callable[[str], Callable[[Any], None]]:
-    """Return what makes a component with a setting at its bound, and beyond it."""
-
-    def of(field: str) -> Callable[[Any], None]:
-        def reach(most: Any) -> None:
-            cls = component_class(f"bbnode.{type_name}")
-            for value in (most, most + 1):
-                wanted = cls.Config(**{**fixed, field: value})
-                if value == most:
-                    cls(wanted)
-                    continue
-                with pytest.raises(InvalidComponentConfig, match=field.split("_")[0]):
-                    cls(wanted)
-
-        return reach
-
-    return of
-
-
-def refusing(error: type[BaseException], act: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Return what acts with a bound, and is refused beyond it."""
-
-    def reach(most: Any) -> None:
-        act(most)
-        with pytest.raises(error):
-            act(most + 1)
-
-    return reach
-
-
 def _draws(count: int) -> None:
     """As many peers as there are draws, of one class."""
     partition._refuse_draws(count)
 
 
-REACHED: dict[str, Callable[[Any], None]] = {
+REACHED: dict[str, Reach] = {
     "components.models.lora._MOST_RANK": refusing(
         InvalidForwardModel, lambda n: Lora(targets=("w",), rank=n).check()
     ),
@@ -234,10 +223,24 @@ REACHED: dict[str, Callable[[Any], None]] = {
         ValueError, lambda n: Compiler().with_per_hop_budget_ns(n)
     ),
     "dsl.core.names.MAX_NAME_LENGTH": refusing(BadName, lambda n: check_name("name", "a" * n)),
-    "max_deadline_s": refusing(InvalidLimit, lambda n: Limits(wait_s=n)),
+    "max_deadline_s": lambda n: _deadline(n),
     "max_peer_id_chars": lambda n: _peer_id(n),
     "max_settings_values": lambda n: _settings(n),
 }
+
+
+def _deadline(most: int) -> None:
+    refusing(InvalidLimit, lambda n: Limits(wait_s=n))(most)
+    for more in (0, 1):
+        server = Partition("server")
+        server.recv("update", node=types.TENSOR_FLOAT)
+        server.sys("Collect", ["update"], "batch", n=2, until_ns=most * 10**9 + more)
+        server.output("all", "batch")
+        if not more:
+            bring_up(model(server), server.name)
+            continue
+        with pytest.raises(InstallError, match="until_ns is"):
+            bring_up(model(server), server.name)
 
 
 def _graph(**parts: Any) -> ModelProto:
@@ -326,25 +329,23 @@ REACHED |= {
         ),
     ),
     "cli.commands.rounds.MAX_LAST": lambda n: _too_much("rounds", "--last", str(n + 1)),
-    "cli.commands.network.MAX_DAYS": lambda n: _too_much("network", "create", "--days", str(n + 1)),
+    "cli.commands.network.MAX_DAYS": lambda n: _too_much(
+        "network", "grant", str(PeerId.from_seed(1)), "--days", str(n + 1)
+    ),
     "cli.stages.MAX_STAGE_CHARS": lambda n: _stage(n),
 }
+
+
+def _name_of(size: int) -> bytes:
+    """The address of a host whose name fills it up."""
+    name = ".".join(["a" * 63] * 3) + "." + "a" * (size - 3 - 192)
+    return bytes((54, len(name) & 0x7F | 0x80, len(name) >> 7)) + name.encode()
 
 
 def _peer_id(most: int) -> None:
     for count, part in ((most, "not a PeerId"), (most + 1, f"{most + 1} characters")):
         with pytest.raises(DecodeError, match=part):
             PeerId.parse("1" * count)
-
-
-def _refused(error: type[BaseException], act: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Return what acts beyond a bound alone, where the bound itself takes too much."""
-
-    def reach(most: Any) -> None:
-        with pytest.raises(error):
-            act(most + 1)
-
-    return reach
 
 
 def _hops(count: int) -> None:
@@ -366,9 +367,11 @@ def _filter(count: int) -> None:
 
 REACHED |= {
     "max_digest_bytes": refusing(DecodeError, lambda n: PeerId(bytes((0, n)) + bytes(n))),
-    "max_address_bytes": _refused(DecodeError, lambda n: address_from_bytes(bytes(n))),
-    "max_address_chars": _refused(DecodeError, lambda n: parse_address("/" * n)),
-    "max_source_bytes": _refused(DecodeError, lambda n: _envelope(src_peer_bytes=b"p" * n)),
+    "max_address_bytes": refusing(
+        DecodeError, lambda n: address_from_bytes(_name_of(n)), "are taken"
+    ),
+    "max_address_chars": refused(DecodeError, lambda n: parse_address("/" * n)),
+    "max_source_bytes": refused(DecodeError, lambda n: _envelope(src_peer_bytes=b"p" * n)),
     "max_rtt_reports": refusing(
         DecodeError,
         lambda n: _envelope(edge_rtt_reports=(EdgeRttReport(site=1, srtt_ns=1, rttvar_ns=1),) * n),
@@ -377,31 +380,31 @@ REACHED |= {
         DecodeError,
         lambda n: decode_value(types.TENSOR_FLOAT, encode_value(np.zeros((1,) * n, np.float32))),
     ),
-    "max_children": _refused(DecodeError, lambda n: encode_value(Composite([np.zeros(1)] * n))),
-    "max_texts": _refused(DecodeError, lambda n: encode_value(np.full(n, "a", object))),
-    "max_scalar_bytes": _refused(
+    "max_children": refused(DecodeError, lambda n: encode_value(Composite([np.zeros(1)] * n))),
+    "max_texts": refused(DecodeError, lambda n: encode_value(np.full(n, "a", object))),
+    "max_scalar_bytes": refused(
         DecodeError, lambda n: decode_value(types.METADATA, msgpack.packb({"k": "v" * n}))
     ),
-    "ir.intake.MAX_GRAPH_DEPTH": _refused(ModelNotTaken, lambda n: read_model(_nested(n + 1))),
+    "ir.intake.MAX_GRAPH_DEPTH": refusing(GraphsTooDeep, lambda n: check_form(_nested(n))),
     "dsl.core.graph.MAX_HOPS": refusing(BadArgument, _hops),
     "components.indexes.ivf_pq.MAX_PART": config("IvfPqIndex", dimensions=4)("part"),
     "components.indexes.filters._MAX_LISTED": refusing(FilterRefused, _filter),
-    "components.indexes.summary.MAX_CENTROIDS": _refused(
+    "components.indexes.summary.MAX_CENTROIDS": refused(
         ComponentError, lambda n: centroids_of(None, n)
     ),
-    "components.placement.rendezvous._MAX_REPLICAS": _refused(
+    "components.placement.rendezvous._MAX_REPLICAS": refused(
         InvalidComponentConfig,
         lambda n: component_class("bbnode.ItemPlacement")(
             component_class("bbnode.ItemPlacement").Config(replicas=n)
         ),
     ),
-    "components.models.torch_model._MAX_THREADS": _refused(
+    "components.models.torch_model._MAX_THREADS": refused(
         InvalidComponentConfig,
         lambda n: component_class("bbnode.TorchModel")(
             component_class("bbnode.TorchModel").Config(module="a:B", threads=n)
         ),
     ),
-    "programs.statistics.MAX_COUNTING_ROUNDS": _refused(
+    "programs.statistics.MAX_COUNTING_ROUNDS": refused(
         BadArgument, lambda n: FederatedQuantiles(bins=2, tolerance=2.0 ** -(n + 2)).check()
     ),
     "default_wait_s": lambda n: _waits(n),
@@ -447,7 +450,10 @@ def _stages(most: int) -> None:
 
 
 def _too_much(*arguments: str) -> None:
-    assert main([*arguments]) == 2
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        assert main([*arguments]) == 2
+    assert "less than or equal to" in said.getvalue()
 
 
 def _stage(most: int) -> None:
@@ -465,75 +471,59 @@ def _settings(most: int) -> None:
             stored_settings(raw)
 
 
+ROOMS = (
+    *(limits_programs, limits_data, limits_components),
+    *(limits_engine, limits_network, limits_daemon),
+)
+for _room in ROOMS:
+    REACHED |= _room.REACHED
+
+
 @pytest.mark.parametrize("name", REACHED)
-def test_beyond_a_limit_is_a_typed_failure(name: str) -> None:
-    REACHED[name](LIMITS[name].value)
+def test_beyond_a_limit_is_a_typed_failure(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reach, most = REACHED[name], LIMITS[name].value
+    wanted = len(inspect.signature(reach).parameters)
+    given = (most, Place(tmp_path, monkeypatch))[:wanted]
+    if inspect.iscoroutinefunction(reach):
+        trio.run(reach, *given, clock=MockClock(autojump_threshold=0))
+    else:
+        reach(*given)
+
+
+# Reached by tests of their rooms that say the number, not the name.
+IN_OTHER_TESTS = {
+    "daemon.control.feed.MAX_IN_TRANSIT": "daemon/test_control_server.py::"
+    "test_a_flood_of_lines_from_a_thread_is_bounded",
+    "cooling_s": "transport/test_admission.py::"
+    "test_a_flooding_strangers_prefix_gets_no_connection_for_a_while",
+    "max_cooling_s": "transport/test_admission.py::"
+    "test_cooling_is_twice_as_long_each_time_up_to_a_bound_and_is_forgotten",
+    "guest_s": "transport/test_link.py::test_a_guest_stays_for_30_s_and_few_are_there",
+    "silence_s": "transport/test_link.py::test_silent_peer_is_gone_after_15_s",
+    "remember_s": "transport/test_link.py::"
+    "test_a_peer_that_does_not_come_back_fails_its_queue_in_order",
+}
+
+
+@pytest.mark.parametrize("name", IN_OTHER_TESTS)
+def test_what_is_reached_in_another_test_is_there(name: str) -> None:
+    path, _, test = IN_OTHER_TESTS[name].partition("::")
+    assert f"def {test}(" in (ROOT / "tests" / path).read_text("utf-8")
 
 
 def test_every_limit_has_a_test() -> None:
-    """A new one is reached in `REACHED`, or by name in another test; `LEFT` only gets shorter."""
+    """A new one is reached in `REACHED`, or by name in another test."""
     words: set[str] = set()
     for path in (ROOT / "tests").rglob("*.py"):
-        if path != Path(__file__):
+        if path.parent != Path(__file__).parent or "limits" not in path.name:
             words.update(re.findall(r"\w+", path.read_text("utf-8")))
     without = {
         cap.name
         for cap in every_limit()
         if cap.name not in REACHED
+        and cap.name not in IN_OTHER_TESTS
         and {cap.name.rpartition(".")[2], cap.name.rpartition(".")[2].upper()}.isdisjoint(words)
     }
-    assert without == {*LEFT.split()}
-
-
-# Limits that no test names yet.
-LEFT = """
-components.data.csv_files._MAX_BLOCK_BYTES
-CentroidSelector.max_asked GlobalRegistryClient.max_view access.message_burst access_stall_s
-api.on_trio.MAX_WAITING_BYTES api.on_trio.MAX_WAITING_OUTPUTS
-components.autodiff.own_weights._MOST_ELEMENTS components.backends.isolation.shared._MAX_AXES
-components.backends.isolation.shared._MAX_HEAD_BYTES
-components.backends.isolation.shared._MAX_HEAD_VALUES
-components.backends.isolation.supervisor._MAX_TRIES components.backends.ort._MAX_RANKS
-components.codecs.base._MAX_HEADER_BYTES components.codecs.base._MAX_HEADER_VALUES
-components.codecs.base._MAX_RANK components.codecs.base._MAX_VALUES
-components.codecs.power_sgd._MAX_MATRICES components.codecs.quantizers._MAX_DIMENSIONS
-components.codecs.zstd._MAX_WINDOW_BYTES components.data.arrow_files.MAX_JSON_BYTES
-components.data.arrow_sizes._MAX_ENTRIES components.data.arrow_sizes._MAX_HEADER_BYTES
-components.data.arrow_sizes._MAX_MESSAGES components.data.columns._MOST_AXES
-components.data.images._MAX_DEPTH components.data.images._MAX_FILES
-components.data.item_files.sources._MAX_LINE_BYTES components.data.numpy_files._MOST_HEADER_BYTES
-components.data.statistics.MAX_LABELS components.data.statistics._MAX_FEATURES
-components.data.statistics._MAX_FILE_BYTES components.encoders.files._MAX_JSON_BYTES
-components.indexes.collection._MOST_WAITED_S components.indexes.directory._MAX_MANIFEST_BYTES
-components.indexes.filters._MAX_COLUMNS components.models.torch_model._MAX_EXAMPLE
-components.models.weights._MAX_LAYOUT_BYTES components.privacy.accounting.MAX_LEDGER_BYTES
-components.privacy.release.MAX_ROUNDS components.selectors.centroids._MAX_PEERS
-components.selectors.centroids._MAX_WIDTH components.selectors.kademlia._MAX_CALLERS
-components.selectors.kademlia._MAX_LOOKUPS components.selectors.random_walk._MAX_PASSED_ON
-components.wire_records._MAX_MESSAGE_BYTES cooling_s daemon.control.client.DEFAULT_TIMEOUT_S
-daemon.control.feed.MAX_IN_TRANSIT daemon.control.routes.MAX_ROUNDS
-daemon.control.routes.MAX_ROUNDS_BYTES daemon.control.routes.PING_TIMEOUT_S
-daemon.history.scalars.MAX_METRIC_NAME_BYTES daemon.history.store.BUSY_TIMEOUT_MS
-daemon.invoke.exact.MAX_EXACT_BYTES daemon.invoke.rounds.MAX_PEERS_OF_A_ROUND
-daemon.join.dial.ACCEPT_TIMEOUT_S daemon.join.dial.CONNECT_TIMEOUT_S
-daemon.network.dial_back.MAX_ASKED daemon.network.introductions.MAX_ASK_AGAIN_S
-daemon.network.restarts._MOST_WAITING daemon.observing.doctor.MAX_CLOCK_ERROR_US
-daemon.predicting.inputs._MAX_TEXT_BYTES daemon.testbed.run.GONE_TIMEOUT_S
-daemon.testbed.run.JOIN_TIMEOUT_S daemon.testbed.run.START_TIMEOUT_S
-daemon.testbed.run.STOP_TIMEOUT_S dial_back_every_s dsl.core.graph.MAX_VARIADIC_OUTPUTS
-dsl.onnx.load.MAX_OPS engine.ops.graphs.MAX_SINGLES engine.ops.graphs.MAX_VARIANTS
-engine.peers.backoff_table.MAX_DELAY_NS guest_s introductions_every_s ir.intake.MAX_MODEL_BYTES
-kept_items max_answers_remembered max_asked max_batch_reasons max_bye_bytes max_call_depth
-max_checkpoint_bytes max_chunk_bytes max_classes max_connections_per_peer max_cooling_s
-max_description_bytes max_dial_back_answer_bytes max_dial_back_askers max_dial_back_request_bytes
-max_dial_backs max_echoes max_ended_remembered max_envelope_head_bytes max_facts
-max_fill_head_bytes max_granted max_inlined_bytes max_inlined_growth max_integer_bytes
-max_introduction_askers max_join_ns max_key_chars max_learned max_list_items max_lists_waiting
-max_member_days max_message_depth max_of_use max_payload_address_bytes max_peer_list_bytes
-max_query_fields max_reasons max_recognised max_redeemers max_refusal_detail_bytes
-max_refusal_place_bytes max_refused_peers max_registries max_registry_class_chars max_search_bytes
-max_state_entries max_target_bytes max_token_chars max_tracked_peers max_uses max_wait_s max_words
-node.keep_rounds open_files pending_answer_s programs.retrieval.peers._MAX_BITS queued_items
-redial_denied_s redial_min_s remember_s room_check_s silence_s sim.network.DEFAULT_LIMIT_NS
-schema_answer_s stranger_turn_us transport.libp2p.tcp.CONNECT_TIMEOUT_S write_failures
-"""
+    assert not without

@@ -19,6 +19,7 @@ import typer
 
 from bbnode.cli import access_options, output
 from bbnode.cli.common import RunningNode
+from bbnode.ir.caps import MAX_MEMBER_DAYS, MAX_USES
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
 DEFAULT_DAYS = 30
@@ -49,7 +50,7 @@ def command(
     expires: Annotated[
         str, typer.Option(help="How long the ticket is good: 30m, 24h, 7d.", metavar="TIME")
     ] = "24h",
-    uses: Annotated[int, typer.Option(help="How many peers may use it.", min=1, max=1024)] = 1,
+    uses: Annotated[int, typer.Option(help="How many peers may use it.", min=1, max=MAX_USES)] = 1,
     peer: Annotated[
         str | None,
         typer.Option("--peer", help="For this peer alone, whose id is known.", metavar="PEER_ID"),
@@ -66,7 +67,8 @@ def command(
         bool, typer.Option("--all-classes", help="It may play every class, the server's as well.")
     ] = False,
     days: Annotated[
-        int, typer.Option(help="Days of membership in a private network.", min=1, max=366)
+        int,
+        typer.Option(help="Days of membership in a private network.", min=1, max=MAX_MEMBER_DAYS),
     ] = DEFAULT_DAYS,
     address: Annotated[
         list[str] | None,

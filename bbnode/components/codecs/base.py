@@ -138,10 +138,15 @@ class BytesCodec(Codec):
 
     def check_size(self, tensor: npt.NDArray[Any]) -> None:
         """Raise NotEncodable for a tensor that no decoder of the same settings takes."""
+        if tensor.ndim > _MAX_RANK:
+            raise NotEncodable(
+                f"{self.TYPE_NAME}: a tensor of {tensor.ndim} axes, over {_MAX_RANK}; reshape it"
+            )
         most = self.config.max_values or _MAX_VALUES
         if tensor.size > most:
             raise NotEncodable(
-                f"{self.TYPE_NAME}: a tensor of {tensor.size} values, over max_values {most}"
+                f"{self.TYPE_NAME}: a tensor of {tensor.size} values, over max_values {most}; set "
+                "max_values where it is encoded, and where it is decoded"
             )
 
     def join(self, header: Header, parts: Sequence[npt.NDArray[Any]]) -> Body:
@@ -161,8 +166,13 @@ class BytesCodec(Codec):
     def _head(self, header: Header, fill: int) -> bytes:
         fields = [self.TYPE_NAME, list(header.shape), list(header.settings)]
         head: bytes = msgpack.packb([*fields, fill] if fill else fields)
-        if len(head) > _MAX_HEADER_BYTES:
-            raise NotEncodable(f"{self.TYPE_NAME}: the settings take {len(head)} bytes of a code")
+        values = 1 + len(fields) + bool(fill) + len(header.shape) + len(header.settings)
+        if len(head) > _MAX_HEADER_BYTES or values > _MAX_HEADER_VALUES:
+            raise NotEncodable(
+                f"{self.TYPE_NAME}: {len(header.settings)} settings of a code take {len(head)} "
+                f"bytes, and a header has up to {_MAX_HEADER_VALUES} values in {_MAX_HEADER_BYTES} "
+                "bytes; use fewer, larger parts"
+            )
         return head
 
     def open(self, ctx: OpContext, code: Value) -> tuple[Header, Body]:
@@ -177,7 +187,7 @@ class BytesCodec(Codec):
             raise self.refused(f"it has {len(flat)} bytes")
         magic, length = _PREFIX.unpack(flat[: _PREFIX.size].tobytes())
         body = flat[_PREFIX.size + length :]
-        if magic != _MAGIC or length > _MAX_HEADER_BYTES or len(flat) < _PREFIX.size + length:
+        if magic != _MAGIC or len(flat) < _PREFIX.size + length:
             raise self.refused("it has no header")
         raw = flat[_PREFIX.size : _PREFIX.size + length].tobytes()
         what = f"{self.TYPE_NAME}: the header of the code"

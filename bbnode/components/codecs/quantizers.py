@@ -108,7 +108,9 @@ class VectorQuantizer(FloatCodec):
         if training.ndim != 2 or not training.size:
             raise NotEncodable(f"{self.TYPE_NAME} trains on [N, D], not {list(training.shape)}")
         self._check_range(training)
-        self._take(self.fit_examples(training))
+        book = self.fit_examples(training)
+        self._check_book(book)
+        self._take(book)
 
     def fit_examples(self, examples: Floats) -> Floats:
         """Return the codebook of examples [N, D], the same one on every machine."""
@@ -122,6 +124,7 @@ class VectorQuantizer(FloatCodec):
         book = self._book
         if book is None:
             made = self.fit(rows)
+            self._check_book(made)
             return (0, *made.shape), [made.astype("<f4", copy=False), self.codes(rows, made)], {}
         self._check_fit(rows, book)
         return (self._id, *book.shape), [self.codes(rows, book)], {}
@@ -161,6 +164,13 @@ class VectorQuantizer(FloatCodec):
         told = f"{book.shape}".encode() + self._book.astype("<f4").tobytes()
         # 62 bits, and never 0, which stands for no codebook.
         self._id = (int.from_bytes(hashlib.sha256(told).digest()[:8], "big") >> 2) | 1
+
+    def _check_book(self, book: Floats) -> None:
+        if max(book.shape) > _MAX_DIMENSIONS:
+            raise NotEncodable(
+                f"{self.TYPE_NAME}: a codebook of {max(book.shape)} dimensions or parts, and a "
+                f"code tells of up to {_MAX_DIMENSIONS}; reshape the vectors to shorter ones"
+            )
 
     def _check_fit(self, rows: Floats, book: Floats) -> None:
         width = self.width(book)

@@ -20,8 +20,6 @@ from bbnode.ir.installation import install
 from bbnode.ir.values import Value
 
 _LEVELS = range(1, 23)
-# More is asked for by no level of ours up to 19; it bounds what a frame makes the decoder take.
-_MAX_WINDOW_BYTES = 1 << 27
 
 _TAKEN = (
     types.TENSOR_FLOAT,
@@ -108,11 +106,12 @@ class ZstdCodec(BytesCodec):
         wanted = header.size * dtype.itemsize
         zstd = self._library()
         try:
-            # The frame says how much it holds, and no more than that is taken for it.
+            # The frame says how much it holds, and no more than that is taken for it: it is opened
+            # in one piece, for which the window that it says is not kept.
             said = zstd.frame_content_size(body.tobytes())
             if said != wanted:
                 raise self.refused(f"its frame says {said} bytes, and its header {wanted}")
-            opened = zstd.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompress(
+            opened = zstd.ZstdDecompressor().decompress(
                 body.tobytes(), max_output_size=max(wanted, 1), allow_extra_data=False
             )
         except zstd.ZstdError as error:

@@ -91,7 +91,12 @@ class _FlatTable:
         begin = at + self._int("<I", at)
         count = self._int("<I", begin)
         end = begin + 4 + count * form.size
-        if count > _MAX_ENTRIES or end > len(self._data):
+        if count > _MAX_ENTRIES:
+            raise ValueError(
+                f"a header lists {count} columns or batches, more than {_MAX_ENTRIES}; write it "
+                "again as several files"
+            )
+        if end > len(self._data):
             raise ValueError("a header lists more than it holds")
         return list(form.iter_unpack(self._data[begin + 4 : end]))
 
@@ -114,8 +119,9 @@ def _footer_blocks(file: DataFile) -> Iterator[tuple[int, int]]:
     if file.size < _TRAILER:
         raise ValueError("it ends before its footer")
     length = int.from_bytes(file.read(file.size - _TRAILER, 4), "little")
-    if length > min(file.size - _TRAILER, _MAX_HEADER_BYTES):
+    if length > file.size - _TRAILER:
         raise ValueError("its footer is longer than it is")
+    _check_header(length)
     footer = _FlatTable.root(file.read(file.size - _TRAILER - length, length))
     for field in (_DICTIONARIES, _RECORD_BATCHES):
         for offset, metadata, _ in footer.structs(field, _BLOCK):
@@ -138,7 +144,9 @@ def _stream_blocks(file: DataFile) -> Iterator[tuple[int, int]]:
         if size < 0:
             raise ValueError("a message has a body of negative length")
         at = body + size
-    raise ValueError(f"it has more than {_MAX_MESSAGES} messages")
+    raise ValueError(
+        f"it has more than {_MAX_MESSAGES} batches of rows; write it again with larger ones"
+    )
 
 
 def _metadata(file: DataFile, at: int) -> tuple[int, int]:
@@ -151,9 +159,18 @@ def _metadata(file: DataFile, at: int) -> tuple[int, int]:
         if begin + 4 > file.size:
             raise ValueError("it ends within a message")
         length, begin = int.from_bytes(file.read(begin, 4), "little"), begin + 4
-    if length > _MAX_HEADER_BYTES or begin + length > file.size:
+    if begin + length > file.size:
         raise ValueError("the header of a message is longer than the file")
+    _check_header(length)
     return length, begin
+
+
+def _check_header(length: int) -> None:
+    if length > _MAX_HEADER_BYTES:
+        raise ValueError(
+            f"a header has {length} bytes, more than {_MAX_HEADER_BYTES}; write it again as "
+            "several files, or with fewer columns"
+        )
 
 
 def _unpacked(file: DataFile, at: int, body: int) -> int:

@@ -284,8 +284,8 @@ def _all_lists(pa: Any, chunks: Sequence[Any]) -> list[Array]:
 
 def _lists(pa: Any, chunk: Any, depth: int = 0) -> Array:
     """Return lists of equal length as an array [N, length, ...], without a copy."""
-    if depth > _MOST_AXES:
-        raise UnsuitableColumn(f"its lists are nested more than {_MOST_AXES} times")
+    if depth >= _MOST_AXES:
+        raise UnsuitableColumn(f"its lists are nested more than {_MOST_AXES} times; flatten them")
     if chunk.null_count:
         row = None if depth else int(np.argmax(chunk.is_null().to_numpy(zero_copy_only=False)))
         raise UnsuitableColumn("a list is missing; leave such rows out of the file", row)

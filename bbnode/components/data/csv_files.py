@@ -314,7 +314,10 @@ class CsvFile:
             return "it is empty, and a table has a heading"
         if odd is None:
             if "straddling" in message:
-                return "one of its lines is too long; a quote that never closes does that"
+                return (
+                    f"one of its lines has more than {_MAX_BLOCK_BYTES >> 20} MiB; a quote that "
+                    "never closes does that"
+                )
             return "its lines do not fit each other; write it again as plain CSV"
         line, cells = odd
         listed = ", ".join(shown(cell) for cell in cells[:3]) + (", …" if len(cells) > 3 else "")

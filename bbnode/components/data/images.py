@@ -379,8 +379,9 @@ class _Folder:
         """Yield the images in a folder and in those below, in the order of their names."""
         found = folder.stat()
         me = found.st_dev, found.st_ino
-        if me in above or depth >= _MAX_DEPTH:
-            why = "leads back to itself" if me in above else f"is {_MAX_DEPTH} folders deep"
+        if me in above or depth > _MAX_DEPTH:
+            deep = f"is more than {_MAX_DEPTH} folders below its class"
+            why = "leads back to itself" if me in above else deep
             raise DataUnavailable(
                 f"{self._component}: {named(folder)} {why}; remove that link or folder"
             )
@@ -400,7 +401,8 @@ class _Folder:
                 self._count += 1
                 if self._count > _MAX_FILES:
                     raise DataUnavailable(
-                        f"{self._component}: more than {_MAX_FILES} files in {named(self._root)}"
+                        f"{self._component}: more than {_MAX_FILES} files in {named(self._root)}; "
+                        "give a part of them to another client"
                     )
                 yield entry.path
 

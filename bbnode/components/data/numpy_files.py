@@ -97,7 +97,10 @@ def read_header(file: IO[bytes]) -> NpyHeader:
     begin = file.tell()
     length = int.from_bytes(file.read(2 * version[0]), "little")
     if length > _MOST_HEADER_BYTES:
-        raise ValueError(f"the header of an array is {length} bytes long")
+        raise ValueError(
+            f"the header of an array has {length} bytes, more than the {_MOST_HEADER_BYTES} that "
+            "numpy reads"
+        )
     file.seek(begin)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = read(file)

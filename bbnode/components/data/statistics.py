@@ -292,8 +292,8 @@ class StandardizedDataSource(SplitDataSource):
     def statistics(self, ctx: OpContext) -> tuple[Value, Metadata]:
         """Return the statistics of the features as loaded, float64 [5, F], and what they are of.
 
-        The metadata has `num_samples` and, where labels are classes, `label_counts`: how many
-        examples have the label 0, 1 and so on, as text with commas.
+        The metadata has `num_samples` and, where labels are classes below 1024, `label_counts`: how
+        many examples have the label 0, 1 and so on, as text with commas.
 
         Raises:
             DataUnavailable: a feature is not a finite number, or there are too many features.
@@ -306,7 +306,8 @@ class StandardizedDataSource(SplitDataSource):
         features = self._feature_count()
         if features > _MAX_FEATURES:
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: {features} features are more than {_MAX_FEATURES}"
+                f"{self.TYPE_NAME}: {features} features are more than the {_MAX_FEATURES} that "
+                "statistics are taken of; leave some out"
             )
         size = max(1, math.prod(self._raw.shape[1:]))
         step = max(1, _VALUES_AT_ONCE // size)

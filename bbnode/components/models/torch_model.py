@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -384,7 +385,13 @@ class TorchModel(OnnxModel):
             "running_variance is 'population', and PyTorch has that of the sample; leave it out",
         )
         for each in config.example:
-            self.require(_is_example(each), f'example {each!r} is none, such as "int64[128]"')
+            numbers = _numbers_of(each)
+            self.require(numbers >= 0, f'example {each!r} is none, such as "int64[128]"')
+            self.require(
+                numbers <= _MAX_EXAMPLE,
+                f"example {each!r} has {numbers} numbers, and at most {_MAX_EXAMPLE} are made for "
+                "an export; give the shape of one example, without the batch",
+            )
 
     def _device(self, torch: Any) -> str:
         wanted = self.config.device
@@ -613,12 +620,13 @@ def _output(tensor: Any) -> Value:
     return _numpy(plain)
 
 
-def _is_example(text: str) -> bool:
+def _numbers_of(text: str) -> int:
+    """Return how many numbers an example of this text has; -1 where it is none."""
     try:
         _, shape = _example(text)
     except (ValueError, TypeError):
-        return False
-    return int(np.prod(shape, dtype=np.float64)) <= _MAX_EXAMPLE
+        return -1
+    return math.prod(shape)
 
 
 def _example(text: str) -> tuple[np.dtype[Any], tuple[int, ...]]:

@@ -46,7 +46,8 @@ class GlobalRegistryClientConfig:
     Attributes:
         server_slot: the slot of the `GlobalRegistryServer` on the peers that are asked.
         deadline_s: seconds that an answer is waited for.
-        max_view: peers kept of one registry.
+        max_view: peers kept of one registry; of more, which are counted in the status, none is
+            chosen.
     """
 
     server_slot: str = "registry"
@@ -83,6 +84,7 @@ class GlobalRegistryClient(ProtocolComponent):
         self.require(within, f"max_view has to be in 1 .. {MAX_BOOK_PEERS}")
         self._deadline_ns = int(config.deadline_s * 1_000_000_000)
         self._servers: dict[PeerId, _Server] = {}
+        self._beyond_view = 0
 
     # -- ops ---------------------------------------------------------------------------------
 
@@ -157,6 +159,11 @@ class GlobalRegistryClient(ProtocolComponent):
         }
         return sorted(found - {ctx.self_peer})
 
+    def facts(self) -> Mapping[str, int | float | str | bool]:
+        """Return how many peers are known, and how often one was beyond `max_view`."""
+        known = sum(len(each.rows) for each in self._servers.values())
+        return {"peers": known, "beyond_max_view": self._beyond_view}
+
     def _take(self, ctx: OpContext, rows: dict[PeerId, Row], row: Row) -> None:
         if row.gone:
             rows.pop(row.peer, None)
@@ -164,6 +171,8 @@ class GlobalRegistryClient(ProtocolComponent):
             rows[row.peer] = row
             if row.addresses and row.peer != ctx.self_peer:
                 ctx.learn_addresses(row.peer, row.addresses)
+        else:
+            self._beyond_view += 1
 
     def _read(self, ctx: OpContext, server: PeerId, known: _Server, n: int) -> None:
         op, tag = ("Sample", "sample") if n > 0 else ("CurrentView", "read")

@@ -163,7 +163,9 @@ class RandomWalk(Overlay):
         around = self._around(ctx)
         if walk.hops and around:
             if len(self._handed_on) >= _MAX_PASSED_ON:
-                return  # it is lost, and who began it notices
+                # It is lost, and who began it notices.
+                ctx.refuse(walk.peer, f"{_MAX_PASSED_ON} walks are handed on already")
+                return
             following = self.shuffled(ctx, around)[0]
             passed = replace(walk, hops=walk.hops - 1, degree=len(around))
             tag = str(self._draws)

@@ -115,7 +115,11 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
             ("MAX_DRAWS", "draws", "of a Dirichlet partition: peers times classes"),
         ),
         "bbnode.components.data.statistics": (
-            ("MAX_LABELS", "classes", "whose examples federated statistics count"),
+            (
+                "MAX_LABELS",
+                "classes",
+                "whose examples federated statistics count; of more, they have no label_counts",
+            ),
             ("_MAX_FEATURES", "columns", "that statistics are taken of"),
             ("_MAX_FILE_BYTES", "bytes", "a file of statistics"),
         ),
@@ -127,7 +131,7 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
             ("_MAX_JSON_BYTES", "bytes", "a settings file of an encoder"),
         ),
         "bbnode.daemon.predicting.inputs": (
-            ("_MAX_TEXT_BYTES", "bytes", "a CSV or JSON file that `bbnode predict` reads"),
+            ("_MAX_TEXT_BYTES", "bytes", "a file of texts that `bbnode predict` reads"),
         ),
         "bbnode.programs.statistics": (
             ("MAX_BINS", "bins", "of a federated histogram"),
@@ -150,9 +154,6 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
             ("_MAX_PART", "numbers", "of the part of a vector that a word stands for"),
             ("_MAX_WORDS", "words", "of a codebook"),
             ("_MAX_DIMENSIONS", "dimensions", "of a vector"),
-        ),
-        "bbnode.components.codecs.zstd": (
-            ("_MAX_WINDOW_BYTES", "bytes", "that the frame of a code makes its reader keep"),
         ),
         "bbnode.components.secure_aggregation.plan": (
             ("MAX_CLIENTS", "clients", "of one round of secure aggregation"),
@@ -272,7 +273,7 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
         ),
         "bbnode.daemon.control.routes": (
             ("MAX_ROUNDS", "rounds", "of one answer"),
-            ("MAX_ROUNDS_BYTES", "bytes", "the same; the newest"),
+            ("MAX_ROUNDS_BYTES", "bytes", "the same; the newest, of small rounds some 20,000"),
             ("PING_TIMEOUT_S", "s", "of a ping"),
         ),
         "bbnode.daemon.history.recorder": (("MAX_QUEUED", "rounds", "that wait for the disk"),),
@@ -356,7 +357,7 @@ JOBS: Final[Mapping[str, str]] = {
     "wait_s": "a round of a day, where no author says more",
     "max_wait_s": "a command that waits for a day of training",
     "max_gathered": "a join of 65,536 deliveries",
-    "max_checkpoint_bytes": "a node of 8 GiB of weights, optimizer and messages",
+    "max_checkpoint_bytes": "a node of 4 GiB of weights, optimizer and messages",
     "max_kept_unsent_bytes": "an unsent answer of 16 million parameters over a restart",
     "max_description_bytes": "20,000 columns with names of 50 characters",
     "max_settings_values": "16,000 categories or layers named in one slot",
@@ -366,7 +367,7 @@ JOBS: Final[Mapping[str, str]] = {
     "MAX_CATEGORIES": "a column of 10,000 different words; more with `categories`",
     "_MAX_FEATURES": "statistics of 1,000,000 columns",
     "_MAX_FILES": "5,000,000 images of a client",
-    "MAX_LAST": "100,000 rounds shown at once",
+    "MAX_LAST": "100,000 rounds shown at once, as far as an answer of 12 MiB holds them",
     "keep_rounds": "a history of so many rounds; older ones go",
     "MAX_CLIENTS": "4,096 clients of one secure round",
     "FedAvg.max_samples": "1,000,000 examples of a client; more with "

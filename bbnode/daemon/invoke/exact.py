@@ -77,7 +77,9 @@ class Encoder:
         if size > self._left:
             told: dict[str, Any] = {
                 "type": name,
-                "omitted": f"{size} bytes; an answer takes {MAX_EXACT_BYTES}",
+                "omitted": f"{size} bytes; an answer takes {MAX_EXACT_BYTES} with all its values. "
+                "Read it in the process that runs the node (bbnode.api), or have the program "
+                "return less",
             }
             if isinstance(value, np.ndarray):
                 told |= {"dtype": str(value.dtype), "shape": list(value.shape)}

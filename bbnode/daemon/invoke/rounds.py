@@ -131,6 +131,8 @@ class Round:
     metrics: dict[str, float] = field(default_factory=dict)
     peers: dict[str, dict[str, float]] = field(default_factory=dict)
     best: bool = False
+    # There were more peers than `peers` holds.
+    tells_of_some: bool = False
 
     @property
     def bytes(self) -> int:
@@ -186,6 +188,12 @@ class Round:
         """Add what is known of a peer in this round."""
         if peer in self.peers or len(self.peers) < MAX_PEERS_OF_A_ROUND:
             self.peers.setdefault(peer, {}).update(what)
+        elif not self.tells_of_some:
+            self.tells_of_some = True
+            logger.info(
+                "the round says of the first peers alone what they sent",
+                extra={"target": self.target, "round": self.number, "peers": len(self.peers)},
+            )
 
     def as_summary(self) -> dict[str, Any]:
         """Return how it ended: who was missing, each with the reason, and what failed."""

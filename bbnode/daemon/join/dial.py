@@ -88,7 +88,7 @@ async def dialled(identity: Identity, source: Source, credentials: bytes) -> Asy
 async def _connected(backend: Transport, source: Source) -> Dialled:
     up = await _first_hello(backend, source)
     send_ping = ping.to(backend)
-    with trio.move_on_after(ACCEPT_TIMEOUT_S):
+    with trio.move_on_after(ACCEPT_TIMEOUT_S) as waited:
         while True:
             try:
                 await send_ping(source.inviter)
@@ -98,6 +98,11 @@ async def _connected(backend: Transport, source: Source) -> Dialled:
                 await trio.sleep(_PING_EVERY_S)
             else:
                 return Dialled(backend=backend, hello=up.hello, address=str(up.address))
+    if waited.cancelled_caught:
+        raise InviterUnreachable(
+            f"{source.inviter} was reached, and did not answer within {ACCEPT_TIMEOUT_S:g} s; see "
+            "that it runs well (`bbnode doctor` there), and try again"
+        )
     raise _refused(source)
 
 

@@ -288,8 +288,22 @@ def _packed(checkpoint: Checkpoint) -> bytes:
     if best is not None:
         fields["best"] = [best.target, best.round, best.output, best.value]
         fields["best_settings"] = best.settings
-    body = msgpack.packb(fields)
+    try:
+        body = msgpack.packb(fields)
+    except ValueError as error:  # one piece of more than its 32 bits can say
+        raise _too_large(len(checkpoint.node)) from error
+    if len(MAGIC) + hashlib.sha256().digest_size + len(body) > MAX_CHECKPOINT_BYTES:
+        raise _too_large(len(body))
     return b"".join((MAGIC, hashlib.sha256(body).digest(), body))
+
+
+def _too_large(size: int) -> paths.StorageError:
+    """Return the error for a state that nobody could read again: the one before stays."""
+    return paths.StorageError(
+        f"a checkpoint of {size} bytes would be larger than any that is read (the node's state "
+        "4 GiB, all 8 GiB); the one before stays. Keep fewer weights, or optimizer states, on "
+        "this node"
+    )
 
 
 def remove_orphans(state_dir: Path) -> None:

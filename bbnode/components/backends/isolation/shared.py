@@ -217,7 +217,7 @@ def _texts(lengths: npt.NDArray[np.int64], joined: bytes) -> npt.NDArray[Any]:
 
 def _dims(shape: Sequence[Any]) -> tuple[int, ...]:
     if len(shape) > _MAX_AXES or not all(type(n) is int and n >= 0 for n in shape):
-        raise DecodeError("a shape that can't be")
+        raise DecodeError(f"a shape that can't be, of {len(shape)} axes")
     return tuple(shape)
 
 

@@ -122,7 +122,10 @@ def _lines(file: OpenItems) -> Iterator[tuple[int, str]]:
     while line := stream.readline(_MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > _MAX_LINE_BYTES:
-            raise file.refuse(f"line {number} is longer than {_MAX_LINE_BYTES} bytes")
+            raise file.refuse(
+                f"line {number} is longer than {_MAX_LINE_BYTES} bytes; is it one item a line? "
+                "Shorten its texts, or leave it out"
+            )
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
