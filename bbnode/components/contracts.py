@@ -49,7 +49,7 @@ from bbnode.components.errors import (
     UnsupportedByDataSource,
     UnsupportedByModel,
 )
-from bbnode.components.libraries import Library
+from bbnode.components.libraries import OptionalLibrary
 from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
@@ -384,14 +384,14 @@ class Component(ABC):
     storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {}
 
     # Libraries beyond those of bbnode that it can't do without.
-    libraries: ClassVar[tuple[Library, ...]] = ()
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = ()
 
     # Settings of a node that serves strangers: of an open network, beyond loopback. They count
     # where its configuration says nothing else.
     exposed_settings: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
-    def needed_libraries(cls, config: Any) -> tuple[Library, ...]:  # noqa: ARG003 - of subclasses
+    def needed_libraries(cls, config: Any) -> tuple[OptionalLibrary, ...]:  # noqa: ARG003 - of subclasses
         """Return the libraries that it can't do without where it is set like this."""
         return cls.libraries
 

@@ -14,7 +14,7 @@ from bbnode.ir.installation import install
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class OptionalLibrary:
     """A library that a component needs.
 
     Attributes:
@@ -39,15 +39,15 @@ class Library:
         return f"{self.module}{extra} is not installed here; run: {install(self.requirement)}"
 
 
-DP_ACCOUNTING: Final = Library("dp_accounting", "dp-accounting>=0.6", "bbnode[privacy]")
+DP_ACCOUNTING: Final = OptionalLibrary("dp_accounting", "dp-accounting>=0.6", "bbnode[privacy]")
 # 1.15.0 makes another graph with other threads.
-FAISS: Final = Library("faiss", "faiss-cpu>=1.15.1", "bbnode[indexes]")
-LIGHTGBM: Final = Library("lightgbm", "lightgbm>=4.6", "bbnode[trees]")
-PILLOW: Final = Library("PIL", "pillow>=11", "bbnode[images]")
-PYARROW: Final = Library("pyarrow", "pyarrow>=18", "bbnode[tables]")
-SAFETENSORS: Final = Library("safetensors", "safetensors>=0.5", "bbnode[text]")
-SKLEARN: Final = Library("sklearn", "scikit-learn>=1.7.2", "bbnode[demo]")
-TOKENIZERS: Final = Library("tokenizers", "tokenizers>=0.20.2", "bbnode[text]")
-TORCH: Final = Library("torch", "torch>=2.9", "bbnode[torch]")
-ONNXSCRIPT: Final = Library("onnxscript", "onnxscript>=0.5.4", "bbnode[torch]")
-ZSTANDARD: Final = Library("zstandard", "zstandard>=0.23", "bbnode[zstd]")
+FAISS: Final = OptionalLibrary("faiss", "faiss-cpu>=1.15.1", "bbnode[indexes]")
+LIGHTGBM: Final = OptionalLibrary("lightgbm", "lightgbm>=4.6", "bbnode[trees]")
+PILLOW: Final = OptionalLibrary("PIL", "pillow>=11", "bbnode[images]")
+PYARROW: Final = OptionalLibrary("pyarrow", "pyarrow>=18", "bbnode[tables]")
+SAFETENSORS: Final = OptionalLibrary("safetensors", "safetensors>=0.5", "bbnode[text]")
+SKLEARN: Final = OptionalLibrary("sklearn", "scikit-learn>=1.7.2", "bbnode[demo]")
+TOKENIZERS: Final = OptionalLibrary("tokenizers", "tokenizers>=0.20.2", "bbnode[text]")
+TORCH: Final = OptionalLibrary("torch", "torch>=2.9", "bbnode[torch]")
+ONNXSCRIPT: Final = OptionalLibrary("onnxscript", "onnxscript>=0.5.4", "bbnode[torch]")
+ZSTANDARD: Final = OptionalLibrary("zstandard", "zstandard>=0.23", "bbnode[zstd]")

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from bbnode.components.codecs.base import BYTES, BytesCodec, CodecConfig, Header, is_small
 from bbnode.components.contracts import OpContext, offload
 from bbnode.components.errors import BackendUnavailable, NotEncodable
-from bbnode.components.libraries import ZSTANDARD, Library
+from bbnode.components.libraries import ZSTANDARD, OptionalLibrary
 from bbnode.components.registry import register_component
 from bbnode.ir import types
 from bbnode.ir.installation import install
@@ -66,7 +66,7 @@ class ZstdCodec(BytesCodec):
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.ZstdCodec"
-    libraries: ClassVar[tuple[Library, ...]] = (ZSTANDARD,)
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = (ZSTANDARD,)
     Config: ClassVar[type] = ZstdCodecConfig
     storage: ClassVar[Mapping[str, types.TypeNode | tuple[types.TypeNode, ...]]] = {
         "Encode.tensor": _TAKEN,

@@ -32,7 +32,7 @@ from bbnode.components.data.number_text import quoted
 from bbnode.components.data.shared_schema import SharedSchema
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
-from bbnode.components.libraries import PILLOW, Library
+from bbnode.components.libraries import PILLOW, OptionalLibrary
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
 from bbnode.ir.decoding import shown
@@ -103,7 +103,7 @@ class ImageFolderDataSource(StandardizedDataSource):
     """Images [N, channels, height, width] from class folders, labels [N] int64."""
 
     TYPE_NAME: ClassVar[str] = "bbnode.ImageFolderDataSource"
-    libraries: ClassVar[tuple[Library, ...]] = (PILLOW,)
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = (PILLOW,)
     Config: ClassVar[type] = ImageFolderDataSourceConfig
     storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {
         "NextBatch.batch": (TENSOR_FLOAT, TENSOR_BY_ELEM[onnx.TensorProto.UINT8]),

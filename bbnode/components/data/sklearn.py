@@ -20,7 +20,7 @@ from bbnode.components.data.base import Array, SplitConfig, SplitDataSource
 from bbnode.components.data.description import DataDescription
 from bbnode.components.data.partition import Rows, Split
 from bbnode.components.errors import DataUnavailable
-from bbnode.components.libraries import SKLEARN, Library
+from bbnode.components.libraries import SKLEARN, OptionalLibrary
 from bbnode.components.registry import register_component
 from bbnode.ir.installation import install
 from bbnode.ir.types import TENSOR_FLOAT, TENSOR_INT64, TypeNode
@@ -54,7 +54,7 @@ class SklearnDataSource(SplitDataSource):
     """Features [N, F] float32 scaled to [0, 1] by the training part, labels [N] int64."""
 
     TYPE_NAME: ClassVar[str] = "bbnode.SklearnDataSource"
-    libraries: ClassVar[tuple[Library, ...]] = (SKLEARN,)
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = (SKLEARN,)
     Config: ClassVar[type] = SklearnDataSourceConfig
     storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {
         "NextBatch.batch": TENSOR_FLOAT,

@@ -28,7 +28,7 @@ from bbnode.components.data.shared_schema import ColumnKind, ColumnMeaning
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.data.text_columns import UnsuitableColumn
 from bbnode.components.errors import DataUnavailable
-from bbnode.components.libraries import PYARROW, Library
+from bbnode.components.libraries import PYARROW, OptionalLibrary
 from bbnode.components.registry import register_component
 from bbnode.components.settings import host_setting, path_setting
 from bbnode.ir.decoding import shown
@@ -164,7 +164,7 @@ class TableDataSource(StandardizedDataSource):
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.TableDataSource"
-    libraries: ClassVar[tuple[Library, ...]] = (PYARROW,)
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = (PYARROW,)
     Config: ClassVar[type] = TableDataSourceConfig
     describes = "table"
     config: TableDataSourceConfig

@@ -33,7 +33,7 @@ from bbnode.components.data.data_file import DataFile, named, read_whole
 from bbnode.components.data.description import DataDescription, settings_of
 from bbnode.components.data.shared_schema import SharedSchema
 from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
-from bbnode.components.libraries import TOKENIZERS, Library
+from bbnode.components.libraries import TOKENIZERS, OptionalLibrary
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
 from bbnode.ir.decoding import shown
@@ -504,7 +504,7 @@ class TextDataSource(SplitDataSource):
         self._tokenizer: Tokenizer | None = None
 
     @classmethod
-    def needed_libraries(cls, config: TextDataSourceConfig) -> tuple[Library, ...]:
+    def needed_libraries(cls, config: TextDataSourceConfig) -> tuple[OptionalLibrary, ...]:
         return (TOKENIZERS,) if config.tokenizer == "file" else ()
 
     @property

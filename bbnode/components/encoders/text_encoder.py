@@ -16,7 +16,7 @@ from bbnode.components.contracts import Model, OpContext, offload
 from bbnode.components.encoders.files import Pooling, read_encoder
 from bbnode.components.encoders.sentences import SentenceEncoder
 from bbnode.components.errors import TextRefused, UnsupportedByModel
-from bbnode.components.libraries import TOKENIZERS, Library
+from bbnode.components.libraries import TOKENIZERS, OptionalLibrary
 from bbnode.components.registry import checked_config, register_component
 from bbnode.components.settings import local_setting, path_setting
 from bbnode.ir.caps import MAX_BOOK_PEERS
@@ -68,7 +68,7 @@ class TextEncoder(Model):
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.TextEncoder"
-    libraries: ClassVar[tuple[Library, ...]] = (TOKENIZERS,)
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = (TOKENIZERS,)
     Config: ClassVar[type] = TextEncoderConfig
     depends: ClassVar[Mapping[str, str]] = {"backend": "compute"}
     storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {

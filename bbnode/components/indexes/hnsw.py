@@ -13,7 +13,7 @@ import numpy as np
 from bbnode.components.indexes.approximate import MAX_THREADS, FaissSearcher
 from bbnode.components.indexes.base import VectorIndex, VectorIndexConfig
 from bbnode.components.indexes.searchers import Floats, Ids, Mask, Rows, Searcher
-from bbnode.components.libraries import FAISS, Library
+from bbnode.components.libraries import FAISS, OptionalLibrary
 from bbnode.components.registry import register_component
 from bbnode.components.settings import local_setting
 
@@ -162,7 +162,7 @@ class HnswIndex(VectorIndex):
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.HnswIndex"
-    libraries: ClassVar[tuple[Library, ...]] = (FAISS,)
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = (FAISS,)
     Config: ClassVar[type] = HnswIndexConfig
     config: HnswIndexConfig
 

@@ -14,7 +14,7 @@ from bbnode.components.indexes.approximate import MAX_THREADS, FaissSearcher
 from bbnode.components.indexes.base import VectorIndex, VectorIndexConfig
 from bbnode.components.indexes.errors import TrainingRefused
 from bbnode.components.indexes.searchers import Floats, Ids, Mask, Rows, Searcher
-from bbnode.components.libraries import FAISS, Library
+from bbnode.components.libraries import FAISS, OptionalLibrary
 from bbnode.components.registry import register_component
 from bbnode.components.settings import local_setting
 
@@ -207,7 +207,7 @@ class IvfPqIndex(VectorIndex):
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.IvfPqIndex"
-    libraries: ClassVar[tuple[Library, ...]] = (FAISS,)
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = (FAISS,)
     Config: ClassVar[type] = IvfPqIndexConfig
     config: IvfPqIndexConfig
 

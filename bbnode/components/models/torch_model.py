@@ -33,7 +33,7 @@ from bbnode.components.errors import (
     NotExportable,
     ParameterMismatch,
 )
-from bbnode.components.libraries import TORCH, Library
+from bbnode.components.libraries import TORCH, OptionalLibrary
 from bbnode.components.models.dry_run import draw_features
 from bbnode.components.models.fit import Wanted, check_labels
 from bbnode.components.models.labels import Labels
@@ -136,7 +136,7 @@ class TorchModel(OnnxModel):
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.TorchModel"
-    libraries: ClassVar[tuple[Library, ...]] = (TORCH,)
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = (TORCH,)
     Config: ClassVar[type] = TorchModelConfig
     config: TorchModelConfig
 

@@ -27,7 +27,7 @@ from bbnode.components.errors import (
     TrainingFailed,
     UnsupportedByModel,
 )
-from bbnode.components.libraries import LIGHTGBM, Library
+from bbnode.components.libraries import LIGHTGBM, OptionalLibrary
 from bbnode.components.models.labels import negative_remedy
 from bbnode.components.registry import register_component
 from bbnode.ir import codec, types
@@ -97,7 +97,7 @@ class BoostedTrees(Model):
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.BoostedTrees"
-    libraries: ClassVar[tuple[Library, ...]] = (LIGHTGBM,)
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = (LIGHTGBM,)
     Config: ClassVar[type] = BoostedTreesConfig
     depends: ClassVar[Mapping[str, str]] = {"backend": "compute", "data_source": "data"}
     needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {"data_source": ("train",)}
@@ -433,7 +433,7 @@ class HeldTrees(BoostedTrees):
     """`BoostedTrees` that grow elsewhere, and so need no data source beside them."""
 
     TYPE_NAME: ClassVar[str] = "bbnode.HeldTrees"
-    libraries: ClassVar[tuple[Library, ...]] = ()
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = ()
     depends: ClassVar[Mapping[str, str]] = {"backend": "compute"}
     needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 

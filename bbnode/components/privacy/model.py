@@ -21,7 +21,7 @@ from onnx import ModelProto
 from bbnode.components.contracts import CarriedOver, Component, DataSource, OpContext, Weights
 from bbnode.components.contracts import restoring as reading
 from bbnode.components.errors import TrainingFailed
-from bbnode.components.libraries import DP_ACCOUNTING, Library
+from bbnode.components.libraries import DP_ACCOUNTING, OptionalLibrary
 from bbnode.components.models.onnx_model import OnnxModel, OnnxModelConfig
 from bbnode.components.models.stepping import Buffers, Stepper
 from bbnode.components.models.weights import named
@@ -106,7 +106,7 @@ class PrivateModel(OnnxModel):
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.PrivateModel"
-    libraries: ClassVar[tuple[Library, ...]] = (DP_ACCOUNTING,)
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = (DP_ACCOUNTING,)
     Config: ClassVar[type] = PrivateModelConfig
     config: PrivateModelConfig
     # Training would be charged.

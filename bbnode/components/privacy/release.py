@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bbnode.components.contracts import OpContext, ProtocolComponent, offload
-from bbnode.components.libraries import DP_ACCOUNTING, Library
+from bbnode.components.libraries import DP_ACCOUNTING, OptionalLibrary
 from bbnode.components.privacy.accounting import (
     ACCOUNTANTS,
     PrivacyLedger,
@@ -105,7 +105,7 @@ class PrivateSum(ProtocolComponent):
     """
 
     TYPE_NAME: ClassVar[str] = "bbnode.PrivateSum"
-    libraries: ClassVar[tuple[Library, ...]] = (DP_ACCOUNTING,)
+    libraries: ClassVar[tuple[OptionalLibrary, ...]] = (DP_ACCOUNTING,)
     Config: ClassVar[type] = PrivateSumConfig
     config: PrivateSumConfig
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bbnode.components.libraries import Library
+from bbnode.components.libraries import OptionalLibrary
 from bbnode.components.registry import (
     ConfigTypeMismatch,
     UnknownComponentType,
@@ -164,7 +164,7 @@ def _slot(plan: SlotPlan, given: Mapping[str, Any]) -> PlannedSlot:
     config: type | None = None
     fault = ""
     installed = True
-    lacking: tuple[Library, ...] = ()
+    lacking: tuple[OptionalLibrary, ...] = ()
     try:
         cls = component_class(plan.binding.type_name)
         config = cls.Config

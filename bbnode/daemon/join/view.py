@@ -18,7 +18,7 @@ from rich.text import Text
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.observing.live_view import LiveView, size
-from bbnode.daemon.observing.logs import Windows
+from bbnode.daemon.observing.logs import LogWindows
 from bbnode.engine.readiness import reasons_text
 from bbnode.ir.caps import LOG_REPEAT_S
 from bbnode.ir.texts import failure_text, printable, short_peer
@@ -40,7 +40,7 @@ class JoinView(LiveView):
         super().__init__(console, notes=_SHOWN_NOTES, auto_refresh=False, transient=True)
         self._inviter = inviter
         self._last = ""
-        self._failures = Windows(LOG_REPEAT_S, 1)
+        self._failures = LogWindows(LOG_REPEAT_S, 1)
 
     async def run(self, host: Host) -> None:
         """Show the node until it has stopped."""

@@ -109,7 +109,7 @@ class _Kind:
     left_out: int = 0
 
 
-class Windows:
+class LogWindows:
     """Lets `most` lines of each kind through in each window of time, and counts the others."""
 
     def __init__(self, window_s: float, most: int) -> None:
@@ -144,8 +144,8 @@ class RepeatLimit(logging.Filter):
         self._clock = clock
         # A handler filters before it takes its own lock, and worker threads log too.
         self._lock = threading.Lock()
-        self._kinds = Windows(LOG_WINDOW_S, LOG_BURST)
-        self._same = Windows(LOG_REPEAT_S, 1)
+        self._kinds = LogWindows(LOG_WINDOW_S, LOG_BURST)
+        self._same = LogWindows(LOG_REPEAT_S, 1)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if this line is to be written."""
