@@ -517,6 +517,14 @@ async def test_a_node_goes_on_without_a_host_that_has_failed(monkeypatch, caplog
                 await until(lambda: server.counters.snapshot()["libp2p.failed"])
                 assert await echoes(connection)
                 assert await echoes(await dial(server, client))
+                # What is left of it refuses, and waits for nothing.
+                client.py.set_stream_handler(REVERSE, reverse)
+                with pytest.raises(SwarmException):
+                    await server.py.new_stream(client.py.get_id(), [REVERSE])
+                await until(lambda: swarm_of(client).connections)
+                with pytest.raises((StreamError, StreamFailure)):
+                    await reading(client.py, server.py.get_id(), REVERSE)
+                assert not server.other.streams()
     assert "goes on without its services" in caplog.text
 
 

@@ -33,7 +33,7 @@ class _LaterModule(ModuleType):
 
 @contextmanager
 def _put_off(*names: str) -> Iterator[None]:
-    """Put off modules: what is imported meanwhile gets ones that load when they are used."""
+    """Put off the loading of modules that are imported meanwhile, until one of them is used."""
     later = {name: _LaterModule(name) for name in names if name not in sys.modules}
     sys.modules.update(later)
     try:
