@@ -40,14 +40,6 @@ class TooManyStreamsError(EnvironmentFault):
     """The bound on streams of other protocols with one peer is reached."""
 
 
-# Both ways of installing it, for who has a compiler and who has none; and the way without.
-WITHOUT_LIBP2P: Final = (
-    "install it without a compiler by `echo 'fastecdsa>=4' | uv pip install 'libp2p>=0.8.1,<0.9' "
-    "--override -`, or with one by `apt-get install gcc python3-dev libgmp-dev` and `pip install "
-    "'libp2p>=0.8.1,<0.9'`; a node does without it where network.transport is \"lean\""
-)
-
-
 class Libp2pMissing(EnvironmentFault):
     """The transport libp2p needs py-libp2p, which is not installed here, or not whole."""
 

@@ -31,10 +31,10 @@ from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.lifecycle import assembly
 from bbnode.engine import All, Node, steps
 from bbnode.engine.readiness import reasons_text
+from bbnode.ir import installation
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.interrupts import let_stop
-from bbnode.transport.errors import WITHOUT_LIBP2P
 from bbnode.transport.identity import Identity, create_identity, load_identity
 from bbnode.transport.registry import OVER_TCP, transport_names
 
@@ -209,7 +209,10 @@ def _ports(context: CheckContext) -> Finding:
             f"install it, or set network.transport to one of {', '.join(transport_names())}",
         )
     if network.transport == "libp2p" and find_spec("libp2p") is None:
-        return _failed("the package libp2p is not installed", WITHOUT_LIBP2P)
+        return _failed(
+            "the package libp2p is not installed",
+            f'{installation.libp2p_ways()}; or set network.transport = "lean"',
+        )
     if network.transport not in OVER_TCP:
         return _skipped(f"the transport {network.transport!r} looks after its own")
     from bbnode.transport.libp2p.tcp import listen_endpoint

@@ -50,7 +50,7 @@ Handler: TypeAlias = Callable[[Connection, MuxedStream], Awaitable[None]]
 
 
 class OtherHost(Protocol):
-    """What has the streams of protocols that are not ours, on the same connections.
+    """The other side of a shared connection: who has the streams of protocols that are not ours.
 
     py-libp2p's host, of which nothing is known here (`py_libp2p`). No method but `run` waits.
     """

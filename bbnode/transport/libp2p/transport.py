@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from multiaddr import Multiaddr
 
+from bbnode.ir import installation
 from bbnode.ir.address import is_relayed, split_circuit
 from bbnode.ir.caps import MAX_STREAMS
 from bbnode.ir.errors import BbnodeError
@@ -27,7 +28,7 @@ from bbnode.transport.base import (
     ProtocolHandler,
     ProtocolStream,
 )
-from bbnode.transport.errors import WITHOUT_LIBP2P, DialError, Libp2pMissing, StreamBrokenError
+from bbnode.transport.errors import DialError, Libp2pMissing, StreamBrokenError
 from bbnode.transport.hints import dialable
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.connection import LANE_PROTOCOLS, Connection, with_peer
@@ -214,7 +215,10 @@ class Libp2pTransport(LinkTransport):
         try:
             from bbnode.transport.libp2p.py_libp2p.host import PyLibp2p
         except ImportError as error:
-            raise Libp2pMissing(f"no py-libp2p ({error}): {WITHOUT_LIBP2P}") from error
+            raise Libp2pMissing(
+                f'network.transport = "libp2p" needs py-libp2p ({error}); install it, '
+                f'{installation.libp2p_ways()}; or do without it: network.transport = "lean"'
+            ) from error
         return PyLibp2p(identity, self._host, self._admits_other, self._counters)
 
     async def _admits_other(self, connection: Connection) -> bool:

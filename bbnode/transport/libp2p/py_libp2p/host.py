@@ -100,6 +100,7 @@ class PyLibp2p:
         self._swarm = NodeSwarm(own, store, plugin)
         self._swarm.secure_dialled = self._secure_dialled
         self._swarm.secure_accepted = self._secure_accepted
+        self._swarm.settled = self._settled
         self.host = NodeHost(self._swarm, lambda: ours.announced or ours.listening)
         self._handle = self._swarm.common_stream_handler
         self._swarm.set_stream_handler(self._guarded)
@@ -116,8 +117,6 @@ class PyLibp2p:
             async with trio.open_nursery() as tasks:
                 self._swarm.tasks = tasks
                 async with self.host.run(listen_addrs=list(self._ours.listening)):
-                    # It dials whomever it knows, whether it was asked to or not.
-                    await self._swarm.auto_connector.stop()
                     started = True
                     task_status.started()
                     await trio.sleep_forever()
@@ -145,10 +144,18 @@ class PyLibp2p:
             made.ended()
 
     async def _join(self, made: LentConnection) -> None:
-        if await self._admits(made.connection) and not made.is_closed:
-            await self._swarm.add_conn(made, "outbound" if made.is_initiator else "inbound")
-        else:
-            made.ended()
+        try:
+            if await self._admits(made.connection) and not made.is_closed:
+                await self._swarm.add_conn(made, "outbound" if made.is_initiator else "inbound")
+            else:
+                made.ended()
+        finally:
+            made.joined.set()
+
+    async def _settled(self, peer: ID) -> None:
+        for made in list(self._connections.values()):
+            if made.peer_id == peer and not made.connection.for_other:
+                await made.joined.wait()
 
     async def _admitted(self, connection: Connection) -> LentConnection:
         """Return a connection for Swarm once its peer is admitted; raises DialError."""
@@ -193,7 +200,10 @@ class PyLibp2p:
     def serve(self, connection: Connection, stream: MuxedStream, protocol: str) -> None:
         """Take over a stream that a peer has opened."""
         made = self._connections.get(connection)
-        count = sum(each in self._streams for each in connection.muxer.streams.values())
+        count = sum(
+            each in self._streams and not each.is_initiator
+            for each in connection.muxer.streams.values()
+        )
         if made is None or count >= MAX_OTHER_STREAMS or not made.take(stream, protocol):
             self._counters.add("protocols.refused")
             stream.abort("nobody serves it, or too many are open")

@@ -1,4 +1,4 @@
-"""What py-libp2p remembers of peers, within bounds.
+"""Memory of peers for py-libp2p, within bounds.
 
 Rule: whatever a peer says of itself or of others is bounded per peer, and peers are forgotten the
 oldest first; never this node itself, and never who is connected.

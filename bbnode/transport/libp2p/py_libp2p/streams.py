@@ -127,6 +127,8 @@ class LentConnection(IMuxedConn):
         self.connection = connection
         self.peer_id = ID(connection.peer.to_bytes())
         self.event_started = trio.Event()
+        # Set once Swarm has it, or never will.
+        self.joined = trio.Event()
         # Set by Swarm, which calls it when it closes; it hears of the end from `accept_stream`.
         self.on_close: Any = None
         self._on_open = on_open
@@ -184,6 +186,7 @@ class LentConnection(IMuxedConn):
 
     def ended(self) -> None:
         """Tell Swarm that nothing more comes, and reset what it has not accepted."""
+        self.joined.set()
         self._arrived.close()
         while True:
             try:

@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import trio
-from libp2p.abc import IListener, IMuxedConn, INetConn, IRawConnection, ITransport
+from libp2p.abc import IListener, IMuxedConn, INetConn, INetStream, IRawConnection, ITransport
 from libp2p.custom_types import THandler
+from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.swarm_connection import SwarmConn
@@ -41,7 +42,7 @@ logging.getLogger("libp2p").addHandler(logging.NullHandler())
 
 # The code of /p2p in multiaddr's protocol table.
 _P2P: Final = 0x01A5
-# Of connections, and of seconds: admission has the bounds that count.
+# Admission has the bounds that count.
 _NEVER: Final = 2**31
 _READ_BYTES: Final = 64 * 1024
 _IP: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
@@ -170,14 +171,29 @@ class _Tasks:
         return getattr(self._manager, name)
 
 
+class _NoConnector(AutoConnector):
+    """An auto-connector that dials nobody, and remembers nobody; whatever the watermarks are."""
+
+    async def run_background_task(self, nursery: trio.Nursery) -> None:
+        """Start nothing."""
+
+    async def maybe_connect(self) -> None:
+        """Dial nobody."""
+
+    def record_disconnect(self, peer_id: ID) -> None:
+        """Remember nothing."""
+
+
 class NodeSwarm(Swarm):
     """A Swarm of which no task can end another, and that asks us for raw connections as well."""
 
     def __init__(self, own: ID, peerstore: BoundedPeerStore, plugin: Plugin) -> None:
-        """Create it; `secure_dialled` and `secure_accepted` are set before it runs."""
+        """Create it; the functions below are set before it runs."""
         self._manager: Any = None
         self.secure_dialled: Callable[[IRawConnection, ID], Awaitable[IMuxedConn]]
         self.secure_accepted: Callable[[IRawConnection, Multiaddr], Awaitable[IMuxedConn]]
+        # Returns when no connection with a peer waits to be added.
+        self.settled: Callable[[ID], Awaitable[None]]
         # Swarm's upgrader would add a handshake and a muxer; connections come with ours.
         super().__init__(
             own,
@@ -191,9 +207,9 @@ class NodeSwarm(Swarm):
                 low_watermark=0,
                 min_connections=0,
                 max_connections_per_peer=_NEVER,
-                auto_connect_interval=float(_NEVER),
             ),
         )
+        self.auto_connector = _NoConnector(self)
         self.tasks: trio.Nursery | None = None
 
     @property
@@ -223,6 +239,15 @@ class NodeSwarm(Swarm):
         if named is not None and named != peer_id:
             raise SwarmException(f"Peer ID mismatch: {addr} is not an address of {peer_id}")
         return await super()._dial_with_retry(addr, peer_id, source)
+
+    async def new_stream(self, peer_id: ID) -> INetStream:
+        """Open a stream, on a connection that is there or that is dialled; raises SwarmException.
+
+        A connection that is there for us is for py-libp2p, too, a moment later.
+        """
+        if peer_id not in self.connections:
+            await self.settled(peer_id)
+        return await super().new_stream(peer_id)
 
     async def upgrade_outbound_raw_conn(
         self, raw_conn: IRawConnection, peer_id: ID, pre_scope: Any = None
