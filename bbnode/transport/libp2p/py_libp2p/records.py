@@ -55,7 +55,8 @@ class SignedAddresses:
             envelope = _opened(raw, peer)
         if not self._store.consume_peer_record(envelope, RECORD_TTL_S):
             raise RecordStale(f"a newer record of {peer} is known")
-        self._store.clear_addrs(peer)
+        # The store would forget the record with its addresses.
+        self._store.peer_data_map[peer].clear_addrs()
         found = dialable(map(without_peer, envelope.record().addrs), seen=seen, good=True)
         self._store.add_addrs(peer, found, RECORD_TTL_S)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
@@ -71,7 +71,7 @@ class Checks:
             self._check_providers(message, sender, way)
         else:
             message.ClearField("providerPeers")
-        return cast("bytes", message.SerializeToString())
+        return message.SerializeToString()
 
     def _check_providers(self, message: Message, sender: ID, way: Multiaddr) -> None:
         if len(message.providerPeers) > MAX_KEY_PROVIDERS:
@@ -106,7 +106,7 @@ class Checks:
             getattr(message, name).extend(
                 each for each in entries[:most] if self._is_sound(each, responder, way)
             )
-        return cast("bytes", message.SerializeToString())
+        return message.SerializeToString()
 
     def _is_sound(self, entry: Message.Peer, responder: ID, way: Multiaddr) -> bool:
         """Clean one entry of an answer; return False if nothing is left of it."""

@@ -6,6 +6,7 @@ they know of this node. A search that fails says how many were asked.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
 import trio
+from libp2p import kad_dht
 from libp2p.abc import IHost
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.peer.id import ID
@@ -41,6 +43,9 @@ from bbnode.transport.routing import (
     RoutingSetup,
     dht_protocol,
 )
+
+# It warns of whatever a peer does or does not do; here that is counted.
+logging.getLogger(kad_dht.__name__).setLevel(logging.ERROR)
 
 # A multihash is a code, a length and a digest; this one is SHA-256.
 _SHA256: Final = bytes([0x12, 0x20])
@@ -74,10 +79,8 @@ class Dht(Routing):
         self._setup = setup
         self._swarm = cast("NodeSwarm", other.host.get_network())
         self._counts: Counter[str] = Counter()
-        self._store = KnownPeers(
-            other.host.get_id(), self._swarm, claims, dht_protocol(setup.network)
-        )
-        own = other.host.get_id()
+        own, protocol = other.host.get_id(), dht_protocol(setup.network)
+        self._store = KnownPeers(own, self._swarm, claims, protocol, setup.admits)
         host = DhtHost(other, setup, self._store, self._counts, addresses)
         host.reach, host.release = reach, release
         self._checks = host.checks

@@ -10,7 +10,7 @@ from bbnode.ir.peer import PeerId
 
 
 def way_of(stream: INetStream) -> Multiaddr:
-    way: Multiaddr = stream.muxed_conn.get_transport_addresses()[0]  # type: ignore[attr-defined]
+    way: Multiaddr = stream.muxed_conn.get_transport_addresses()[0]
     return way
 
 

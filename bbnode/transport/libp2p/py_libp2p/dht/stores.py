@@ -39,12 +39,21 @@ Claims = Callable[[PeerId], Sequence[Multiaddr]]
 class KnownPeers(BoundedPeerStore):
     """Addresses and records of peers that the DHT heard of; of connected ones, their own words."""
 
-    def __init__(self, own: ID, swarm: NodeSwarm, claims: Claims, protocol: str) -> None:
+    def __init__(
+        self,
+        own: ID,
+        swarm: NodeSwarm,
+        claims: Claims,
+        protocol: str,
+        admits: Callable[[PeerId], bool] = lambda _peer: True,
+    ) -> None:
+        """Create an empty one for this node; of peers that `admits` refuses it tells nobody."""
         super().__init__(own, lambda peer: peer in swarm.connections)
         self.own = own
         self._swarm = swarm
         self._claims = claims
         self._protocol = protocol
+        self._admits = admits
 
     def addrs(self, peer_id: ID) -> list[Multiaddr]:
         """Return where a peer is, nothing if nobody said so."""
@@ -52,6 +61,8 @@ class KnownPeers(BoundedPeerStore):
 
     def addrs_or_none(self, peer: ID) -> list[Multiaddr] | None:
         """Return where a peer is, by itself if it is connected, else by others."""
+        if not self._admits(ours(peer)):
+            return None
         if peer in self._swarm.connections:
             own = list(self._claims(ours(peer)) or self._identified(peer))
             if own:
