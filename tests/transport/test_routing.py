@@ -191,11 +191,11 @@ async def test_who_is_not_admitted_is_neither_asked_nor_answered_nor_told_of():
         await until(lambda: first["peers"] == 2)
         blocked.add(last.peer)
         with pytest.raises(SwarmException, match="not admitted"):
-            await first.dht._host.new_stream(last.theirs, [PROTOCOL_ID])
-        asks = await last.host.py.new_stream(first.theirs, [dht_protocol(NETWORK)])
+            await middle.dht._host.new_stream(last.theirs, [PROTOCOL_ID])
+        asks = await last.host.py.new_stream(middle.theirs, [dht_protocol(NETWORK)])
         with pytest.raises(StreamError):
             await asks.read(1)
-        assert first["streams_refused"]
+        assert middle["streams_refused"]
         assert not middle.dht._store.addrs(last.theirs)
 
 
