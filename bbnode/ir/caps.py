@@ -358,6 +358,9 @@ ACCESS_STALL_S: Final = _cap(10.0, "s", "likewise, of a request for membership")
 MAX_ECHOES: Final = _cap(1024, "echoes", "on one stream")
 MAX_DIAL_BACK_REQUEST_BYTES: Final = _cap(4 * 1024, "bytes", "a request to be dialled back")
 MAX_DIAL_BACK_ANSWER_BYTES: Final = _cap(8 * 1024, "bytes", "its answer")
+REACHABILITY_EVERY_S: Final = _cap(
+    1800.0, "s", "between two times that a node has itself dialled back"
+)
 DIAL_BACK_EVERY_S: Final = _cap(10.0, "s", "between two requests of one peer")
 MAX_DIAL_BACKS: Final = _cap(4, "requests", "that are worked on at once")
 MAX_DIAL_BACK_ASKERS: Final = _cap(1024, "peers", "that are remembered for having asked")

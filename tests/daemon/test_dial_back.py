@@ -6,13 +6,18 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import msgpack
 import pytest
 import trio
+from libp2p.host.autonat import AutoNATService
+from libp2p.network.stream.exceptions import StreamError
+from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from bbnode.daemon.network import dial_back
+from bbnode.daemon.network.autonat import AUTONAT_PROTOCOL, Status
 from bbnode.daemon.network.dial_back import DialBackRefused, DialResult, may_dial
 from bbnode.transport.base import ConnectionOpened
 from bbnode.transport.errors import StreamBrokenError
@@ -142,3 +147,78 @@ async def _fails(ask: dial_back.Ask, other: Libp2pTransport) -> str:
     with pytest.raises(DialBackRefused) as caught:
         await ask(other.peer_id)
     return str(caught.value)
+
+
+# -- AutoNAT, as other implementations speak it --------------------------------------------------
+
+
+@asynccontextmanager
+async def autonat(*, listen: str = LOOPBACK) -> AsyncIterator[tuple[AutoNATService, Any, Any]]:
+    """py-libp2p's own client on one node, and the node that it asks."""
+    other = Libp2pTransport(Identity.generate(), listen=[Multiaddr(LOOPBACK)], py_libp2p=True)
+    dial_back.register(other)
+    one = Libp2pTransport(Identity.generate(), listen=[Multiaddr(listen)], py_libp2p=True)
+    async with AsyncExitStack() as stack:
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        with trio.fail_after(PATIENCE_S):
+            for backend in (other, one):
+                await nursery.start(backend.run)
+            one.keep_connected(other.peer_id, other.listen_addresses())
+            for backend in (one, other):
+                while not isinstance(await backend.events.receive(), ConnectionOpened):
+                    pass
+            service = AutoNATService(one.libp2p_host, serve=False)
+            yield service, ID(other.peer_id.to_bytes()), one
+            for backend in (one, other):
+                await backend.stop(1.0)
+
+
+async def test_py_libp2ps_client_is_told_where_it_is_reached() -> None:
+    async with autonat() as (service, other, one):
+        status, address = await service.query_server(other)
+        assert (status, Multiaddr(address)) == (Status.OK, one.listen_addresses()[0])
+        # Now and then alone.
+        status, address = await service.query_server(other)
+        assert (status, address) == (Status.DIAL_REFUSED, None)
+
+
+async def test_py_libp2ps_client_is_told_that_it_is_not_reached() -> None:
+    """The two are connected: py-libp2p's own service would say that it reached the asker."""
+    async with autonat() as (service, other, _):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            nobody = Multiaddr(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}")
+            status, address = await service.query_server(other, [nobody.to_bytes()])
+        assert (status, address) == (Status.DIAL_ERROR, None)
+
+
+async def test_nobody_is_dialled_for_somebody_else() -> None:
+    async with autonat() as (service, other, one):
+        elsewhere = Multiaddr("/ip4/192.0.2.1/tcp/4001")
+        status, _ = await service.query_server(other, [elsewhere.to_bytes()])
+        assert status == Status.DIAL_REFUSED
+        service.host.get_id = lambda: ID(Identity.generate().peer_id.to_bytes())
+        status, _ = await service.query_server(other)
+        assert status == Status.BAD_REQUEST
+        assert one.counters()["protocols.failed"] == 0
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"\x80" * 6, b"\xff\xff\x7f", b"\x01\xff", b"\x02\x08\x01", b"\x03\x12\x01\xff"]
+)
+async def test_a_malformed_request_of_autonat_resets_its_stream_alone(raw: bytes) -> None:
+    async with autonat() as (service, other, one):
+        stream = await service.host.new_stream(other, [AUTONAT_PROTOCOL])
+        if raw:
+            await stream.write(raw)
+        await stream.close()
+        with pytest.raises(StreamError):
+            await read_all(stream)
+        status, _ = await service.query_server(other)
+        assert status == Status.OK
+        assert one.peers()
+
+
+async def read_all(stream: Any) -> None:
+    while await stream.read(100):
+        pass

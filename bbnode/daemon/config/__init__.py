@@ -274,7 +274,14 @@ class RoutingSection(Section):
         'an open node is in libp2p\'s; needs network.transport = "libp2p"',
     )
     provide: bool = _key(
-        True, "tell the DHT that this node has its program, by the digest of the artifact"
+        True,
+        "tell the DHT that this node has its program, by the digest of the artifact, where it "
+        "answers others",
+    )
+    reachability: bool = _key(
+        True,
+        "ask up to three connected peers now and then to dial this node back, and show in status "
+        "whether they can; a node that listens on this machine alone, or nowhere, asks nobody",
     )
 
 

@@ -401,6 +401,7 @@ class Status(TypedDict):
     upgrade: UpgradeView | None
     discovery: Json
     routing: Json
+    reachability: Json
     data: Json
     invoke: list[Json]
     executions: int

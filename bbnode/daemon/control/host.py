@@ -137,6 +137,8 @@ class Host:
     discovery: Callable[[], Mapping[str, Any]] = dict
     # Finds a peer by asking others; raises NotFound, and NotSupportedError where nobody is asked.
     find_peer: Callable[[PeerId], Awaitable[Found]] = no_search
+    # What peers that were asked to dial this node found, as JSON.
+    reachability: Callable[[], Mapping[str, Any]] = dict
     # How the DHT stands, as JSON; nothing where it is off.
     routing: Callable[[], Mapping[str, Any]] = dict
     # Programs that connected peers offer in the place of this one.

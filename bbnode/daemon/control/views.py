@@ -53,6 +53,7 @@ def status(host: Host) -> answers.Status:
         "upgrade": upgrade(host),
         "discovery": dict(host.discovery()),
         "routing": dict(host.routing()),
+        "reachability": dict(host.reachability()),
         "data": dict(host.data()),
         "invoke": [r.as_json() for r in host.rounds],
         "executions": len(host.node.executions()),

@@ -41,6 +41,7 @@ from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
 from bbnode.daemon.network.introductions import Introductions
 from bbnode.daemon.network.passing import PassingPeers
+from bbnode.daemon.network.reachability import Reachability
 from bbnode.daemon.network.restarts import Restarts
 from bbnode.daemon.network.routing import PeerFinder
 from bbnode.daemon.network.versions import VersionWatch
@@ -256,6 +257,11 @@ class Daemon:
             on_fault=self._conduct.misrouted,
             program=bytes.fromhex(self._artifact.sha256),
         )
+        self._reachability = Reachability(
+            self._backend, self._control.host.dial_back, self._control.publish
+        )
+        self._control.host.reachability = self._reachability.as_json
+        self._control.host.counters.append(self._reachability.counters)
         self._control.host.find_peer = self._finder.find
         self._control.host.routing = self._finder.as_json
         self._control.host.counters.append(self._finder.counters)
@@ -370,6 +376,8 @@ class Daemon:
                 if self._introductions is not None:
                     work.start_soon(self._introductions.run)
                 work.start_soon(self._finder.run, self._discovery)
+                if self._resolved.config.routing.reachability:
+                    work.start_soon(self._reachability.run)
                 work.start_soon(self._resend.run)
                 work.start_soon(self._restarts.run)
                 work.start_soon(self._upgrades.run)

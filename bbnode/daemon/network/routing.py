@@ -129,7 +129,7 @@ class PeerFinder:
                     on_fault=on_fault,
                 )
             )
-            if settings.provide and program:
+            if settings.provide and program and settings.dht == "server":
                 self.routing.provide([program])
 
     async def run(self, discovery: Discovery | None = None) -> None:
