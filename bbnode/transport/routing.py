@@ -45,7 +45,7 @@ class RoutingRefused(PeerError):
 
 
 class RoutingFault(enum.StrEnum):
-    """What a peer did wrong; the value is what users see."""
+    """A fault of a peer; the value is what users see."""
 
     # Bytes that are no such message, or an answer to another question.
     MALFORMED = "malformed"
@@ -75,7 +75,7 @@ class Located:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingSetup:
-    """What a transport needs to route for a node.
+    """The node's part, which a transport needs to route for it.
 
     Args:
         network: the private network, whose DHT is its own; None for the open one.

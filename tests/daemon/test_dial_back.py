@@ -17,7 +17,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from bbnode.daemon.network import dial_back
-from bbnode.daemon.network.autonat import AUTONAT_PROTOCOL, Status
+from bbnode.daemon.network.autonat import AUTONAT_PROTOCOL, AutonatStatus
 from bbnode.daemon.network.dial_back import DialBackRefused, DialResult, may_dial
 from bbnode.transport.base import ConnectionOpened
 from bbnode.transport.errors import StreamBrokenError
@@ -176,10 +176,10 @@ async def autonat(*, listen: str = LOOPBACK) -> AsyncIterator[tuple[AutoNATServi
 async def test_py_libp2ps_client_is_told_where_it_is_reached() -> None:
     async with autonat() as (service, other, one):
         status, address = await service.query_server(other)
-        assert (status, Multiaddr(address)) == (Status.OK, one.listen_addresses()[0])
+        assert (status, Multiaddr(address)) == (AutonatStatus.OK, one.listen_addresses()[0])
         # Now and then alone.
         status, address = await service.query_server(other)
-        assert (status, address) == (Status.DIAL_REFUSED, None)
+        assert (status, address) == (AutonatStatus.DIAL_REFUSED, None)
 
 
 async def test_py_libp2ps_client_is_told_that_it_is_not_reached() -> None:
@@ -189,17 +189,17 @@ async def test_py_libp2ps_client_is_told_that_it_is_not_reached() -> None:
             taken.bind(("127.0.0.1", 0))
             nobody = Multiaddr(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}")
             status, address = await service.query_server(other, [nobody.to_bytes()])
-        assert (status, address) == (Status.DIAL_ERROR, None)
+        assert (status, address) == (AutonatStatus.DIAL_ERROR, None)
 
 
 async def test_nobody_is_dialled_for_somebody_else() -> None:
     async with autonat() as (service, other, one):
         elsewhere = Multiaddr("/ip4/192.0.2.1/tcp/4001")
         status, _ = await service.query_server(other, [elsewhere.to_bytes()])
-        assert status == Status.DIAL_REFUSED
+        assert status == AutonatStatus.DIAL_REFUSED
         service.host.get_id = lambda: ID(Identity.generate().peer_id.to_bytes())
         status, _ = await service.query_server(other)
-        assert status == Status.BAD_REQUEST
+        assert status == AutonatStatus.BAD_REQUEST
         assert one.counters()["protocols.failed"] == 0
 
 
@@ -215,7 +215,7 @@ async def test_a_malformed_request_of_autonat_resets_its_stream_alone(raw: bytes
         with pytest.raises(StreamError):
             await read_all(stream)
         status, _ = await service.query_server(other)
-        assert status == Status.OK
+        assert status == AutonatStatus.OK
         assert one.peers()
 
 

@@ -42,7 +42,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.py_libp2p.dht.checks import Checks
 from bbnode.transport.libp2p.py_libp2p.dht.finding import Dht
-from bbnode.transport.libp2p.py_libp2p.dht.host import Rates
+from bbnode.transport.libp2p.py_libp2p.dht.host import QuestionRates
 from bbnode.transport.libp2p.py_libp2p.dht.stores import KnownPeers, Providers
 from bbnode.transport.routing import (
     NobodyToAsk,
@@ -548,7 +548,7 @@ def test_what_an_answer_says_of_providers_is_no_record_here():
 
 
 def test_a_peer_asks_so_often():
-    rates = Rates()
+    rates = QuestionRates()
     asked = sum(rates.take(SENDER.peer_id, 0.0) for _ in range(2 * ROUTING_BURST))
     assert asked == ROUTING_BURST
     assert rates.take(NAMED.peer_id, 0.0)

@@ -73,15 +73,11 @@ def connect(
     node.show(told, f"{told['peer']} {state}; `bbnode peers` shows how it goes")
 
 
-# A search, and the time to try what it has found.
-FIND_TIMEOUT_S = 60.0
-
-
 @app.command()
 def find(
     peer: PeerArgument,
     dial: Annotated[bool, typer.Option("--connect", help="Then dial it where it answers.")] = False,
-    node: RunningNode = RunningNode(timeout_s=FIND_TIMEOUT_S),
+    node: RunningNode = RunningNode(timeout_s=60.0),
 ) -> None:
     """Find where a peer is by asking others (routing.dht), and try each address."""
     with node.ask() as client:

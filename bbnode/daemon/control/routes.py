@@ -400,7 +400,7 @@ async def connect(host: Host, peer: PeerId, body: ConnectBody) -> answers.PeerCo
 
 
 @ENDPOINTS.add("POST", "/v1/peers/{peer}/find", "peers-find")
-async def find(host: Host, peer: PeerId) -> answers.PeerFound:
+async def find_peer(host: Host, peer: PeerId) -> answers.PeerFound:
     """Find a peer by asking others, and try the addresses; it is not connected."""
     return (await _found(host, peer)).as_json()  # type: ignore[return-value]
 

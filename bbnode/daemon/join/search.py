@@ -1,4 +1,4 @@
-"""Who else has the artifact, where the inviting peer does not answer.
+"""Other peers that have the artifact, where the inviting one does not answer.
 
 Rule: peers that are given (`--via`) are asked over the network's DHT who provides the digest, and
 where the inviting peer is by now. Nobody of them is trusted: each is dialled like an inviting peer,

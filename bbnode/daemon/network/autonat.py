@@ -26,7 +26,7 @@ _RESPONSE: Final = 1
 _MORE: Final = 0x80
 
 
-class Status(enum.IntEnum):
+class AutonatStatus(enum.IntEnum):
     """The outcome of a request, as the specification numbers them."""
 
     OK = 0
@@ -40,14 +40,14 @@ class NotAutonat(PeerError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class AutonatRequest:
     """A peer to be dialled, and where."""
 
     peer: PeerId
     addresses: tuple[Multiaddr, ...]
 
 
-async def read_request(stream: ProtocolStream) -> Request:
+async def read_request(stream: ProtocolStream) -> AutonatRequest:
     """Read one request, which has its length before it; raises NotAutonat, StreamBrokenError."""
     size = shift = 0
     while True:
@@ -64,7 +64,7 @@ async def read_request(stream: ProtocolStream) -> Request:
 
 
 @Boundary("no request of AutoNAT", NotAutonat)
-def decode_request(raw: bytes) -> Request:
+def decode_request(raw: bytes) -> AutonatRequest:
     """Return a request; addresses of kinds that only others know are left out."""
     message = decode_fields(raw)
     dial = message.get(2)
@@ -85,11 +85,11 @@ def decode_request(raw: bytes) -> Request:
                 continue
     if not isinstance(named, bytes):
         raise NotAutonat("it names no peer")
-    return Request(peer=PeerId.from_bytes(named), addresses=tuple(dict.fromkeys(addresses)))
+    return AutonatRequest(peer=PeerId.from_bytes(named), addresses=tuple(dict.fromkeys(addresses)))
 
 
 async def answer(
-    stream: ProtocolStream, status: Status, text: str, address: Multiaddr | None = None
+    stream: ProtocolStream, status: AutonatStatus, text: str, address: Multiaddr | None = None
 ) -> None:
     """Send the answer, with its length, and end the stream."""
     response = encode_field(1, int(status)) + encode_field(2, text.encode())

@@ -21,7 +21,7 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.daemon.network import autonat
-from bbnode.daemon.network.autonat import AUTONAT_PROTOCOL, Status
+from bbnode.daemon.network.autonat import AUTONAT_PROTOCOL, AutonatStatus
 from bbnode.ir.address import address_from_bytes, is_relayed
 from bbnode.ir.caps import (
     DIAL_BACK_EVERY_S,
@@ -154,18 +154,20 @@ class DialBackServer:
         with trio.fail_after(REQUEST_S):
             request = await autonat.read_request(stream)
         if request.peer != stream.peer:
-            await autonat.answer(stream, Status.BAD_REQUEST, "the peer to dial is not the asker")
+            await autonat.answer(
+                stream, AutonatStatus.BAD_REQUEST, "the peer to dial is not the asker"
+            )
             return
         refusal, _, tried = await self._dial(stream.peer, request.addresses)
         reached = [each.address for each in tried if each.outcome is DialResult.REACHED]
         failed = [each.detail for each in tried if each.outcome is DialResult.FAILED]
         if reached:
-            await autonat.answer(stream, Status.OK, "", reached[0])
+            await autonat.answer(stream, AutonatStatus.OK, "", reached[0])
         elif failed:
-            await autonat.answer(stream, Status.DIAL_ERROR, failed[0])
+            await autonat.answer(stream, AutonatStatus.DIAL_ERROR, failed[0])
         else:
             await autonat.answer(
-                stream, Status.DIAL_REFUSED, refusal or "no address is the asker's"
+                stream, AutonatStatus.DIAL_REFUSED, refusal or "no address is the asker's"
             )
 
     async def _dial(

@@ -1,4 +1,4 @@
-"""Whether others can dial this node, as connected peers find it.
+"""Reachability: can others dial this node, as connected peers find it.
 
 Rule: a few peers are asked to dial back, when there are some and then now and then. What they say
 is for people; it decides nothing here. A node that listens on this machine alone asks nobody.
@@ -82,7 +82,7 @@ class Reachability:
 
     @property
     def can_be_dialled(self) -> bool | None:
-        """What most of the asked peers found; None where nobody has tried."""
+        """True where most of the asked peers reached it; None where nobody has tried."""
         verdicts = [_verdict(answer) for answer in self._said.values()]
         if not verdicts:
             return None

@@ -1,4 +1,4 @@
-"""What a peer may say to a DHT: questions, answers, and each entry of an answer.
+"""The checks of what a peer says to a DHT: questions, answers, and each entry of an answer.
 
 Rule: one bad entry costs its sender a fault, and itself; the rest of the answer counts. What is
 handed on has no record left that KadDHT would have to verify again.

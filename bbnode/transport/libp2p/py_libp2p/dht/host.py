@@ -1,4 +1,4 @@
-"""What KadDHT takes for its host: our protocol for its own, checked streams, our dials.
+"""The host that KadDHT gets: our protocol for its own, checked streams, our dials.
 
 Rule: a question of a peer is read whole, paid for and checked before KadDHT gets it, one at a time;
 so no stream that says nothing keeps others from being answered. A connection that was made for a
@@ -77,7 +77,7 @@ class DhtHost(INotifee):
         self._addresses = addresses
         self._protocol = TProtocol(dht_protocol(setup.network))
         self._streams: Counter[PeerId] = Counter()
-        self._rates = Rates()
+        self._rates = QuestionRates()
         self._joining: dict[ID, trio.Event] = {}
         self.checks = Checks(setup, store, counts)
         # Peers that were dialled for a search, and when, in trio's time.
@@ -155,7 +155,7 @@ class DhtHost(INotifee):
         if not asks:
             return stream
         self._counts["asked"] += 1
-        return Question(stream, self.checks)
+        return AskedStream(stream, self.checks)
 
     async def _connect(self, peer: ID) -> None:
         wanted, ways = ours(peer), self._store.addrs_or_none(peer)
@@ -225,7 +225,7 @@ class DhtHost(INotifee):
                 raw = await _next_message(stream, MAX_ROUTING_REQUEST_BYTES, ROUTING_IDLE_S)
                 if raw is None:
                     break
-                exchange = Exchange(stream, self._checked(raw, stream, peer))
+                exchange = OneQuestion(stream, self._checked(raw, stream, peer))
                 await self.answer(cast("INetStream", exchange))
                 if exchange.is_reset:
                     await stream.reset()
@@ -246,7 +246,7 @@ class DhtHost(INotifee):
         return self.checks.question(raw, stream.muxed_conn.peer_id, way_of(stream))
 
 
-class Exchange:
+class OneQuestion:
     """One message of a peer, as a stream that ends behind it; answers go to the real one."""
 
     metric_send_channel = None
@@ -273,7 +273,7 @@ class Exchange:
         self.is_reset = True
 
 
-class Question:
+class AskedStream:
     """A stream on which we ask; the answer is checked, and KadDHT reads what is left of it."""
 
     metric_send_channel = None
@@ -329,8 +329,8 @@ async def _next_message(stream: INetStream, most: int, idle_s: float) -> bytes |
     return None
 
 
-class Rates:
-    """What each peer may ask: ROUTING_BURST at once, then ROUTING_PER_S."""
+class QuestionRates:
+    """The rate of each peer's questions: ROUTING_BURST at once, then ROUTING_PER_S."""
 
     def __init__(self) -> None:
         # Up to when what it has asked is paid for, in trio's time.

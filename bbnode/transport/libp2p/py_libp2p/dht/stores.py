@@ -1,4 +1,4 @@
-"""What a node keeps for a DHT: where peers are, and who provides what.
+"""The stores of a DHT: where peers are, and who provides what.
 
 Rule: a connected peer is where it says itself; of others the newest word counts, for its time. A
 provider record comes from the provider alone, and what an answer says of others is none.
@@ -96,7 +96,7 @@ class KnownPeers(BoundedPeerStore):
 
 
 class Providers(ProviderStore):
-    """Who provides what: what providers said themselves, for a day, within bounds.
+    """The records that providers gave themselves, for a day, within bounds.
 
     What an answer says of others is no record here.
     """
