@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from multiaddr import Multiaddr
 
 from bbnode.access.conduct import OFFENCES, Offence
@@ -22,7 +23,13 @@ from bbnode.daemon.network.routing import PeerFinder, WayOutcome
 from bbnode.daemon.observing import doctor
 from bbnode.daemon.observing.doctor import CheckResult
 from bbnode.engine import steps
-from bbnode.ir.caps import FOUND_EVERY_S, MAX_FIND_WAITING
+from bbnode.ir.caps import (
+    FOUND_EVERY_S,
+    MAX_FIND_WAITING,
+    MAX_FINDS,
+    MAX_ROUTED_ADDRESSES,
+    REACHABILITY_EVERY_S,
+)
 from bbnode.ir.peer import PeerId
 from bbnode.transport.errors import OTHER_KEY, DialError, NotSupportedError
 from bbnode.transport.routing import Located, NotFound, RoutingFault
@@ -219,6 +226,30 @@ def test_each_fault_is_an_offence_and_an_honest_mistake_cuts_nobody_off() -> Non
     assert OFFENCES[Offence.MISLED].ceiling < OFFENCES[Offence.FORGED].ceiling
 
 
+async def test_so_many_searches_run_at_once() -> None:
+    made, backend, _ = finder({}, {})
+
+    async def find_peer(peer: PeerId) -> Located:
+        backend.made.asked.append(peer)
+        await trio.sleep_forever()
+        raise AssertionError
+
+    backend.made.find_peer = find_peer
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.run)
+        for n in range(2 * MAX_FINDS):
+            made.observe(missed(PeerId.from_seed(f"{n}")))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(backend.made.asked) == MAX_FINDS
+        nursery.cancel_scope.cancel()
+
+
+async def test_so_many_addresses_of_a_peer_are_tried() -> None:
+    ways = [Multiaddr(f"/ip4/192.0.2.1/tcp/{n}") for n in range(1, 2 * MAX_ROUTED_ADDRESSES)]
+    made, _, _ = finder({PEER: located(*ways)}, dict.fromkeys(ways, ""))
+    assert len((await made.find(PEER)).ways) == MAX_ROUTED_ADDRESSES
+
+
 # -- can it be dialled ---------------------------------------------------------------------------
 
 
@@ -284,6 +315,16 @@ async def test_who_listens_on_this_machine_alone_asks_nobody() -> None:
     asked: Any = Asked({PEER: REACHED}, "/ip4/127.0.0.1/tcp/4001")
     assert not await Reachability(asked, asked.ask, lambda _event: None).check()
     assert not asked.asked
+
+
+async def test_peers_are_asked_now_and_then(autojump_clock) -> None:
+    asked: Any = Asked({PEER: REACHED}, "/ip4/192.0.2.1/tcp/4001")
+    made = Reachability(asked, asked.ask, lambda _event: None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.run)
+        await trio.sleep(2.5 * REACHABILITY_EVERY_S)
+        assert len(asked.asked) == 3
+        nursery.cancel_scope.cancel()
 
 
 # -- doctor --------------------------------------------------------------------------------------

@@ -172,7 +172,6 @@ async def test_nobody_has_it(tmp_path: Path) -> None:
 
 async def test_nobody_to_ask_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bbnode.daemon.join.search.CONNECT_S", 0.2)
-    monkeypatch.setattr("bbnode.daemon.join.dial.CONNECT_TIMEOUT_S", 0.2)
     with pytest.raises(ViaUnreachable):
         await join("ab" * 32, tmp_path, via=[NOWHERE])
 

@@ -32,11 +32,19 @@ from multiaddr import Multiaddr
 from bbnode.ir.caps import (
     MAX_CLOSER_PEERS,
     MAX_KEY_PROVIDERS,
+    MAX_PROVIDER_RECORDS,
     MAX_PROVIDER_RECORDS_PER_PEER,
+    MAX_ROUTING_ANSWER_BYTES,
     MAX_ROUTING_KEY_BYTES,
+    MAX_ROUTING_REQUEST_BYTES,
     MAX_ROUTING_STREAMS,
+    PROVIDE_EVERY_S,
     PROVIDER_RECORD_S,
     ROUTING_BURST,
+    ROUTING_LINGER_S,
+    ROUTING_PER_S,
+    ROUTING_REFRESH_S,
+    ROUTING_SETTLE_S,
 )
 from bbnode.ir.peer import PeerId
 from bbnode.transport.identity import Identity
@@ -552,7 +560,8 @@ def test_a_peer_asks_so_often():
     asked = sum(rates.take(SENDER.peer_id, 0.0) for _ in range(2 * ROUTING_BURST))
     assert asked == ROUTING_BURST
     assert rates.take(NAMED.peer_id, 0.0)
-    assert rates.take(SENDER.peer_id, 1.0)
+    asked = sum(rates.take(SENDER.peer_id, 1.0) for _ in range(ROUTING_BURST))
+    assert asked == ROUTING_PER_S
 
 
 # -- on the wire ---------------------------------------------------------------------------------
@@ -631,3 +640,120 @@ async def test_a_liar_loses_its_answer_and_the_search_goes_on():
 
 def _ping() -> bytes:
     return Message(type=Message.MessageType.PING).SerializeToString()
+
+
+# -- bounds and times ----------------------------------------------------------------------------
+
+CHECKED = "bbnode.transport.libp2p.py_libp2p.dht."
+
+
+async def test_a_question_that_is_too_long_is_not_read():
+    async with asked_by_plain() as (ours, plain):
+        stream = await plain.new_stream(ours.theirs, [dht_protocol(None)])
+        await stream.write(encode_varint_prefixed(bytes(MAX_ROUTING_REQUEST_BYTES + 1))[:64])
+        with pytest.raises(StreamError):
+            await stream.read(1)
+        assert [fault for _, fault in ours.faults] == [RoutingFault.FLOOD]
+
+
+async def test_a_stream_without_a_question_ends(monkeypatch):
+    monkeypatch.setattr(CHECKED + "host.ROUTING_IDLE_S", 0.05)
+    async with asked_by_plain() as (ours, plain):
+        stream = await plain.new_stream(ours.theirs, [dht_protocol(None)])
+        with pytest.raises(StreamError):
+            await stream.read(1)
+        assert not ours.faults
+
+
+@asynccontextmanager
+async def beside_a_stranger(handler: Any) -> AsyncIterator[tuple[Router, Router]]:
+    """Two routers that know each other, and a host that answers the first in its own way."""
+    async with chain(2, None) as (first, last):
+        plain = plain_host(b"p" * 32)
+        plain.set_stream_handler(dht_protocol(None), handler)
+        async with plain_running(plain, [LOOPBACK]):
+            await plain_dial(plain, first.host.address, first.peer)
+            theirs = plain.get_id()
+            await until(lambda: theirs in first.host.py.get_connected_peers())
+            yield first, last
+
+
+async def test_an_answer_that_is_too_long_is_not_read():
+    async def flood(stream: Any) -> None:
+        await stream.write(encode_varint_prefixed(bytes(MAX_ROUTING_ANSWER_BYTES + 1))[:64])
+
+    async with beside_a_stranger(flood) as (first, last):
+        await until(lambda: first["fault.flood"])
+        assert (await first.dht.find_peer(last.peer)).addresses
+
+
+async def test_an_answer_that_does_not_come_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(CHECKED + "host.ROUTING_ANSWER_S", 0.05)
+
+    async def silence(_stream: Any) -> None:
+        await trio.sleep_forever()
+
+    async with beside_a_stranger(silence) as (first, last):
+        assert (await first.dht.find_peer(last.peer)).addresses
+        assert not first.faults
+
+
+async def test_a_search_ends_in_time(monkeypatch):
+    monkeypatch.setattr(CHECKED + "finding.FIND_S", 0.05)
+
+    async def silence(_stream: Any) -> None:
+        await trio.sleep_forever()
+
+    async with beside_a_stranger(silence) as (first, _):
+        with pytest.raises(NotFound):
+            await first.dht.find_peer(PeerId.from_seed("nobody"))
+
+
+def test_a_node_keeps_so_many_records_for_others(monkeypatch):
+    monkeypatch.setattr(CHECKED + "stores.MAX_PROVIDER_RECORDS", 3)
+    reading = Reading()
+    for n in range(3):
+        reading.providers.add_provider(bytes([n]), PeerInfo(theirs(NAMED), [GOOD]))
+    with pytest.raises(RoutingRefused) as refused:
+        reading.question(provided(GOOD))
+    assert refused.value.fault is RoutingFault.FLOOD
+    assert MAX_PROVIDER_RECORDS > 3
+
+
+async def test_a_server_makes_itself_known_as_peers_come_and_then_now_and_then(autojump_clock):
+    router = Router(1)
+    looks: list[float] = []
+
+    async def look() -> None:
+        await trio.lowlevel.checkpoint()
+        looks.append(trio.current_time() - start_s)
+
+    router.dht._look_around = look  # type: ignore[method-assign]
+    start_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(router.dht._be_known)
+        await trio.sleep(2 * ROUTING_SETTLE_S)
+        # One peer after the other, for a long time: each look comes later, and none is lost.
+        for _ in range(1000):
+            router.dht._wake.set()
+            await trio.sleep(ROUTING_REFRESH_S / 100)
+        few = len(looks)
+        assert looks[0] == pytest.approx(ROUTING_SETTLE_S)
+        assert 10 < few < 30
+        await trio.sleep(2.5 * PROVIDE_EVERY_S)
+        assert len(looks) - few in (2, 3)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_search_has_dialled_stays_for_a_while(autojump_clock):
+    router = Router(1)
+    host = router.dht._host
+    host._dialled[theirs(NAMED)] = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.tidy)
+        with host.searching():
+            await trio.sleep(5.5 * ROUTING_LINGER_S)
+            assert not router.released
+        await trio.sleep(ROUTING_LINGER_S)
+        assert router.released == [NAMED.peer_id]
+        nursery.cancel_scope.cancel()
