@@ -110,11 +110,18 @@ class Node:
 
 
 def make(
-    folder: Path, module: str, clients: int, size: int, rounds: int, *, daemons: int | None = None
+    folder: Path,
+    module: str,
+    clients: int,
+    size: int,
+    rounds: int,
+    *,
+    daemons: int | None = None,
+    transport: str = "libp2p",
 ) -> list[Node]:
     """A server and its clients; without `rounds` the server waits to be told.
 
-    `daemons` is how many of the clients are made, all of them if not given.
+    `daemons` is how many of the clients are made, all of them if not given; all are on `transport`.
     """
     artifact = folder / "artifact.onnx"
     sys.path.insert(0, str(HERE))
@@ -128,11 +135,11 @@ def make(
         folder / "server",
         artifact,
         "server",
-        network={"listen": [listen]},
+        network={"listen": [listen], "transport": transport},
         invoke=[entry] if rounds else [],
     )
     server.address = f"{listen}/p2p/{server.peer}"
-    bootstrap = {"network": {"bootstrap": [server.address]}}
+    bootstrap = {"network": {"bootstrap": [server.address], "transport": transport}}
     made = range(clients if daemons is None else daemons)
     return [
         server,
@@ -153,10 +160,12 @@ def round_s(module: str, clients: int, size: int, rounds: int) -> float:
     return statistics.median(each["seconds"] for each in made[WARM_UP:])
 
 
-def idle() -> dict[str, float]:
+def idle(transport: str) -> dict[str, float]:
     """ready_s, idle_rss_mb and idle_cpu_percent: a server with its clients and nothing to do."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        server, *others = make(Path(folder), "IdleRound", CLIENTS, SMALL_WEIGHTS, 0)
+        server, *others = make(
+            Path(folder), "IdleRound", CLIENTS, SMALL_WEIGHTS, 0, transport=transport
+        )
         ready = []
         for _ in range(STARTS):
             with server.running() as (_, seconds):
@@ -220,7 +229,8 @@ def measure(bare_there_and_back_s: float) -> dict[str, float]:
         "round_40mb_vs_bare": large_s / bare_there_and_back_s,
         "round_40mb_s": large_s,
         "bare_40mb_s": bare_there_and_back_s,
-        **idle(),
+        **idle("libp2p"),
+        **{f"lean_{name}": value for name, value in idle("lean").items()},
     }
 
 

@@ -14,11 +14,14 @@ Metrics:
         over that of theirs.
     envelope_us: what an envelope takes in the engine, as `engine` measures it.
     small_p99_ms_under_bulk: round trips of envelopes while 256 MB are on their way.
+    bulk_vs_lean, rtt_vs_lean, stream_rtt_vs_lean: the transport libp2p against lean, which is the
+        same without py-libp2p: its rate, and its times, over lean's. Medians of pairs.
     cpu_us_per_rtt, cpu_ms_per_bulk: processor time of both sides, for an envelope and its answer
         and for 64 MiB.
-    cipher_mb_s, op_to_op_mb_s, bulk_mb_s, tls_mb_s, js_mb_s, go_mb_s, rtt_us, stream_rtt_us,
-        tls_rtt_us, js_rtt_us, go_rtt_us: what the ratios are made of; `stream_rtt_us` is that of a
-        stream of another protocol on our connection.
+    lean_cpu_us_per_rtt, lean_cpu_ms_per_bulk: the same of lean.
+    cipher_mb_s, op_to_op_mb_s, bulk_mb_s, lean_bulk_mb_s, tls_mb_s, js_mb_s, go_mb_s, rtt_us,
+        lean_rtt_us, stream_rtt_us, lean_stream_rtt_us, tls_rtt_us, js_rtt_us, go_rtt_us: what the
+        ratios are made of; `stream_rtt_us` is that of a stream of another protocol.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from contextlib import ExitStack, asynccontextmanager
 from time import perf_counter
 from typing import Any
 
+import _accepting
 import _daemon_metrics
 import _limit_peers
 import _processes
@@ -42,7 +46,6 @@ import trio
 
 from bbnode.ir.address import peer_of_address
 from bbnode.transport.base import ConnectionOpened, EnvelopeReceived, ProtocolStream
-from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.transport import Libp2pTransport
 
 BULK_BYTES = _daemon_metrics.BULK_BYTES
@@ -58,10 +61,13 @@ LEAST = {
     "bulk_vs_tls": 0.6,
     "bulk_vs_js": 1.5,
     "bulk_vs_go": 1.2,
+    "bulk_vs_lean": 0.95,
 }
 MOST = {
     "rtt_vs_tls": 3.0,
     "rtt_vs_js": 1.2,
+    "rtt_vs_lean": 1 / 0.95,
+    "stream_rtt_vs_lean": 1 / 0.95,
     "envelope_us": 15.0,
     "small_p99_ms_under_bulk": 15.0,
 }
@@ -92,9 +98,9 @@ async def echo(stream: ProtocolStream) -> None:
         await stream.write(data)
 
 
-async def serve() -> None:
+async def serve(transport: str) -> None:
     """Be the other side until standard input ends."""
-    backend = Libp2pTransport(Identity.from_seed(b"d" * 32), listen=[network.LOOPBACK])
+    backend = _accepting.made(transport, [network.LOOPBACK])
     backend.register_protocol(ECHO, echo)
     async with trio.open_nursery() as nursery:
         await nursery.start(backend.run)
@@ -128,13 +134,13 @@ class OurSide(network.Ours):
 
 
 @asynccontextmanager
-async def our_side() -> AsyncIterator[OurSide]:
-    """Two processes of ours that are connected."""
+async def our_side(transport: str) -> AsyncIterator[OurSide]:
+    """Two processes of ours that are connected over a transport."""
     async with (
-        _processes.process(__file__, "--serve") as (address,),
+        _processes.process(__file__, "--serve", transport) as (address,),
         trio.open_nursery() as nursery,
     ):
-        backend = Libp2pTransport(Identity.from_seed(b"b" * 32), listen=[])
+        backend = _accepting.made(transport, [])
         await nursery.start(backend.run)
         peer = peer_of_address(address)
         backend.keep_connected(peer, [address])
@@ -161,15 +167,9 @@ async def measure(runs: int) -> dict[str, Any]:
     with ExitStack() as stack:
         contenders = {name: stack.enter_context(there()) for name, there in others.items()}
         op_to_op = stack.enter_context(_daemon_metrics.op_to_op())
-        async with our_side() as ours:
-            bulk, rtt = await in_turn(runs, ours, op_to_op, contenders)
-            before = await ours.both_cpu_s()
-            for _ in range(ROUND_TRIPS):
-                await ours.rtt_s()
-            between = await ours.both_cpu_s()
-            for _ in range(runs):
-                await ours.bulk_s()
-            bulk_used = (await ours.both_cpu_s() - between) / runs
+        async with our_side("libp2p") as ours, our_side("lean") as lean:
+            bulk, rtt, vs_lean = await in_turn(runs, ours, lean, op_to_op, contenders)
+            used = {"": await used_by(ours, runs), "lean_": await used_by(lean, runs)}
             under_bulk = sorted(await ours.rtts_under_bulk_s())
     once = engine.envelope_cost()
     rates = {name: BULK_BYTES / seconds / 1e6 for name, seconds in bulk.items()}
@@ -178,11 +178,12 @@ async def measure(runs: int) -> dict[str, Any]:
         there = name in contenders
         found[f"bulk_vs_{name}"] = rates["bulk"] / rates[name] if there else None
         found[f"rtt_vs_{name}"] = rtt["rtt"] / rtt[f"{name}_rtt"] if there else None
+    found |= vs_lean
     found |= {
         "envelope_us": min(once() for _ in range(ENGINE_RUNS)) / engine.NS_PER_US,
         "small_p99_ms_under_bulk": 1e3 * under_bulk[int(len(under_bulk) * 0.99)],
-        "cpu_us_per_rtt": (between - before) / ROUND_TRIPS * 1e6,
-        "cpu_ms_per_bulk": bulk_used * 1e3,
+        **{f"{of}cpu_us_per_rtt": rtt_s * 1e6 for of, (rtt_s, _) in used.items()},
+        **{f"{of}cpu_ms_per_bulk": bulk_s * 1e3 for of, (_, bulk_s) in used.items()},
         **{f"{name}_mb_s": rate for name, rate in rates.items()},
         **{f"{name}_us": seconds * 1e6 for name, seconds in rtt.items()},
     }
@@ -190,34 +191,59 @@ async def measure(runs: int) -> dict[str, Any]:
     return {**rounded, "absent": absent}
 
 
+async def used_by(side: OurSide, runs: int) -> tuple[float, float]:
+    """Processor seconds of both ends, for a round trip and for a transfer."""
+    before = await side.both_cpu_s()
+    for _ in range(ROUND_TRIPS):
+        await side.rtt_s()
+    between = await side.both_cpu_s()
+    for _ in range(runs):
+        await side.bulk_s()
+    after = await side.both_cpu_s()
+    return (between - before) / ROUND_TRIPS, (after - between) / runs
+
+
 async def in_turn(
     runs: int,
     ours: OurSide,
+    lean: OurSide,
     op_to_op: Callable[[], float],
     contenders: dict[str, _limit_peers.Contender],
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the least seconds of a transfer, and of a round trip, by name."""
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Return the least seconds of a transfer, and of a round trip, by name; and `…_vs_lean`."""
     bulk: dict[str, list[float]] = {
-        name: [] for name in ("bulk", "op_to_op", "cipher", *contenders)
+        name: [] for name in ("bulk", "lean_bulk", "op_to_op", "cipher", *contenders)
     }
     rtt: dict[str, list[float]] = {
-        name: [] for name in ("rtt", "stream_rtt", *(f"{name}_rtt" for name in contenders))
+        name: []
+        for name in (
+            *("rtt", "stream_rtt", "lean_rtt", "lean_stream_rtt"),
+            *(f"{name}_rtt" for name in contenders),
+        )
     }
     # What is blocking blocks the loop: ours rests meanwhile. The first turn warms windows and
     # memory.
     for _ in range(1 + runs):
-        bulk["bulk"].append(await ours.bulk_s())
+        for of, side in (("", ours), ("lean_", lean)):
+            bulk[f"{of}bulk"].append(await side.bulk_s())
+            trips = [await side.rtt_s() for _ in range(ROUND_TRIPS)]
+            rtt[f"{of}rtt"].append(statistics.median(trips))
+            streamed = [await side.stream_rtt_s() for _ in range(ROUND_TRIPS)]
+            rtt[f"{of}stream_rtt"].append(statistics.median(streamed))
         bulk["op_to_op"].append(op_to_op())
         bulk["cipher"].append(_limit_peers.cipher_s(BULK_BYTES))
-        rtt["rtt"].append(statistics.median([await ours.rtt_s() for _ in range(ROUND_TRIPS)]))
-        streamed = [await ours.stream_rtt_s() for _ in range(ROUND_TRIPS)]
-        rtt["stream_rtt"].append(statistics.median(streamed))
         for name, contender in contenders.items():
             bulk[name].append(contender.bulk_s(BULK_BYTES))
             rtt[f"{name}_rtt"].append(statistics.median(contender.round_trips_s(ROUND_TRIPS)))
+    pairs = {
+        "bulk_vs_lean": zip(bulk["lean_bulk"], bulk["bulk"], strict=True),
+        "rtt_vs_lean": zip(rtt["rtt"], rtt["lean_rtt"], strict=True),
+        "stream_rtt_vs_lean": zip(rtt["stream_rtt"], rtt["lean_stream_rtt"], strict=True),
+    }
     return (
         {name: min(seconds[1:]) for name, seconds in bulk.items()},
         {name: min(seconds[1:]) for name, seconds in rtt.items()},
+        {name: statistics.median(a / b for a, b in list(each)[1:]) for name, each in pairs.items()},
     )
 
 
@@ -227,10 +253,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help="best of N runs")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", metavar="TRANSPORT", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.serve:
-        trio.run(serve)
+        trio.run(serve, options.serve)
         return
     if options.runs < 1:
         parser.error("--runs takes 1 or more")

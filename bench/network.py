@@ -16,7 +16,11 @@ Metrics:
     rtt_vs_bare_stream: a small message and its answer, median: our time over that of a bare
         stream that is open already.
     small_p99_ms_under_bulk: the same round trip while 256 MB are on their way, 99th percentile.
-    bulk_mb_s, bare_mb_s, rtt_ms, bare_rtt_ms: what the ratios are made of.
+    bulk_vs_lean, rtt_vs_lean: the transport libp2p against lean, which is the same without
+        py-libp2p: its rate, and its time, over lean's; the rate is the median of pairs.
+    accept_cpu_vs_lean: the processor time of a connection that is accepted, over lean's.
+    bulk_mb_s, bare_mb_s, lean_bulk_mb_s, rtt_ms, bare_rtt_ms, lean_rtt_ms, accept_cpu_ms,
+        lean_accept_cpu_ms: what the ratios are made of.
     round_overhead_ms_40kb: a federated round of four clients that do nothing, 40 KB of weights.
     round_40mb_vs_bare: such a round with 40 MB: its time over that of the same bytes on bare
         streams, to four processes at once and back.
@@ -25,8 +29,9 @@ Metrics:
         that of a bare stream between two processes. Median of pairs.
     bulk_op_to_op_s, bulk_op_to_op_bare_s: the medians of what that ratio is made of.
     round_40mb_s, bare_40mb_s: what that ratio is made of.
-    ready_s: from `bbnode run` to ready, the best of three.
-    idle_rss_mb, idle_cpu_percent: a server with four connected clients and nothing to do.
+    ready_s, lean_ready_s: from `bbnode run` to ready, the best of three, on each transport.
+    idle_rss_mb, idle_cpu_percent, lean_idle_rss_mb, lean_idle_cpu_percent: a server with four
+        connected clients and nothing to do.
 """
 
 from __future__ import annotations
@@ -42,6 +47,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from time import perf_counter
 from typing import Any
 
+import _accepting
 import _daemon_metrics
 import _processes
 import trio
@@ -58,7 +64,6 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.address import peer_of_address
 from bbnode.transport.base import ConnectionOpened, EnvelopeReceived
-from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.transport import Libp2pTransport
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
@@ -78,15 +83,20 @@ BULK_PROTOCOL = TProtocol("/bench/bulk")
 ECHO_PROTOCOL = TProtocol("/bench/echo")
 BACK_PROTOCOL = TProtocol("/bench/back")
 # What issue and design promise: at least, at most.
-LEAST = {"bulk_vs_bare_stream": 0.9, "bulk_op_to_op_vs_bare": 0.9}
+LEAST = {"bulk_vs_bare_stream": 0.9, "bulk_op_to_op_vs_bare": 0.9, "bulk_vs_lean": 0.95}
 MOST = {
     "rtt_vs_bare_stream": 1.5,
     "small_p99_ms_under_bulk": 15.0,
     "round_overhead_ms_40kb": 3.0,
     "round_40mb_vs_bare": 1.3,
-    "ready_s": 0.6,
-    "idle_rss_mb": 100.0,
+    "rtt_vs_lean": 1 / 0.95,
+    "accept_cpu_vs_lean": 1.5,
+    "ready_s": 1.0,
+    "lean_ready_s": 0.6,
+    "idle_rss_mb": 140.0,
+    "lean_idle_rss_mb": 100.0,
     "idle_cpu_percent": 1.0,
+    "lean_idle_cpu_percent": 1.0,
 }
 
 
@@ -140,11 +150,12 @@ async def serve() -> None:
     host.set_stream_handler(BULK_PROTOCOL, swallow)
     host.set_stream_handler(ECHO_PROTOCOL, echo)
     host.set_stream_handler(BACK_PROTOCOL, send_back)
-    backend = Libp2pTransport(Identity.from_seed(b"d" * 32), listen=[LOOPBACK])
+    both = [_accepting.made(name, [LOOPBACK]) for name in ("libp2p", "lean")]
     async with host.run(listen_addrs=[LOOPBACK]), trio.open_nursery() as nursery:
-        await nursery.start(backend.run)
-        nursery.start_soon(answer, backend)
-        addresses = [str(host.get_addrs()[0]), str(backend.listen_addresses()[0])]
+        for backend in both:
+            await nursery.start(backend.run)
+            nursery.start_soon(answer, backend)
+        addresses = [str(host.get_addrs()[0]), *(str(b.listen_addresses()[0]) for b in both)]
         print(json.dumps(addresses), flush=True)
         await trio.to_thread.run_sync(sys.stdin.read)
         nursery.cancel_scope.cancel()
@@ -233,54 +244,68 @@ async def open_bare(host: Any, address: Multiaddr, protocol: TProtocol) -> Any:
 
 
 @asynccontextmanager
-async def both_sides() -> AsyncIterator[tuple[Bare, Ours, list[Any]]]:
-    """Connections of both kinds with another process, and a bare stream to each of four."""
+async def all_sides() -> AsyncIterator[tuple[Bare, Ours, Ours, list[Any]]]:
+    """Connections of all kinds with another process, and a bare stream to each of four."""
     async with AsyncExitStack() as stack:
         found = [
             await stack.enter_async_context(_processes.process(__file__, "--serve"))
             for _ in range(_daemon_metrics.CLIENTS)
         ]
-        bare_address, our_address = found[0]
+        bare_address, *our_addresses = found[0]
         host = bare_host(b"a" * 32)
-        backend = Libp2pTransport(Identity.from_seed(b"b" * 32), listen=[])
         async with host.run(listen_addrs=[]), trio.open_nursery() as nursery:
             streams = [
                 await open_bare(host, bare_address, p) for p in (BULK_PROTOCOL, ECHO_PROTOCOL)
             ]
-            back = [await open_bare(host, bare, BACK_PROTOCOL) for bare, _ in found]
-            await nursery.start(backend.run)
-            ours = Ours(backend, our_address)
-            backend.keep_connected(peer_of_address(our_address), [our_address])
-            while not isinstance(await backend.events.receive(), ConnectionOpened):
-                pass
-            yield Bare(*streams), ours, back
+            back = [await open_bare(host, bare, BACK_PROTOCOL) for bare, *_ in found]
+            sides = []
+            for name, address in zip(("libp2p", "lean"), our_addresses, strict=True):
+                backend = _accepting.made(name, [])
+                await nursery.start(backend.run)
+                sides.append(Ours(backend, address))
+                backend.keep_connected(peer_of_address(address), [address])
+                while not isinstance(await backend.events.receive(), ConnectionOpened):
+                    pass
+            ours, lean = sides
+            yield Bare(*streams), ours, lean, back
             nursery.cancel_scope.cancel()
 
 
 async def measure(runs: int) -> dict[str, float]:
     """All metrics of the module's docstring."""
-    async with both_sides() as (bare, ours, back):
-        # Yamux's windows grow with use: both streams have to be warm.
-        for side in (bare, ours):
+    async with all_sides() as (bare, ours, lean, back):
+        # Yamux's windows grow with use: all streams have to be warm.
+        for side in (bare, ours, lean):
             await side.bulk_s()
-        bare_s = ours_s = float("inf")
+        bare_s, lean_s, vs_lean = float("inf"), list[float](), list[float]()
+        our_s = list[float]()
         for _ in range(runs):
             bare_s = min(bare_s, await bare.bulk_s())
-            ours_s = min(ours_s, await ours.bulk_s())
-        bare_rtt, our_rtt = await round_trips(bare, ours, runs * ROUND_TRIPS)
+            for _ in range(PAIRS_A_RUN):
+                our_s.append(await ours.bulk_s())
+                lean_s.append(await lean.bulk_s())
+                vs_lean.append(lean_s[-1] / our_s[-1])
+        bare_rtt, our_rtt = await round_trips((bare, ours), runs * ROUND_TRIPS)
+        lean_rtt, beside_lean = await round_trips((lean, ours), runs * ROUND_TRIPS)
         under_bulk = sorted(await ours.rtts_under_bulk_s())
         back_s = float("inf")
         for _ in range(runs):
             took_s = await _daemon_metrics.there_and_back_s(back, BARE_READ_BYTES, BARE_WRITE_BYTES)
             back_s = min(back_s, took_s)
         op_to_op = await op_to_op_in_turn(bare, runs * PAIRS_A_RUN)
+    accepting = await _accepting.measure(runs)
     megabytes = BULK_BYTES / 1e6
     daemons = await trio.to_thread.run_sync(_daemon_metrics.measure, back_s)
     found = {
-        "bulk_vs_bare_stream": bare_s / ours_s,
+        "bulk_vs_bare_stream": bare_s / min(our_s),
         "rtt_vs_bare_stream": our_rtt / bare_rtt,
         "small_p99_ms_under_bulk": 1e3 * under_bulk[int(len(under_bulk) * 0.99)],
-        "bulk_mb_s": megabytes / ours_s,
+        "bulk_vs_lean": statistics.median(vs_lean),
+        "rtt_vs_lean": beside_lean / lean_rtt,
+        **accepting,
+        "lean_bulk_mb_s": megabytes / min(lean_s),
+        "lean_rtt_ms": lean_rtt * 1e3,
+        "bulk_mb_s": megabytes / min(our_s),
         "bare_mb_s": megabytes / bare_s,
         "rtt_ms": our_rtt * 1e3,
         "bare_rtt_ms": bare_rtt * 1e3,
@@ -290,13 +315,15 @@ async def measure(runs: int) -> dict[str, float]:
     return {name: round(value, 3) for name, value in found.items()}
 
 
-async def round_trips(bare: Bare, ours: Ours, count: int) -> tuple[float, float]:
-    """The medians of round trips that are made in turn."""
-    bare_s, ours_s = [], []
-    for _ in range(count):
-        bare_s.append(await bare.rtt_s())
-        ours_s.append(await ours.rtt_s())
-    return statistics.median(bare_s), statistics.median(ours_s)
+async def round_trips(sides: Sequence[Bare | Ours], count: int) -> list[float]:
+    """The medians of round trips that are made in turn; who is first changes."""
+    took: list[list[float]] = [[] for _ in sides]
+    for turn in range(count):
+        # What a side leaves behind is paid by the next one.
+        order = list(zip(sides, took, strict=True))[:: 1 if turn % 2 else -1]
+        for side, seconds in order:
+            seconds.append(await side.rtt_s())
+    return [statistics.median(seconds) for seconds in took]
 
 
 async def op_to_op_in_turn(bare: Bare, pairs: int) -> dict[str, float]:

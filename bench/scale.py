@@ -10,6 +10,8 @@ Metrics, N being the number of clients (`--clients`, 1,000):
     round_N_clients_40kb_s: a federated round: 40 KB of weights to each client and back, averaged.
     peer_ms_at_100, peer_ms_at_N: such a round's time per client, with 100 and with N of them.
     peer_cpu_ms_at_100, peer_cpu_ms_at_N: what of it is the server's processor time.
+    lean_…: the same of a server on the transport lean; without it, of one on libp2p. The clients
+        are on lean, as are thousands in a process.
     server_mib_per_peer: resident memory of the server after the rounds, less what it had before the
         first client came, per client.
     idle_cpu_percent_N: processor time of the server while nothing happens but pings.
@@ -58,6 +60,7 @@ MEBI = 1024 * 1024
 # What issue and design promise, for the default sizes.
 MOST = {
     "round_1000_clients_40kb_s": 1.0,
+    "lean_round_1000_clients_40kb_s": 1.0,
     "connect_1000_s": 6.0,
     "server_mib_per_peer": 0.15,
     "idle_cpu_percent_1000": 3.0,
@@ -68,11 +71,12 @@ MOST = {
 class Server:
     """A running server daemon, and its clients' processes."""
 
-    def __init__(self, folder: Path, clients: int) -> None:
+    def __init__(self, folder: Path, clients: int, transport: str) -> None:
         self.clients = clients
         self._folder = folder
+        size = _daemon_metrics.SMALL_WEIGHTS
         self.node, *_ = _daemon_metrics.make(
-            folder, "IdleRound", clients, _daemon_metrics.SMALL_WEIGHTS, 0, daemons=0
+            folder, "IdleRound", clients, size, 0, daemons=0, transport=transport
         )
         self.pid = 0
         self._processes: list[subprocess.Popen[str]] = []
@@ -161,10 +165,10 @@ class Server:
         return ControlClient(socket_path, timeout_s=_daemon_metrics.PATIENCE_S)
 
 
-def measure_server(clients: int, rounds: int, idle_s: float) -> dict[str, float]:
+def measure_server(clients: int, rounds: int, idle_s: float, transport: str) -> dict[str, float]:
     """Return the metrics of one server with so many clients."""
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder), clients)
+        server = Server(Path(folder), clients, transport)
         with server.running():
             before = server.resident_bytes()
             connect_s = server.connect_s()
@@ -213,9 +217,11 @@ def measure(options: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     few = min(FEW_CLIENTS, options.clients)
     if options.clients:
-        at_few = measure_server(few, options.rounds, 0.1)
-        found |= {name: at_few[name] for name in (f"peer_ms_at_{few}", f"peer_cpu_ms_at_{few}")}
-        found |= measure_server(options.clients, options.rounds, options.idle)
+        for of, transport in (("", "libp2p"), ("lean_", "lean")):
+            at_few = measure_server(few, options.rounds, 0.1, transport)
+            kept = {name: at_few[name] for name in (f"peer_ms_at_{few}", f"peer_cpu_ms_at_{few}")}
+            kept |= measure_server(options.clients, options.rounds, options.idle, transport)
+            found |= {f"{of}{name}": value for name, value in kept.items()}
     if options.daemons:
         found[f"stop_{options.daemons}_daemons_s"] = stop_s(options.daemons)
     if options.sim_clients:

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 import bbnode
+from bbnode.transport import NotSupportedError
 from tests.api.programs import GO_ON, IS_WAITING, Batches, TellBack
 from tests.patience import PATIENCE_S
 
@@ -177,3 +178,42 @@ async def test_nodes_of_two_loops_do_not_share_a_network_in_memory() -> None:
     with bbnode.open(Batches, **shared), pytest.raises(bbnode.BbnodeError, match="another loop"):
         async with bbnode.on_trio.open(Batches, **shared):
             pass
+
+
+# -- py-libp2p ------------------------------------------------------------------------------------
+
+
+async def names(host: Any, suffix: str) -> str:
+    return f"{host.get_id()}{suffix}"
+
+
+def test_each_face_has_the_host_of_py_libp2p_on_the_nodes_loop() -> None:
+    async def asked() -> None:
+        async with bbnode.aio.open(Batches, transport="libp2p") as node:
+            assert await node.with_libp2p(names, "!") == f"{node.peer_id}!"
+
+    async def native() -> None:
+        async with bbnode.on_trio.open(Batches, transport="libp2p") as node:
+            assert await node.with_libp2p(names, "!") == f"{node.peer_id}!"
+            assert [str(each) for each in node.libp2p_host.get_addrs()] == list(node.addresses)
+
+    asyncio.run(asked())
+    trio.run(native)
+    with bbnode.open(Batches, transport="libp2p") as node:
+        assert node.with_libp2p(names, "!") == f"{node.peer_id}!"
+        with pytest.raises(ZeroDivisionError):
+            node.with_libp2p(fails)
+        assert node.running
+
+
+async def fails(_host: Any) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("transport", ["lean", "memory"])
+def test_a_node_without_it_says_which_transport_has_it(transport: str) -> None:
+    with bbnode.open(Batches, transport=transport) as node:
+        with pytest.raises(NotSupportedError, match=r"network\.transport has to be libp2p"):
+            _ = node.libp2p_host
+        with pytest.raises(NotSupportedError):
+            node.with_libp2p(names, "")

@@ -101,7 +101,10 @@ def test_the_three_opens_take_the_same() -> None:
     assert blocking == asyncio_s == trio_s
 
 
-@pytest.mark.parametrize("name", ["outputs", "next_output", "invoke", "emit", "stop", "addresses"])
+@pytest.mark.parametrize(
+    "name",
+    ["outputs", "next_output", "invoke", "emit", "stop", "addresses", "libp2p_host", "with_libp2p"],
+)
 def test_the_three_nodes_have_the_same(name: str) -> None:
     found = [getattr(cls, name) for cls in (bbnode.BlockingNode, bbnode.AioNode, bbnode.TrioNode)]
     if not isinstance(found[0], property):

@@ -53,6 +53,7 @@ from bbnode.transport import (
 )
 from bbnode.transport.errors import OTHER_KEY, Libp2pMissing, StreamBrokenError
 from bbnode.transport.libp2p.py_libp2p.peerstore import BoundedPeerStore
+from bbnode.transport.libp2p.py_libp2p.swarm import NOTIFEE_S
 from bbnode.transport.libp2p.transport import Libp2pTransport
 from tests.patience import PATIENCE_S
 from tests.transport.hosts import ECHO, LOOPBACK, OurHost, dial, echoes
@@ -468,6 +469,22 @@ async def test_a_notifee_that_fails_or_hangs_touches_no_connection(does):
                 assert await reversed_by(client.py, server.py.get_id()) == b"cba"
 
 
+async def test_a_notifee_that_hangs_is_left_after_a_while(autojump_clock, caplog):
+    swarm = swarm_of(host(1))
+    heard = []
+
+    async def hears() -> None:
+        heard.append(trio.current_time())
+
+    swarm.register_notifee(Notifee(trio.sleep_forever))
+    swarm.register_notifee(Notifee(hears))
+    began = trio.current_time()
+    await swarm.notify_listen_close(LOOPBACK)
+    assert heard == [began]
+    assert trio.current_time() - began == pytest.approx(NOTIFEE_S)
+    assert "a notifee of py-libp2p took over 30 s for listen_close" in caplog.text
+
+
 async def test_a_service_that_fails_ends_alone():
     class Failing(Service):
         async def run(self) -> None:
@@ -799,6 +816,21 @@ def test_who_makes_no_such_transport_does_not_import_it(code):
     done = subprocess.run(
         [sys.executable, "-c", UNTOUCHED.format(code=code)], capture_output=True, check=False
     )
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+def test_what_only_certificates_of_the_web_need_is_loaded_when_it_is_used():
+    code = """
+import sys
+import bbnode.transport.libp2p.py_libp2p.host
+assert not {each.partition(".")[0] for each in sys.modules} & {"httpx", "requests", "urllib3"}
+from libp2p.security.tls.autotls import acme
+import requests
+assert acme.requests is not requests
+assert acme.requests.get is requests.get
+assert acme.httpx.AsyncClient is sys.modules["httpx"].AsyncClient
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
 
 

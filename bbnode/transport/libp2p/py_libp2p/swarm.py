@@ -45,6 +45,8 @@ _P2P: Final = 0x01A5
 # Admission has the bounds that count.
 _NEVER: Final = 2**31
 _READ_BYTES: Final = 64 * 1024
+# py-libp2p's own wait for 5 s at most; one that does not return would keep each connection's end.
+NOTIFEE_S: Final = 30.0
 _IP: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
 
 # Dial an address for a peer, or secure a raw connection; raises DialError.
@@ -230,6 +232,13 @@ class NodeSwarm(Swarm):
             connection = getattr(function, "__self__", None)
             if isinstance(connection, SwarmConn):
                 await connection.close()
+
+    async def _notify(self, method: str, *args: Any) -> None:
+        """Tell all notifees, of which none can hold a connection up for long."""
+        with trio.move_on_after(NOTIFEE_S) as scope:
+            await super()._notify(method, *args)
+        if scope.cancelled_caught:
+            log.warning("a notifee of py-libp2p took over %g s for %s", NOTIFEE_S, method)
 
     async def _dial_with_retry(
         self, addr: Multiaddr, peer_id: ID, source: tuple[str, int] | None = None
