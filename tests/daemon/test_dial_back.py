@@ -19,11 +19,13 @@ from multiaddr import Multiaddr
 from bbnode.daemon.network import dial_back
 from bbnode.daemon.network.autonat import AUTONAT_PROTOCOL, AutonatStatus
 from bbnode.daemon.network.dial_back import DialBackRefused, DialResult, may_dial
+from bbnode.ir.peer import PeerId
 from bbnode.transport.base import ConnectionOpened
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.transport import Libp2pTransport
 from tests.patience import PATIENCE_S
+from tests.transport.plain import plain_dial, plain_host, plain_running
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
@@ -190,6 +192,22 @@ async def test_py_libp2ps_client_is_told_that_it_is_not_reached() -> None:
             nobody = Multiaddr(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}")
             status, address = await service.query_server(other, [nobody.to_bytes()])
         assert (status, address) == (AutonatStatus.DIAL_ERROR, None)
+
+
+async def test_py_libp2ps_own_service_says_yes_to_everybody() -> None:
+    """The reason for which ours answers; once this fails, look at theirs again."""
+    server, client = plain_host(b"s" * 32), plain_host(b"c" * 32)
+    AutoNATService(server)
+    with trio.fail_after(PATIENCE_S):
+        async with plain_running(server, [Multiaddr(LOOPBACK)]), plain_running(client, []):
+            where = server.get_transport_addrs()[0]
+            await plain_dial(client, where, PeerId.from_bytes(server.get_id().to_bytes()))
+            asking = AutoNATService(client, serve=False)
+            nobody = Multiaddr("/ip4/127.0.0.1/tcp/9").to_bytes()
+            assert await asking.query_server(server.get_id(), [nobody]) == (
+                AutonatStatus.OK,
+                nobody,
+            )
 
 
 async def test_nobody_is_dialled_for_somebody_else() -> None:

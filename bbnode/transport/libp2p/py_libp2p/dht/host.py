@@ -193,7 +193,8 @@ class DhtHost(INotifee):
         waiting = self._joining.pop(peer, None)
         if waiting is not None:
             waiting.set()
-        await self.joined(peer)
+        # It may ping whom the new peer is to replace.
+        self._swarm.start_soon(self.joined, peer)
 
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
         pass
