@@ -36,10 +36,12 @@ from bbnode.ir.caps import (
     MAX_PROVIDER_RECORDS_PER_PEER,
     MAX_ROUTING_ANSWER_BYTES,
     MAX_ROUTING_KEY_BYTES,
+    MAX_ROUTING_PEERS,
     MAX_ROUTING_REQUEST_BYTES,
     MAX_ROUTING_STREAMS,
     PROVIDE_EVERY_S,
     PROVIDER_RECORD_S,
+    ROUTING_ALL_PER_S,
     ROUTING_BURST,
     ROUTING_LINGER_S,
     ROUTING_PER_S,
@@ -556,7 +558,7 @@ def test_what_an_answer_says_of_providers_is_no_record_here():
 
 
 def test_a_peer_asks_so_often():
-    rates = QuestionRates()
+    rates = QuestionRates(ROUTING_BURST, ROUTING_PER_S)
     asked = sum(rates.take(SENDER.peer_id, 0.0) for _ in range(2 * ROUTING_BURST))
     assert asked == ROUTING_BURST
     assert rates.take(NAMED.peer_id, 0.0)
@@ -757,3 +759,43 @@ async def test_what_a_search_has_dialled_stays_for_a_while(autojump_clock):
         await trio.sleep(ROUTING_LINGER_S)
         assert router.released == [NAMED.peer_id]
         nursery.cancel_scope.cancel()
+
+
+async def test_all_peers_together_ask_so_often(monkeypatch):
+    monkeypatch.setattr(CHECKED + "host.ROUTING_ALL_PER_S", ROUTING_ALL_PER_S / 1000)
+    monkeypatch.setattr(CHECKED + "host.ROUTING_BURST", 2)
+    async with asked_by_plain() as (ours, plain):
+        stream = await plain.new_stream(ours.theirs, [dht_protocol(None)])
+        for _ in range(2):
+            await stream.write(encode_varint_prefixed(_ping()))
+            await read_varint_prefixed_bytes_limited(stream, 1024)
+        monkeypatch.setattr(ours.dht._host._rates, "take", lambda *_: True)
+        await stream.write(encode_varint_prefixed(_ping()))
+        with pytest.raises(StreamError):
+            await stream.read(1)
+        assert ours["busy"] == 1
+        assert not ours.faults
+
+
+async def test_a_table_takes_so_many_peers_and_keeps_those_it_has():
+    table = Router(1).dht._kad.routing_table
+    for n in range(MAX_ROUTING_PEERS + 5):
+        peer = ID(PeerId.from_seed(f"{n}").to_bytes())
+        assert await table.add_peer(PeerInfo(peer, [GOOD])) == (n < MAX_ROUTING_PEERS)
+    assert await table.add_peer(PeerInfo(ID(PeerId.from_seed("0").to_bytes()), [GOOD]))
+    assert table.size() == MAX_ROUTING_PEERS
+
+
+def test_what_is_beyond_a_bound_is_not_even_read():
+    """A quarter of a million entries, and as many addresses, cost what their bytes do."""
+    many = Message(type=FIND)
+    for _ in range(50_000):
+        many.closerPeers.add()
+    addresses = told(*[GOOD] * 50_000)
+    reading = Reading()
+    seen: list[bytes] = []
+    reading.checks._is_sound = lambda entry, *_: bool(seen.append(entry.id))  # type: ignore[method-assign]
+    reading.answer(many)
+    assert len(seen) == MAX_CLOSER_PEERS + 1
+    (left,) = Reading().answer(addresses).closerPeers
+    assert [Multiaddr(each) for each in left.addrs] == [GOOD]

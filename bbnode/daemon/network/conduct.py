@@ -42,7 +42,8 @@ OFFENCE_OF_VIOLATION: Final[Mapping[seam.Violation, Offence]] = {
 OFFENCE_OF_FAULT: Final[Mapping[RoutingFault, Offence]] = {
     RoutingFault.MALFORMED: Offence.UNDECODABLE,
     RoutingFault.FORGED: Offence.FORGED,
-    RoutingFault.CONTRADICTION: Offence.UNDECODABLE,
+    # Others pass on what they were told, and do not look.
+    RoutingFault.CONTRADICTION: Offence.MISLED,
     RoutingFault.FLOOD: Offence.TOO_LARGE,
     RoutingFault.MISLED: Offence.MISLED,
 }

@@ -14,7 +14,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import named_peer
-from bbnode.ir.caps import MAX_PEER_RECORD_BYTES
+from bbnode.ir.caps import MAX_KNOWN_ADDRESSES, MAX_PEER_RECORD_BYTES
 from bbnode.ir.errors import DecodeError, PeerError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.hints import dialable
@@ -57,7 +57,8 @@ class SignedAddresses:
             raise RecordStale(f"a newer record of {peer} is known")
         # The store would forget the record with its addresses.
         self._store.peer_data_map[peer].clear_addrs()
-        found = dialable(map(without_peer, envelope.record().addrs), seen=seen, good=True)
+        said = envelope.record().addrs[:MAX_KNOWN_ADDRESSES]
+        found = dialable(map(without_peer, said), seen=seen, good=True)
         self._store.add_addrs(peer, found, RECORD_TTL_S)
 
 
@@ -72,7 +73,7 @@ def _opened(raw: bytes, peer: ID) -> Envelope:
         raise RecordForged(f"a record of {record.peer_id} stands for one of {peer}")
     ours = PeerId.from_bytes(peer.to_bytes())
     try:
-        if any(named_peer(each) not in (None, ours) for each in record.addrs):
+        if any(named_peer(each) not in (None, ours) for each in record.addrs[:MAX_KNOWN_ADDRESSES]):
             raise RecordForged(f"{peer} has signed an address of another peer")
     except DecodeError as error:
         raise RecordForged(f"{peer} has signed what is no address") from error

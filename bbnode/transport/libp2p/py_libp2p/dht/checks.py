@@ -18,6 +18,7 @@ from bbnode.ir.address import address_from_bytes, named_peer
 from bbnode.ir.caps import (
     MAX_CLOSER_PEERS,
     MAX_KEY_PROVIDERS,
+    MAX_KNOWN_ADDRESSES,
     MAX_KNOWN_PEERS,
     MAX_ROUTING_KEY_BYTES,
 )
@@ -99,13 +100,14 @@ class Checks:
             ("closerPeers", MAX_CLOSER_PEERS + 1),
             ("providerPeers", MAX_KEY_PROVIDERS),
         ):
-            entries = list(getattr(message, name))
+            entries = getattr(message, name)
             if len(entries) > most:
                 self.blame(ours(responder), RoutingFault.FLOOD)
+            # Of a quarter of a million entries none is made that is not looked at.
+            first = entries[:most]
             message.ClearField(name)
-            getattr(message, name).extend(
-                each for each in entries[:most] if self._is_sound(each, responder, way)
-            )
+            sound = [each for each in first if self._is_sound(each, responder, way)]
+            getattr(message, name).extend(sound)
         return message.SerializeToString()
 
     def _is_sound(self, entry: Message.Peer, responder: ID, way: Multiaddr) -> bool:
@@ -155,7 +157,7 @@ class Checks:
             # What the peer has signed itself stands above what others say.
             found: Sequence[Multiaddr] = self._store.addrs_or_none(peer) or ()
         else:
-            named = _addresses(entry.addrs, ours(peer))
+            named = _addresses(entry.addrs[:MAX_KNOWN_ADDRESSES], ours(peer))
             found = [without_peer(each) for each in dialable(named, seen=way, good=True)]
             if told_by is not None and found:
                 self._note(peer, found, told_by)

@@ -31,7 +31,7 @@ from bbnode.ir.caps import (
 from bbnode.ir.peer import PeerId
 from bbnode.transport.libp2p.py_libp2p.dht.host import DhtHost, Reach, Release
 from bbnode.transport.libp2p.py_libp2p.dht.peers import ours, theirs
-from bbnode.transport.libp2p.py_libp2p.dht.stores import Claims, KnownPeers, Providers
+from bbnode.transport.libp2p.py_libp2p.dht.stores import BoundedTable, Claims, KnownPeers, Providers
 from bbnode.transport.libp2p.py_libp2p.host import PyLibp2p
 from bbnode.transport.libp2p.py_libp2p.swarm import NodeSwarm, without_peer
 from bbnode.transport.routing import (
@@ -49,6 +49,9 @@ logging.getLogger(kad_dht.__name__).setLevel(logging.ERROR)
 
 # A multihash is a code, a length and a digest; this one is SHA-256.
 _SHA256: Final = bytes([0x12, 0x20])
+
+# Between looks whether a peer has said where it is: 13 s in all.
+_IDENTIFY_S: Final = (0.0, *(0.1 * 2**n for n in range(7)))
 
 
 class Dht(Routing):
@@ -92,9 +95,11 @@ class Dht(Routing):
             validator=NamespacedValidator({}, strict_validation=True),
             validator_changed=True,
             strict_validation=True,
-            # Members may well share an office.
-            max_peers_per_subnet=None if setup.network is None else 0,
         )
+        # Members may well share an office.
+        per_subnet = None if setup.network is None else 0
+        table = BoundedTable(own, cast("IHost", host), max_peers_per_subnet=per_subnet)
+        self._kad.routing_table = self._kad.peer_routing.routing_table = table
         self._providers = Providers(cast("IHost", host), self._kad.peer_routing, unix_s)
         self._kad.provider_store = self._checks.providers = self._providers
         host.answer = self._kad.handle_stream
@@ -109,9 +114,9 @@ class Dht(Routing):
         self._swarm.register_notifee(self._host)
         try:
             self._host.serve()
-            for peer in list(self._swarm.connections):
-                await self._met(peer)
             async with trio.open_nursery() as nursery:
+                for peer in list(self._swarm.connections):
+                    nursery.start_soon(self._met, peer)
                 nursery.start_soon(self._host.tidy)
                 if self._setup.serves:
                     nursery.start_soon(self._be_known)
@@ -139,9 +144,15 @@ class Dht(Routing):
             looked_s = trio.current_time()
 
     async def _met(self, peer: ID) -> None:
-        """Take a connected peer into the table, if it says where it is."""
-        if self._setup.admits(ours(peer)) and self._store.addrs_or_none(peer):
-            await self._add(peer)
+        """Take a connected peer into the table, once it has said where it is."""
+        # A hello is there by now; an identify is under way.
+        for wait_s in (0.0,) if self._setup.network is not None else _IDENTIFY_S:
+            await trio.sleep(wait_s)
+            if peer not in self._swarm.connections or not self._setup.admits(ours(peer)):
+                return
+            if self._store.addrs_or_none(peer):
+                await self._add(peer)
+                return
 
     async def _add(self, peer: ID) -> None:
         if not self._kad.routing_table.peer_in_table(peer) and await self._kad.add_peer(peer):
@@ -196,7 +207,7 @@ class Dht(Routing):
     def counters(self) -> dict[str, int]:
         names = (
             *("searches", "not_found", "asked", "answered", "dialled", "over_budget"),
-            *("dropped", "stale_records", "values", "streams_refused"),
+            *("dropped", "stale_records", "values", "streams_refused", "busy"),
             *(f"fault.{fault.value}" for fault in RoutingFault),
         )
         return {

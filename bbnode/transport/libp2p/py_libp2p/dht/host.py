@@ -29,6 +29,7 @@ from bbnode.ir.caps import (
     MAX_ROUTING_ANSWER_BYTES,
     MAX_ROUTING_REQUEST_BYTES,
     MAX_ROUTING_STREAMS,
+    ROUTING_ALL_PER_S,
     ROUTING_ANSWER_S,
     ROUTING_BURST,
     ROUTING_IDLE_S,
@@ -51,6 +52,7 @@ from bbnode.transport.routing import (
 
 # How long addresses that others gave are believed.
 _ADDRESS_TTL_S: Final = 3600
+_ROUNDING_S: Final = 1e-6
 # For a connection that was made to be handed to Swarm.
 _JOIN_S: Final = 5.0
 
@@ -77,7 +79,8 @@ class DhtHost(INotifee):
         self._addresses = addresses
         self._protocol = TProtocol(dht_protocol(setup.network))
         self._streams: Counter[PeerId] = Counter()
-        self._rates = QuestionRates()
+        self._rates = QuestionRates(ROUTING_BURST, ROUTING_PER_S)
+        self._all = QuestionRates(ROUTING_BURST, ROUTING_ALL_PER_S)
         self._joining: dict[ID, trio.Event] = {}
         self.checks = Checks(setup, store, counts)
         # Peers that were dialled for a search, and when, in trio's time.
@@ -226,6 +229,11 @@ class DhtHost(INotifee):
                 raw = await _next_message(stream, MAX_ROUTING_REQUEST_BYTES, ROUTING_IDLE_S)
                 if raw is None:
                     break
+                if not self._all.take(ours(self.get_id()), trio.current_time()):
+                    # Nobody's fault: together they ask more than this node can answer.
+                    self._counts["busy"] += 1
+                    await stream.reset()
+                    return
                 exchange = OneQuestion(stream, self._checked(raw, stream, peer))
                 await self.answer(cast("INetStream", exchange))
                 if exchange.is_reset:
@@ -242,7 +250,8 @@ class DhtHost(INotifee):
                 del self._streams[peer]
 
     def _checked(self, raw: bytes, stream: INetStream, peer: PeerId) -> bytes:
-        if not self._rates.take(peer, trio.current_time()):
+        now_s = trio.current_time()
+        if not self._rates.take(peer, now_s):
             raise RoutingRefused(RoutingFault.FLOOD, "it asks more than it may")
         return self.checks.question(raw, stream.muxed_conn.peer_id, way_of(stream))
 
@@ -287,8 +296,7 @@ class AskedStream:
         self._left = b""
 
     async def write(self, data: bytes) -> None:
-        # Its length, and then the message.
-        self._sent = data
+        self._sent += data
         await self._stream.write(data)
 
     async def read(self, n: int | None = None) -> bytes:
@@ -303,7 +311,7 @@ class AskedStream:
             raw = await _next_message(self._stream, MAX_ROUTING_ANSWER_BYTES, ROUTING_ANSWER_S)
             if raw is None:
                 raise StreamReset("the peer gave no answer")
-            return self._checks.answer(raw, self._sent, peer, way_of(self._stream))
+            return self._checks.answer(raw, _unprefixed(self._sent), peer, way_of(self._stream))
         except RoutingRefused as error:
             self._checks.blame(ours(peer), error.fault)
             raise StreamReset(str(error)) from error
@@ -313,6 +321,12 @@ class AskedStream:
 
     async def reset(self) -> None:
         await self._stream.reset()
+
+
+def _unprefixed(data: bytes) -> bytes:
+    """Return a message without the length before it."""
+    at = next(at for at, byte in enumerate(data) if byte < 0x80)
+    return data[at + 1 :]
 
 
 async def _next_message(stream: INetStream, most: int, idle_s: float) -> bytes | None:
@@ -331,16 +345,18 @@ async def _next_message(stream: INetStream, most: int, idle_s: float) -> bytes |
 
 
 class QuestionRates:
-    """The rate of each peer's questions: ROUTING_BURST at once, then ROUTING_PER_S."""
+    """The rate of each peer's questions: so many at once, then so many a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, burst: float, per_s: float) -> None:
+        self._burst_s = burst / per_s
+        self._each_s = 1 / per_s
         # Up to when what it has asked is paid for, in trio's time.
         self._paid_s: OrderedDict[PeerId, float] = OrderedDict()
 
     def take(self, peer: PeerId, now_s: float) -> bool:
         """Count one message; return False if that is one too many."""
-        paid_s = max(self._paid_s.get(peer, now_s), now_s) + 1 / ROUTING_PER_S
-        if paid_s - now_s > ROUTING_BURST / ROUTING_PER_S:
+        paid_s = max(self._paid_s.get(peer, now_s), now_s) + self._each_s
+        if paid_s - now_s > self._burst_s + _ROUNDING_S:
             return False
         self._paid_s[peer] = paid_s
         self._paid_s.move_to_end(peer)

@@ -14,6 +14,7 @@ import trio
 from libp2p.abc import IHost
 from libp2p.kad_dht.common import ALPHA, PROTOCOL_ID, QUERY_TIMEOUT
 from libp2p.kad_dht.provider_store import ProviderRecord, ProviderStore
+from libp2p.kad_dht.routing_table import RoutingTable
 from libp2p.kad_dht.utils import sort_peer_ids_by_distance
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
@@ -25,6 +26,7 @@ from bbnode.ir.caps import (
     MAX_KEY_PROVIDERS,
     MAX_PROVIDER_RECORDS,
     MAX_PROVIDER_RECORDS_PER_PEER,
+    MAX_ROUTING_PEERS,
     PROVIDER_RECORD_S,
 )
 from bbnode.ir.peer import PeerId
@@ -93,6 +95,25 @@ class KnownPeers(BoundedPeerStore):
     def speaks(self, peer: ID) -> bool:
         """Return True for a peer that said by identify that it answers."""
         return PROTOCOL_ID in self.get_protocols(peer)
+
+
+class BoundedTable(RoutingTable):
+    """The peers that are asked and told of, MAX_ROUTING_PEERS at most.
+
+    A question sorts all of them, and identities cost nothing: who is there stays while it answers.
+    """
+
+    async def add_peer(
+        self,
+        peer_obj: PeerInfo | ID,
+        *,
+        skip_server_mode_check: bool = False,  # noqa: ARG002 - clients ask as well as servers
+    ) -> bool:
+        """Add a peer unless it is known to answer nobody; return False if it is left out."""
+        peer = peer_obj.peer_id if isinstance(peer_obj, PeerInfo) else peer_obj
+        if self.size() >= MAX_ROUTING_PEERS and not self.peer_in_table(peer):
+            return False
+        return await super().add_peer(peer_obj)
 
 
 class Providers(ProviderStore):
