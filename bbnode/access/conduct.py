@@ -39,9 +39,9 @@ THROTTLED: Final = Rate(per_second=100, burst=100)
 class Offence(enum.StrEnum):
     """An offence of a peer; the value is what users see."""
 
-    # An envelope or a payload that can't be decoded.
+    # An envelope, a payload or a record that can't be decoded.
     UNDECODABLE = "undecodable"
-    # An envelope that claims to be somebody else's.
+    # An envelope or a record that claims to be somebody else's.
     FORGED = "forged_sender"
     # A site or a type that this node's program does not have.
     UNKNOWN_SITE = "unknown_site"
@@ -52,6 +52,8 @@ class Offence(enum.StrEnum):
     TOO_LARGE = "too_large"
     # A missing or malformed hello; not one that a rule of access refuses.
     HELLO = "bad_hello"
+    # The address of a peer at which another one answers.
+    MISLED = "misleading_address"
     # Invalid frames, more than the window, and too little of what was begun.
     PROTOCOL = "protocol_violation"
     FLOOD = "flood"
@@ -82,6 +84,8 @@ OFFENCES: Final[dict[Offence, Weight]] = {
     # On a busy machine a hello may come late, or the peer may not want us; it dials again, in
     # the end every 30 s.
     Offence.HELLO: Weight(points=2, ceiling=THROTTLED_AT),
+    # The peer may have moved since, and another one have its address.
+    Offence.MISLED: Weight(points=2, ceiling=THROTTLED_AT),
     # Each ends a connection; four within a minute are no accident.
     Offence.PROTOCOL: Weight(points=25),
     Offence.FLOOD: Weight(points=50),

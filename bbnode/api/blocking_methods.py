@@ -349,6 +349,10 @@ class BlockingMethods(ABC):
         body = {} if peer is None else {"peer": peer}
         return cast("answers.DialledBack", self._ask("POST", "/v1/dial-back", body))
 
+    def find_peer(self, peer: str) -> answers.PeerFound:
+        """Find a peer by asking others (`routing.dht`), and try where it is said to be."""
+        return cast("answers.PeerFound", self._ask("POST", f"/v1/peers/{peer}/find"))
+
     # -- traces, events and logs ---------------------------------------------------------------
 
     def publish_event(self, kind: int) -> answers.Emitted:

@@ -349,6 +349,10 @@ class AsyncMethods(ABC):
         body = {} if peer is None else {"peer": peer}
         return cast("answers.DialledBack", await self._ask("POST", "/v1/dial-back", body))
 
+    async def find_peer(self, peer: str) -> answers.PeerFound:
+        """Find a peer by asking others (`routing.dht`), and try where it is said to be."""
+        return cast("answers.PeerFound", await self._ask("POST", f"/v1/peers/{peer}/find"))
+
     # -- traces, events and logs ---------------------------------------------------------------
 
     async def publish_event(self, kind: int) -> answers.Emitted:

@@ -39,6 +39,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.errors import DialError, NotSupportedError, StreamBrokenError, Violation
 from bbnode.transport.identity import Identity
 from bbnode.transport.limits import RelaySettings, TransportLimits
+from bbnode.transport.routing import Routing, RoutingSetup
 
 if TYPE_CHECKING:
     # A command that only reads a key or a configuration does without its import time.
@@ -564,6 +565,12 @@ class Transport(ABC):
         """
         raise NotSupportedError(
             "this transport has no host of py-libp2p: network.transport has to be libp2p"
+        )
+
+    def routing(self, setup: RoutingSetup) -> Routing:  # noqa: ARG002
+        """Return what finds peers by asking others; raises NotSupportedError where nothing does."""
+        raise NotSupportedError(
+            'this transport has no DHT: routing.dht needs network.transport = "libp2p"'
         )
 
     async def probe(self, address: Multiaddr, peer: PeerId) -> None:  # noqa: ARG002

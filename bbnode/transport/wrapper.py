@@ -20,6 +20,7 @@ from bbnode.transport.base import (
     Unsent,
     WantedPeer,
 )
+from bbnode.transport.routing import Routing, RoutingSetup
 
 if TYPE_CHECKING:
     import trio
@@ -99,6 +100,9 @@ class TransportWrapper(Transport):
     @property
     def libp2p_host(self) -> Any:
         return self.inner.libp2p_host
+
+    def routing(self, setup: RoutingSetup) -> Routing:
+        return self.inner.routing(setup)
 
     async def probe(self, address: Multiaddr, peer: PeerId) -> None:
         await self.inner.probe(address, peer)

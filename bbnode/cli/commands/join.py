@@ -29,8 +29,8 @@ def command(
     source: Annotated[
         str,
         typer.Argument(
-            help="A ticket, the address of a peer of an open network, or a file with one.",
-            metavar="TICKET|MULTIADDR|@FILE",
+            help="A ticket, the address of a peer, the digest of a program, or a file with one.",
+            metavar="TICKET|MULTIADDR|DIGEST|@FILE",
         ),
     ],
     target: Annotated[
@@ -48,6 +48,21 @@ def command(
             metavar="DIR",
         ),
     ] = None,
+    via: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A peer to ask who else has the program, where the inviting one does not answer.",
+            metavar="MULTIADDR",
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="The private network, where no ticket says it.", metavar="ID"),
+    ] = None,
+    membership: Annotated[
+        str | None,
+        typer.Option(help="A statement for this node, or a file with one.", metavar="TEXT|@FILE"),
+    ] = None,
     user: Annotated[
         bool,
         typer.Option("--user", help="Make it a service of this user, bbnode-user@NAME; not run."),
@@ -63,7 +78,7 @@ def command(
     ] = True,
     as_json: JsonOption = False,
 ) -> int:
-    """Take part in somebody's network, with a ticket or an address.
+    """Take part in somebody's network, with a ticket, an address or a digest.
 
     It dials, fetches the program, shows it, asks, and runs it until Ctrl-C.
     """
@@ -71,7 +86,7 @@ def command(
 
     if user and system:
         raise typer.BadParameter("give one of the two", param_hint="--user, --system")
-    found = read_source(source, unix_s=time.time())
+    found = read_source(source, unix_s=time.time(), via=via or (), network=network)
     # Not before: what is wrong with a ticket shows at once.
     from bbnode.daemon.join.folder import folder
     from bbnode.daemon.join.prepare import JoinOptions
@@ -84,6 +99,7 @@ def command(
         folder=service.folder if service is not None and service.exists else place,
         target=target,
         settings=pairs(settings, "--set"),
+        statement=_text(membership),
     )
     try:
         prepared = _prepare(options, level=pairs(settings, "--set").get("node.log_level"))
@@ -106,7 +122,16 @@ def command(
         output.note(f"start it with: {again}")
         return 0
     output.note(f"Ctrl-C leaves; go on later with: {again}")
-    return _run(resolved, str(found.inviter), as_json=as_json)
+    return _run(resolved, str(prepared.options.source.inviter), as_json=as_json)
+
+
+def _text(given: str | None) -> str:
+    """Return an argument, or the only line of the file that it names."""
+    if given is None or not given.startswith("@"):
+        return given or ""
+    from bbnode.daemon.access import files as access_files
+
+    return access_files.read_line(Path(given[1:]).expanduser())
 
 
 def _service(name: str, *, system: bool) -> Service:

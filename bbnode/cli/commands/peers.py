@@ -74,6 +74,45 @@ def connect(
 
 
 @app.command()
+def find(
+    peer: PeerArgument,
+    dial: Annotated[bool, typer.Option("--connect", help="Then dial it where it answers.")] = False,
+    node: RunningNode = RunningNode(timeout_s=60.0),
+) -> None:
+    """Find where a peer is by asking others (routing.dht), and try each address."""
+    with node.ask() as client:
+        told = client.post(_path_of(peer) + "/find")
+        good = [row["address"] for row in told["addresses"] if row["outcome"] in _DIALLED]
+        if dial and good and not told["connected"]:
+            client.post(_path_of(told["peer"]) + "/connect", {"addresses": good})
+    if node.as_json:
+        output.json_object(told)
+        return
+    rows = [
+        [row["address"], row["outcome"], _source(told, row["told_by"]), row["detail"]]
+        for row in told["addresses"]
+    ]
+    columns = ("address", "outcome", "given by", "detail")
+    output.table(told["peer"], columns, rows, out=output.console())
+    if told["connected"]:
+        output.note("it is connected")
+    elif not good:
+        output.note("it answers at none of them: it may be gone")
+    elif dial:
+        output.note("it is being dialled; `bbnode peers` shows how it goes")
+
+
+# What a found address may be dialled after.
+_DIALLED = ("reached", "untried")
+
+
+def _source(told: dict[str, Any], told_by: str | None) -> str:
+    if told_by is not None:
+        return output.short_peer(told_by)
+    return "itself, signed" if told["signed"] else "its connection" if told["connected"] else ""
+
+
+@app.command()
 def disconnect(
     peer: PeerArgument,
     node: RunningNode = RunningNode(),

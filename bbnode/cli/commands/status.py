@@ -67,6 +67,13 @@ def _summary(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     first = f": {addresses[0].partition('/p2p/')[0]}" if addresses else ""
     listening = output.counted(len(addresses), "address", "addresses") + first
     yield "listening", listening if addresses else "no address, it only dials"
+    reach = status.get("reachability") or {}
+    if reach.get("can_be_dialled"):
+        yield "reached", f"by peers, at {_listed(reach['addresses'])}"
+    routing = status.get("routing")
+    if routing:
+        peers = output.counted(routing["peers"], "peer", "peers")
+        yield "routing", f"{routing['mode']} of {peers} ({routing['protocol'].split('/')[1]})"
     for entry in status["invoke"]:
         yield "rounds", progress_text(entry)
     for text in _data(status.get("data") or {}):
@@ -117,6 +124,9 @@ def _warnings(status: Mapping[str, Any]) -> Iterator[str]:
         # What the state and the peers say already.
         if not check["ok"] and check["check"] not in ("phase", "peers"):
             yield f"{check['check']}: {check['detail']}"
+    reach = status.get("reachability") or {}
+    if reach.get("can_be_dialled") is False:
+        yield "no peer can dial this node; see `bbnode doctor`"
     for offer in status.get("offers", ()):
         peer = output.short_peer(offer["peer"])
         yield (f"an upgrade is offered: program {offer['version']} by {peer}; see `bbnode upgrade`")

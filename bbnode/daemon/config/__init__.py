@@ -265,6 +265,26 @@ class DiscoverySection(Section):
     )
 
 
+class RoutingSection(Section):
+    """Finding peers, and who has a program, by asking others: a DHT (docs/discovery.md)."""
+
+    dht: Literal["off", "client", "server"] = _key(
+        "off",
+        "client: ask others; server: ask, and answer them; a private network has a DHT of its own, "
+        'an open node is in libp2p\'s; needs network.transport = "libp2p"',
+    )
+    provide: bool = _key(
+        True,
+        "tell the DHT that this node has its program, by the digest of the artifact, where it "
+        "answers others",
+    )
+    reachability: bool = _key(
+        True,
+        "ask up to three connected peers now and then to dial this node back, and show in status "
+        "whether they can; a node that listens on this machine alone, or nowhere, asks nobody",
+    )
+
+
 _RELAY = RelaySettings()
 # What a relay's answers have room for: 32 bits of seconds, 64 bits of bytes.
 RelayDuration = Annotated[int, Field(ge=1, le=2**32 - 1)]
@@ -552,6 +572,7 @@ class NodeConfig(Section):
         NetworkSection(), "the addresses that it listens on, and the peers that it dials"
     )
     discovery: DiscoverySection = _key(DiscoverySection(), "finding peers")
+    routing: RoutingSection = _key(RoutingSection(), "finding them by asking others")
     relay: RelaySection = _key(
         RelaySection(), "relaying for other peers, and being reached through relays"
     )

@@ -155,6 +155,18 @@ class DialledBack(TypedDict):
     addresses: list[Json]
 
 
+class PeerFound(TypedDict):
+    """Where a peer is said to be, and what came of trying each address.
+
+    `signed`: the peer itself has signed the addresses; else each says who gave it.
+    """
+
+    peer: str
+    connected: bool
+    signed: bool
+    addresses: list[Json]
+
+
 class ExecutionResult(TypedDict):
     """An execution, and what came of its messages: `ok` is null until all outputs are there.
 
@@ -388,6 +400,8 @@ class Status(TypedDict):
     offers: list[OfferView]
     upgrade: UpgradeView | None
     discovery: Json
+    routing: Json
+    reachability: Json
     data: Json
     invoke: list[Json]
     executions: int

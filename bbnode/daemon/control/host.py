@@ -25,6 +25,7 @@ from bbnode.daemon.history.history import RoundHistory
 from bbnode.daemon.invoke.outcome import Outcomes
 from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.daemon.network.dial_back import Ask
+from bbnode.daemon.network.routing import Found
 from bbnode.daemon.observing.watch import Stalled
 from bbnode.daemon.predicting.meaning import Meaning
 from bbnode.daemon.state.checkpoint import Upgrade
@@ -33,6 +34,7 @@ from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Transport
 from bbnode.transport.driver import Driver
+from bbnode.transport.errors import NotSupportedError
 
 
 def unknown_initial(slot: str) -> Component:
@@ -59,6 +61,11 @@ def no_rounds(
 ) -> answers.RoundsStarted:
     """Raise RoundsRefused: nothing makes rounds here."""
     raise RoundsRefused("this node makes no rounds")
+
+
+async def no_search(_peer: PeerId) -> Found:
+    """Raise NotSupportedError: nobody is asked from here."""
+    raise NotSupportedError("this node asks no DHT")
 
 
 class NotOffered(DeploymentError):
@@ -128,6 +135,12 @@ class Host:
     history: RoundHistory | None = None
     # How peers are found, as JSON.
     discovery: Callable[[], Mapping[str, Any]] = dict
+    # Finds a peer by asking others; raises NotFound, and NotSupportedError where nobody is asked.
+    find_peer: Callable[[PeerId], Awaitable[Found]] = no_search
+    # What peers that were asked to dial this node found, as JSON.
+    reachability: Callable[[], Mapping[str, Any]] = dict
+    # How the DHT stands, as JSON; nothing where it is off.
+    routing: Callable[[], Mapping[str, Any]] = dict
     # Programs that connected peers offer in the place of this one.
     offers: Callable[[], list[dict[str, str]]] = list
     # Begins to fetch one of them, or tells how far it is. Raises NotOffered.

@@ -40,6 +40,7 @@ from bbnode.daemon.control.http import (
 from bbnode.daemon.control.inputs import nanoseconds, to_value
 from bbnode.daemon.history.store import newest
 from bbnode.daemon.invoke.exact import Encoder
+from bbnode.daemon.network.routing import Found
 from bbnode.daemon.observing import logs
 from bbnode.daemon.observing.events import summarize
 from bbnode.daemon.paths import StorageError
@@ -385,6 +386,8 @@ async def connect(host: Host, peer: PeerId, body: ConnectBody) -> answers.PeerCo
     """Dial a peer, and again whenever it is gone."""
     given = [_address(text) for text in body.addresses]
     found = given or list(host.node.peer_standing(peer).addresses)
+    if not found and host.routing():
+        found = list((await _found(host, peer)).addresses)
     if not found:
         raise Problem(409, "NoAddress", f"no address of {peer} is known; give one")
     host.backend.keep_connected(peer, found)
@@ -394,6 +397,18 @@ async def connect(host: Host, peer: PeerId, body: ConnectBody) -> answers.PeerCo
         "addresses": [str(a) for a in found],
         "connected": _is_up(host, peer),
     }
+
+
+@ENDPOINTS.add("POST", "/v1/peers/{peer}/find", "peers-find")
+async def find_peer(host: Host, peer: PeerId) -> answers.PeerFound:
+    """Find a peer by asking others, and try the addresses; it is not connected."""
+    return (await _found(host, peer)).as_json()  # type: ignore[return-value]
+
+
+async def _found(host: Host, peer: PeerId) -> Found:
+    if peer == host.node.peer_id:
+        raise Problem(400, "WrongArgument", f"{peer} is this node itself")
+    return await host.find_peer(peer)
 
 
 @ENDPOINTS.add("GET", "/v1/addresses", "addresses")

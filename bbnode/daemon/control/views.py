@@ -52,6 +52,8 @@ def status(host: Host) -> answers.Status:
         "offers": host.offers(),  # type: ignore[typeddict-item]
         "upgrade": upgrade(host),
         "discovery": dict(host.discovery()),
+        "routing": dict(host.routing()),
+        "reachability": dict(host.reachability()),
         "data": dict(host.data()),
         "invoke": [r.as_json() for r in host.rounds],
         "executions": len(host.node.executions()),

@@ -67,14 +67,26 @@ async def dialled(identity: Identity, source: Source, credentials: bytes) -> Asy
             hello=Hello(agent_version=f"bbnode-join/{full_version()}", credentials=credentials),
         ),
     )
+    async with connecting(backend, drained=False) as nursery:
+        backend.keep_connected(source.inviter, source.addresses)
+        made = await _connected(backend, source)
+        nursery.start_soon(_drain, backend)
+        yield made
+
+
+@asynccontextmanager
+async def connecting(backend: Transport, *, drained: bool = True) -> AsyncIterator[trio.Nursery]:
+    """Run a transport while the context is open, and tasks beside it; `drained`: events go.
+
+    Raises what the body raises.
+    """
     failure: BbnodeError | None = None
     async with trio.open_nursery() as nursery:
         await nursery.start(backend.run)
         try:
-            backend.keep_connected(source.inviter, source.addresses)
-            made = await _connected(backend, source)
-            nursery.start_soon(_drain, backend)
-            yield made
+            if drained:
+                nursery.start_soon(_drain, backend)
+            yield nursery
         except BbnodeError as error:
             # Raised outside of the nursery, which would wrap it in a group.
             failure = error

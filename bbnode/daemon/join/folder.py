@@ -65,8 +65,10 @@ class Folder:
             "artifact.targets": [target],
             # A joining node dials, and may well be behind a NAT.
             "network.listen": [],
-            "network.bootstrap": [str(address) for address in source.addresses],
+            "network.bootstrap": [str(address) for address in source.bootstrap],
             "access.network": None if network is None else str(network),
+            # Who was found by asking may be gone by then, and another one there.
+            **({"routing.dht": "client"} if source.via else {}),
             **settings,
         }
         file = self.config_file if self.config_file.exists() else earlier

@@ -25,9 +25,19 @@ from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.join.artifact import Obtained, obtain
 from bbnode.daemon.join.dial import Dialled, dialled
 from bbnode.daemon.join.folder import Folder
-from bbnode.daemon.join.invitation import InviterLost, InviterRefused, NothingOffered, Source
+from bbnode.daemon.join.invitation import (
+    InviterLost,
+    InviterRefused,
+    InviterUnreachable,
+    MembershipNeeded,
+    NobodyProvides,
+    NothingOffered,
+    Source,
+    WrongPeer,
+)
 from bbnode.daemon.join.plan import Plan, choose_target, make_plan, with_absolute_paths
 from bbnode.daemon.lifecycle import assembly
+from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.artifact_exchange import ArtifactFetchError, Progress
 from bbnode.transport.identity import Identity, load_or_create_identity
@@ -41,6 +51,8 @@ class JoinOptions:
     folder: Folder
     target: str | None = None
     settings: Mapping[str, str]
+    # A statement for this node, as text; kept before anything else.
+    statement: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +111,26 @@ async def prepare(
     paths.make_state_dir(state_dir)
     with paths.lock_state_dir(state_dir):
         identity = load_or_create_identity(paths.identity_file(state_dir))
+        if options.statement:
+            _keep(state_dir, identity, options.statement, unix_s())
         membership = await _membership(options, identity, unix_s)
         ticket = source.ticket
         is_guest = membership is None and ticket is not None and ticket.network is not None
         try:
             address, obtained = await _fetch(options, identity, membership, progress)
-        except (ArtifactFetchError, InviterLost):
-            if not is_guest:
+        except (*_NOT_THERE, InviterLost) as error:
+            if is_guest and isinstance(error, ArtifactFetchError | InviterLost):
+                # A guest stays half a minute, which is little for a large artifact.
+                membership = await _redeem(options, identity, unix_s)
+                is_guest = False
+                address, obtained = await _fetch(options, identity, membership, progress)
+            elif is_guest or not source.via:
                 raise
-            # A guest stays half a minute, which is little for a large artifact.
-            membership = await _redeem(options, identity, unix_s)
-            is_guest = False
-            address, obtained = await _fetch(options, identity, membership, progress)
+            else:
+                options, address, obtained = await _fetch_elsewhere(
+                    options, identity, membership, progress
+                )
+                source = options.source
         wanted = options.target or (None if ticket is None else ticket.target)
         resolved = options.folder.configure(
             source,
@@ -156,6 +176,34 @@ async def _fetch(
         return connection.address, obtained
 
 
+# The inviting peer is gone, or has no such artifact.
+_NOT_THERE = (InviterUnreachable, WrongPeer, ArtifactFetchError)
+
+
+async def _fetch_elsewhere(
+    options: JoinOptions,
+    identity: Identity,
+    membership: Membership | None,
+    progress: Progress | None,
+) -> tuple[JoinOptions, str, Obtained]:
+    """Fetch from the first peer that has the artifact, of those that others know.
+
+    Returns the options with that peer in the place of the inviting one.
+    """
+    from bbnode.daemon.join.search import other_sources
+
+    source = options.source
+    credentials = b"" if membership is None else membership.raw
+    why: BbnodeError | None = None
+    for found in await other_sources(identity, source, source.artifact_sha256, credentials):
+        there = dataclasses.replace(options, source=found)
+        try:
+            return there, *await _fetch(there, identity, membership, progress)
+        except (*_NOT_THERE, InviterRefused, InviterLost) as error:
+            why = error
+    raise NobodyProvides(f"nobody who was found gives the artifact: {why}") from why
+
+
 def _shown(source: Source, membership: bytes) -> bytes:
     """Return the credentials to show: the membership, or a ticket to an open network."""
     if membership or source.ticket is None:
@@ -165,8 +213,8 @@ def _shown(source: Source, membership: bytes) -> bytes:
 
 def _offered(source: Source, connection: Dialled) -> str:
     """Return the digest of the artifact: the ticket's, else that of the peer's hello."""
-    if source.ticket is not None:
-        return source.ticket.artifact_sha256.hex()
+    if source.artifact_sha256:
+        return source.artifact_sha256
     digest = connection.hello.artifact_sha256
     if not digest:
         raise NothingOffered(
@@ -187,6 +235,14 @@ async def _membership(
     ticket = source.ticket
     kept = access_files.load_node(state_dir, identity.peer_id)
     if ticket is None:
+        if source.private is not None and (
+            kept.membership is None or kept.network != source.private
+        ):
+            raise MembershipNeeded(
+                f"this node, {identity.peer_id}, is no member of {source.private}: ask its owner "
+                f"for `bbnode network grant {identity.peer_id}`, and give what that prints with "
+                "--membership"
+            )
         return kept.membership  # already a member
     network = ticket.network
     if network is None:
@@ -196,6 +252,11 @@ async def _membership(
             kept.membership.check(unix_s(), kept.revocations)
             async with dialled(identity, source, kept.membership.raw):
                 return kept.membership
+        except (InviterUnreachable, WrongPeer):
+            if not source.via:
+                raise
+            # Others will tell whether it is still good.
+            return kept.membership
         except (AccessRefused, InviterRefused):
             # It has ended or was taken back: the ticket may bring a new one.
             pass
@@ -221,6 +282,12 @@ async def _redeem(
         if before is None or before.sequence < listed.sequence:
             access_files.save_revocations(state_dir, listed)
     return membership
+
+
+def _keep(state_dir: Path, identity: Identity, text: str, unix_s: float) -> None:
+    """Store a statement that the user has; raises StatementRefused, StorageError."""
+    raw = statement.membership_from_text(text.strip())
+    _take(state_dir, identity, statement.peek(raw).network, raw, unix_s)
 
 
 def _take(

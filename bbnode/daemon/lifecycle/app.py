@@ -41,7 +41,9 @@ from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
 from bbnode.daemon.network.introductions import Introductions
 from bbnode.daemon.network.passing import PassingPeers
+from bbnode.daemon.network.reachability import Reachability
 from bbnode.daemon.network.restarts import Restarts
+from bbnode.daemon.network.routing import PeerFinder
 from bbnode.daemon.network.versions import VersionWatch
 from bbnode.daemon.observing.events import step_to_event
 from bbnode.daemon.observing.watch import Stalled, Watch, WatchTargets
@@ -247,6 +249,22 @@ class Daemon:
         self._rounds += [self._make_rounds(entry, saved) for entry in config.invoke]
         self._passing = PassingPeers(self._node, access.policy)
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
+        self._finder = PeerFinder(
+            self._backend,
+            config.routing,
+            network=access.network,
+            authorizer=access.authorizer,
+            on_fault=self._conduct.misrouted,
+            program=bytes.fromhex(self._artifact.sha256),
+        )
+        self._reachability = Reachability(
+            self._backend, self._control.host.dial_back, self._control.publish
+        )
+        self._control.host.reachability = self._reachability.as_json
+        self._control.host.counters.append(self._reachability.counters)
+        self._control.host.find_peer = self._finder.find
+        self._control.host.routing = self._finder.as_json
+        self._control.host.counters.append(self._finder.counters)
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self.starts_anew = False
         self._upgrades = Upgrades(
@@ -357,6 +375,9 @@ class Daemon:
                 await work.start(self._discovery.run)
                 if self._introductions is not None:
                     work.start_soon(self._introductions.run)
+                work.start_soon(self._finder.run, self._discovery)
+                if self._resolved.config.routing.reachability:
+                    work.start_soon(self._reachability.run)
                 work.start_soon(self._resend.run)
                 work.start_soon(self._restarts.run)
                 work.start_soon(self._upgrades.run)
@@ -567,6 +588,7 @@ class Daemon:
             told = {"peer": str(said["peer"]), "reason": said["reason"]}
             logger.warning("peer is not ready", extra=told)
         self._discovery.observe(step)
+        self._finder.observe(step)
         self._conduct.observe(step)
         if isinstance(step, steps.PeerUp):
             self._access.peer_up(step.peer)

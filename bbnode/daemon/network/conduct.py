@@ -18,6 +18,7 @@ from bbnode.daemon.access.control import AccessControl
 from bbnode.engine import steps
 from bbnode.ir.address import peer_of_address
 from bbnode.ir.peer import PeerId
+from bbnode.transport.routing import RoutingFault
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,14 @@ OFFENCE_OF_VIOLATION: Final[Mapping[seam.Violation, Offence]] = {
     seam.Violation.FRAME: Offence.PROTOCOL,
     seam.Violation.FLOOD: Offence.FLOOD,
     seam.Violation.SLOW: Offence.SLOW,
+}
+OFFENCE_OF_FAULT: Final[Mapping[RoutingFault, Offence]] = {
+    RoutingFault.MALFORMED: Offence.UNDECODABLE,
+    RoutingFault.FORGED: Offence.FORGED,
+    # Others pass on what they were told, and do not look.
+    RoutingFault.CONTRADICTION: Offence.MISLED,
+    RoutingFault.FLOOD: Offence.TOO_LARGE,
+    RoutingFault.MISLED: Offence.MISLED,
 }
 
 
@@ -80,6 +89,10 @@ class ConductWatch:
                 self._note(attributes["peer"], Offence.FORGED)
             case steps.Telemetry(name="request.response", attributes=attributes):
                 self._access.policy.conduct.make_known(attributes["peer"])
+
+    def misrouted(self, peer: PeerId, fault: RoutingFault) -> None:
+        """Handle what a peer did wrong when it was asked about others, or asked."""
+        self._note(peer, OFFENCE_OF_FAULT[fault])
 
     def _note(self, peer: PeerId, offence: Offence) -> None:
         if self._access.offence(peer, offence):

@@ -1,9 +1,10 @@
 """Dial-back: a connected peer dials our addresses and says which of them it reached.
 
-Rule: `/bbnode/dial-back/1`, one msgpack request and one answer on a stream. The asked peer dials
-only the IP address from which the asker's connection comes (on a private network also other private
-addresses), a few addresses at a limited rate, and stops after the handshake that proves who
-answers. So no peer can be made to dial, or probe, somebody else.
+Rule: `/bbnode/dial-back/1`, one msgpack request and one answer on a stream; for others AutoNAT's
+messages (`autonat`), by the same rules. The asked peer dials only the IP address from which the
+asker's connection comes (on a private network also other private addresses), a few addresses at a
+limited rate, and stops after the handshake that proves who answers. So no peer can be made to dial,
+or probe, somebody else.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import msgpack
 import trio
 from multiaddr import Multiaddr
 
+from bbnode.daemon.network import autonat
+from bbnode.daemon.network.autonat import AUTONAT_PROTOCOL, AutonatStatus
 from bbnode.ir.address import address_from_bytes, is_relayed
 from bbnode.ir.caps import (
     DIAL_BACK_EVERY_S,
@@ -96,7 +99,9 @@ Ask = Callable[[PeerId | None], Awaitable[DialBack]]
 
 def register(backend: Transport) -> Ask:
     """Dial back for others, and return the function that has it done for us; before `run`."""
-    backend.register_protocol(DIAL_BACK_PROTOCOL, DialBackServer(backend).serve)
+    server = DialBackServer(backend)
+    backend.register_protocol(DIAL_BACK_PROTOCOL, server.serve)
+    backend.register_protocol(AUTONAT_PROTOCOL, server.serve_autonat)
 
     async def ask(peer: PeerId | None) -> DialBack:
         """Ask `peer`, or the directly connected peers in turn.
@@ -139,18 +144,45 @@ class DialBackServer:
         """Answer one request. A malformed one resets the stream."""
         with trio.fail_after(REQUEST_S):
             addresses = decode_request(await _read_all(stream, MAX_DIAL_BACK_REQUEST_BYTES))
-        seen = self._where(stream.peer)
-        refusal = self._refusal(stream.peer)
-        tried: list[Tried] = []
-        if not refusal:
-            self._working += 1
-            try:
-                tried = await self._try_all(stream.peer, addresses, seen)
-            finally:
-                self._working -= 1
+        refusal, seen, tried = await self._dial(stream.peer, addresses)
         rows = [[t.address.to_bytes(), t.outcome.value, t.detail] for t in tried]
         await stream.write(msgpack.packb([refusal, "" if seen is None else str(seen), rows]))
         await stream.end()
+
+    async def serve_autonat(self, stream: ProtocolStream) -> None:
+        """Answer one request of AutoNAT. One that is no such message resets the stream."""
+        with trio.fail_after(REQUEST_S):
+            request = await autonat.read_request(stream)
+        if request.peer != stream.peer:
+            await autonat.answer(
+                stream, AutonatStatus.BAD_REQUEST, "the peer to dial is not the asker"
+            )
+            return
+        refusal, _, tried = await self._dial(stream.peer, request.addresses)
+        reached = [each.address for each in tried if each.outcome is DialResult.REACHED]
+        failed = [each.detail for each in tried if each.outcome is DialResult.FAILED]
+        if reached:
+            await autonat.answer(stream, AutonatStatus.OK, "", reached[0])
+        elif failed:
+            await autonat.answer(stream, AutonatStatus.DIAL_ERROR, failed[0])
+        else:
+            await autonat.answer(
+                stream, AutonatStatus.DIAL_REFUSED, refusal or "no address is the asker's"
+            )
+
+    async def _dial(
+        self, peer: PeerId, addresses: Sequence[Multiaddr]
+    ) -> tuple[str, Multiaddr | None, list[Tried]]:
+        """Return why nothing is dialled, or "", where the peer is seen, and what was tried."""
+        seen = self._where(peer)
+        refusal = self._refusal(peer)
+        if refusal:
+            return refusal, seen, []
+        self._working += 1
+        try:
+            return "", seen, await self._try_all(peer, addresses, seen)
+        finally:
+            self._working -= 1
 
     def _where(self, peer: PeerId) -> Multiaddr | None:
         """Return the address that a peer connects from; None if it is relayed, or gone."""

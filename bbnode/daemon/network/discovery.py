@@ -73,6 +73,7 @@ class Origin(enum.Enum):
     BOOTSTRAP = "bootstrap"  # or a ticket: `bbnode join` writes its peers to the list
     REGISTRY = "registry"  # or what else writes to the address book: the program told of it
     INTRODUCED = "introduced"  # a bootstrap peer told of it
+    ROUTED = "routed"  # peers that were asked for it told of it
     MDNS = "mdns"
     INBOUND = "inbound"  # it dialled us
     ASKED = "asked"  # somebody had it dialled, as by `bbnode peers connect`
@@ -212,17 +213,24 @@ class Discovery:
         return bool(self._network_id) or peer in self._exchanged
 
     def introduced(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> bool:
-        """Dial a peer that a bootstrap peer told of.
+        """Dial a peer that a bootstrap peer told of; as `found`."""
+        return self._told_of(peer, addresses, Origin.INTRODUCED)
+
+    def found(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> bool:
+        """Dial a peer that was looked for.
 
         Returns False if it is connected, dialled already, or not admitted, and beyond the rate.
         """
+        return self._told_of(peer, addresses, Origin.ROUTED)
+
+    def _told_of(self, peer: PeerId, addresses: Sequence[Multiaddr], origin: Origin) -> bool:
         if peer in self._up or peer in self._bootstrap or not self._admits(peer):
             return False
         now_s = trio.current_time()
         if peer not in self._learned and not self._budget.take(HintSource.TOLD, peer, now_s):
             self._counts["discovery.over_budget"] += 1
             return False
-        self.note(peer, Origin.INTRODUCED)
+        self.note(peer, origin)
         if not self._learned.want(peer, addresses, now_s):
             return False
         self._counts["discovery.learned"] += 1

@@ -389,6 +389,46 @@ def judge_dial_back(told: Mapping[str, Any]) -> Finding:
     )
 
 
+def _routing(context: CheckContext) -> Finding:
+    """Check that the DHT is there, has peers, and knows what this node provides."""
+    dht = context.resolved.config.routing.dht
+    if dht == "off":
+        return _skipped("routing.dht is off: nobody is asked about other peers")
+    if context.resolved.config.network.transport != "libp2p":
+        return _failed(
+            f"routing.dht is {dht!r}, and the transport "
+            f"{context.resolved.config.network.transport!r} has no DHT",
+            'set network.transport to "libp2p", or routing.dht to "off"',
+        )
+    if not context.running:
+        return _skipped("no daemon runs")
+    told = _status(context)
+    return _skipped(told) if isinstance(told, str) else judge_routing(told)
+
+
+def judge_routing(told: Mapping[str, Any]) -> Finding:
+    """Return the finding from a daemon's status, the JSON of `GET /v1/status`."""
+    routing = told["routing"]
+    if not routing:
+        return _warning("the running daemon has no DHT", "restart it: its configuration is newer")
+    if told["counters"].get("routing.failed"):
+        return _failed("the DHT has failed", "read the log of the daemon, and restart it")
+    if not told["peers"]:
+        return _skipped("nobody is connected")
+    if not routing["peers"]:
+        return _warning(
+            f"no connected peer answers on {routing['protocol']}",
+            'connect with one that has routing.dht = "server"',
+        )
+    untold = [key for key, peers in routing["providing"].items() if not peers]
+    if untold and routing["mode"] == "server":
+        return _warning(
+            f"nobody was told that this node has {untold[0][:8]}…",
+            "see that it has an address to be fetched from: network.listen, network.announce",
+        )
+    return _passed(f"{routing['mode']}, {routing['peers']} peers on {routing['protocol']}")
+
+
 def _artifact(context: CheckContext) -> Finding:
     """Check that it is whole, unchanged and compiled."""
     assembly.import_components(context.resolved)
@@ -482,6 +522,7 @@ CHECKS: dict[str, Check] = {
     "progress": _progress,
     "upgrade": _upgrade,
     "dial-back": _dial_back,
+    "routing": _routing,
     "artifact": _artifact,
     "components": _components,
     "data": _data,

@@ -20,8 +20,16 @@ from bbnode.ir.address import is_relayed, split_circuit
 from bbnode.ir.caps import MAX_STREAMS
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.base import Authorizer, Capability, Hello, ProtocolHandler, ProtocolStream
+from bbnode.transport.base import (
+    Authorizer,
+    Capability,
+    Direction,
+    Hello,
+    ProtocolHandler,
+    ProtocolStream,
+)
 from bbnode.transport.errors import DialError, Libp2pMissing, StreamBrokenError
+from bbnode.transport.hints import dialable
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.connection import LANE_PROTOCOLS, Connection, with_peer
 from bbnode.transport.libp2p.host import Libp2pHost
@@ -36,6 +44,7 @@ from bbnode.transport.links import mappings
 from bbnode.transport.links.framing import Lane
 from bbnode.transport.links.link import Link, LinkState
 from bbnode.transport.links.transport import LinkTransport
+from bbnode.transport.routing import Routing, RoutingSetup
 
 if TYPE_CHECKING:
     from bbnode.transport.libp2p.py_libp2p.host import PyLibp2p
@@ -149,6 +158,58 @@ class Libp2pTransport(LinkTransport):
         if self._py_libp2p is None:
             return super().libp2p_host
         return self._py_libp2p.host
+
+    def routing(self, setup: RoutingSetup) -> Routing:
+        if self._py_libp2p is None:
+            return super().routing(setup)
+        from bbnode.transport.libp2p.py_libp2p.dht.finding import Dht
+
+        return Dht(
+            self._py_libp2p,
+            setup,
+            addresses=self.listen_addresses,
+            claims=self._claims,
+            reach=self._reach,
+            release=self._release,
+        )
+
+    def _claims(self, peer: PeerId) -> Sequence[Multiaddr]:
+        """Return where a connected peer says that it is, as far as it may be dialled there."""
+        session = self._table.known(peer)
+        link = None if session is None else session.primary
+        if link is None or link.hello is None:
+            return ()
+        return dialable(link.hello.listen_addresses, seen=link.carrier.address, good=True)
+
+    async def _reach(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+        """Connect with a peer that something else than the program wants; raises DialError."""
+        reason = "nobody said where it is"
+        for address in sorted(addresses, key=is_relayed):
+            try:
+                link = await self._dial(address, peer)
+            except DialError as error:
+                reason = str(error)
+                continue
+            await link.settled.wait()
+            if link.state is LinkState.UP:
+                return
+            reason = link.reason or reason
+        raise DialError(f"{peer} is not reached: {reason}")
+
+    def _release(self, peer: PeerId) -> None:
+        """Close what we have dialled to a peer for a search, unless something else uses it."""
+        session = self._table.known(peer)
+        if session is not None and (session.wanted is not None or session.exchanged):
+            return
+        used = set() if self._host.other is None else self._host.other.streams()
+        for connection in list(self._host.connections):
+            if connection.peer != peer or connection.direction is Direction.INBOUND:
+                continue
+            if used.isdisjoint(connection.muxer.streams.values()):
+                if connection.link is None:
+                    connection.close()
+                else:
+                    connection.link.close("the search is over")
 
     def _with_py_libp2p(self, identity: Identity) -> PyLibp2p:
         try:

@@ -157,6 +157,14 @@ class PeerSession:
         return came, went
 
     @property
+    def exchanged(self) -> bool:
+        """True if messages went either way, or wait to."""
+        received = self.receiver is not None and any(
+            lane.next > 1 or lane.held for lane in self.receiver.lanes.values()
+        )
+        return received or bool(self.queue.envelopes or self.queue.acknowledged)
+
+    @property
     def is_shown(self) -> bool:
         """True while there is a connection with a hello."""
         return self.primary is not None and self.primary.hello is not None

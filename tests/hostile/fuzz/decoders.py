@@ -7,14 +7,20 @@ Inputs that once did harm are files in `corpus/<decoder>/`.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import numpy as np
 import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import create_signed_peer_record
 
 from bbnode.access import exchange, release, revocation, sealed, statement, ticket
 from bbnode.access.errors import AccessRefused, Refusal
@@ -24,7 +30,7 @@ from bbnode.components.selectors import hyparview, random_walk
 from bbnode.components.selectors.cyclon import AgedRecord, Exchange
 from bbnode.components.selectors.records import PeerRecord
 from bbnode.components.wire_records import UnusableMessage
-from bbnode.daemon.network import dial_back, introductions
+from bbnode.daemon.network import autonat, dial_back, introductions
 from bbnode.ir import codec, types, values
 from bbnode.ir.address import (
     address_from_bytes,
@@ -56,9 +62,12 @@ from bbnode.transport.errors import (
 )
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p import handshake, keys, negotiation
+from bbnode.transport.libp2p.py_libp2p.dht.checks import Checks
+from bbnode.transport.libp2p.py_libp2p.dht.stores import KnownPeers, Providers
 from bbnode.transport.libp2p.relay import messages as relay
 from bbnode.transport.links.framing import FrameDecoder, FrameType, Lane, encode_header
 from bbnode.transport.links.hello import decode_hello, encode_hello
+from bbnode.transport.routing import RoutingRefused, RoutingSetup, dht_protocol
 from tests.transport.peer_keys import key_pairs
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -192,6 +201,52 @@ _ROW = registry.Row(peer=_PEER, as_class="client", addresses=(_ADDRESS,), gone=F
 _COOKIE = registry.Cookie(life=1, version=2, since=3)
 _NOISE = handshake.NoiseKeys(Identity.from_seed(b"\x01" * 32))
 _PROPOSED = negotiation.Proposal("/a/1").opening
+_AUTONAT = keys.encode_field(
+    2,
+    keys.encode_field(
+        1, keys.encode_field(1, _PEER.to_bytes()) + keys.encode_field(2, _ADDRESS.to_bytes())
+    ),
+)
+_DHT_PEER = ID(_PEER.to_bytes())
+_DHT_RECORD = create_signed_peer_record(
+    ID(Identity.from_seed(b"\x02" * 32).peer_id.to_bytes()),
+    [parse_address("/ip4/10.0.0.2/tcp/4001")],
+    create_new_key_pair(b"\x02" * 32).private_key,
+).marshal_envelope()
+_DHT_ENTRY = Message.Peer(
+    id=Identity.from_seed(b"\x02" * 32).peer_id.to_bytes(),
+    addrs=[parse_address("/ip4/10.0.0.2/tcp/4001").to_bytes()],
+    signedRecord=_DHT_RECORD,
+)
+_DHT_QUESTION = Message(
+    type=Message.MessageType.GET_PROVIDERS, key=b"\x12\x20" + b"k" * 32
+).SerializeToString()
+_DHT_ANSWER = Message(
+    type=Message.MessageType.GET_PROVIDERS,
+    key=b"\x12\x20" + b"k" * 32,
+    closerPeers=[_DHT_ENTRY],
+    providerPeers=[_DHT_ENTRY],
+).SerializeToString()
+
+
+def _dht() -> Checks:
+    """The checks of a node that knows nobody."""
+    swarm: Any = SimpleNamespace(connections={}, peerstore=None)
+    own = ID(PeerId.from_seed(9).to_bytes())
+    store = KnownPeers(own, swarm, lambda _peer: (), dht_protocol(None))
+    setup = RoutingSetup(
+        network=None,
+        serves=True,
+        admits=lambda _peer: True,
+        may_dial=lambda _peer: True,
+        on_fault=lambda _peer, _fault: None,
+    )
+    checks = Checks(setup, store, Counter())
+    host: Any = SimpleNamespace(get_id=lambda: own, get_addrs=list)
+    checks.providers = Providers(host, None, lambda: 0.0)
+    return checks
+
+
 _ACCESS = (AccessRefused,)
 _RELAY = (relay.RelayMessageError, StreamBrokenError)
 
@@ -343,6 +398,21 @@ DECODERS: dict[str, Decoder] = {
         lambda data: dial_back.decode_answer(_PEER, data),
         (msgpack.packb(["", str(_ADDRESS), [[_ADDRESS.to_bytes(), "reached", ""]]]),),
         (dial_back.DialBackRefused,),
+    ),
+    "autonat": Decoder(
+        autonat.decode_request,
+        (_AUTONAT,),
+        (autonat.NotAutonat,),
+    ),
+    "dht_question": Decoder(
+        lambda data: _dht().question(data, _DHT_PEER, _ADDRESS),
+        (_DHT_QUESTION,),
+        (RoutingRefused,),
+    ),
+    "dht_answer": Decoder(
+        lambda data: _dht().answer(data, _DHT_QUESTION, _DHT_PEER, _ADDRESS),
+        (_DHT_ANSWER,),
+        (RoutingRefused,),
     ),
     "introductions": Decoder(
         introductions.decode_introductions,
