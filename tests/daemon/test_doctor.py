@@ -113,6 +113,21 @@ def test_a_disk_that_is_nearly_full(node, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
+    ("transport", "verdict"),
+    [("libp2p", CheckResult.FAILED), ("lean", CheckResult.PASSED), ("memory", CheckResult.SKIPPED)],
+)
+def test_a_transport_whose_package_is_missing(
+    node, monkeypatch: pytest.MonkeyPatch, transport: str, verdict: CheckResult
+) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
+    found = _found(node(network__transport=transport))["ports"]
+    assert found.verdict is verdict
+    if transport == "libp2p":
+        assert "uv pip install" in found.remedy
+        assert 'network.transport = "lean"' in found.remedy
+
+
+@pytest.mark.parametrize(
     ("kernel", "verdict"),
     [
         ((True, 1000), CheckResult.PASSED),

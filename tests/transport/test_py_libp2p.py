@@ -517,6 +517,14 @@ async def test_a_node_goes_on_without_a_host_that_has_failed(monkeypatch, caplog
                 await until(lambda: server.counters.snapshot()["libp2p.failed"])
                 assert await echoes(connection)
                 assert await echoes(await dial(server, client))
+                # What is left of it refuses, and waits for nothing.
+                client.py.set_stream_handler(REVERSE, reverse)
+                with pytest.raises(SwarmException):
+                    await server.py.new_stream(client.py.get_id(), [REVERSE])
+                await until(lambda: swarm_of(client).connections)
+                with pytest.raises((StreamError, StreamFailure)):
+                    await reading(client.py, server.py.get_id(), REVERSE)
+                assert not server.other.streams()
     assert "goes on without its services" in caplog.text
 
 
@@ -700,6 +708,20 @@ def test_what_peers_say_of_themselves_is_bounded():
         add(peer_number(0), ["/" + "x" * 5000, *protocols])
         assert len(store.get_protocols(peer_number(0))) == MAX_KNOWN_PROTOCOLS
         assert store.get_protocols(peer_number(0))[0] == "/p/0"
+
+
+async def test_who_says_too_much_of_itself_is_remembered_within_bounds():
+    ours, plain = host(1), plain_host(b"p" * 32)
+    for n in range(5 * MAX_KNOWN_PROTOCOLS):
+        plain.set_stream_handler(f"/test/many/{n}", reverse)
+    with trio.fail_after(PATIENCE_S):
+        async with ours.running([LOOPBACK]), plain_running(plain, []):
+            await plain_dial(plain, ours.address, ours.peer_id)
+            known = await protocols_of(ours.py, plain.get_id())
+            assert len(known) == MAX_KNOWN_PROTOCOLS
+            # What a service asks of it goes on.
+            plain.set_stream_handler(REVERSE, reverse)
+            assert await reversed_by(ours.py, plain.get_id()) == b"cba"
 
 
 def test_a_record_that_is_too_large_is_not_kept():

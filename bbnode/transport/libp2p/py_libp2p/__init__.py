@@ -33,7 +33,7 @@ class _LaterModule(ModuleType):
 
 @contextmanager
 def _put_off(*names: str) -> Iterator[None]:
-    """Give who imports modules meanwhile one that is loaded later, if ever; all others the real."""
+    """Put off the loading of modules that are imported meanwhile, until one of them is used."""
     later = {name: _LaterModule(name) for name in names if name not in sys.modules}
     sys.modules.update(later)
     try:

@@ -127,11 +127,16 @@ class PyLibp2p:
             log.exception("py-libp2p's host has failed; this node goes on without its services")
         finally:
             self._swarm.tasks = None
+            self._swarm.connections.clear()
+            for connection in list(self._connections):
+                self.ended(connection)
 
     # -- connections -----------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:
         """Hand a connection to Swarm, once its peer is admitted."""
+        if self._swarm.tasks is None:
+            return  # it has failed
         made = self._connections[connection] = LentConnection(connection, self._opened)
         if not connection.for_other:
             # What Swarm itself has dialled it adds itself.
