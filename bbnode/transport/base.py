@@ -544,6 +544,10 @@ class Transport(ABC):
         Capability.STREAMS this does nothing.
         """
 
+    def register_for_any(self, protocol_id: str, handler: ProtocolHandler) -> None:
+        """Serve a protocol as `register_protocol` does, also for guests, who say no hello."""
+        self.register_protocol(protocol_id, handler)
+
     def open_stream(
         self, peer: PeerId, protocol_id: str
     ) -> AbstractAsyncContextManager[ProtocolStream]:

@@ -92,6 +92,9 @@ class TransportWrapper(Transport):
     def register_protocol(self, protocol_id: str, handler: ProtocolHandler) -> None:
         self.inner.register_protocol(protocol_id, handler)
 
+    def register_for_any(self, protocol_id: str, handler: ProtocolHandler) -> None:
+        self.inner.register_for_any(protocol_id, handler)
+
     def open_stream(
         self, peer: PeerId, protocol_id: str
     ) -> AbstractAsyncContextManager[ProtocolStream]:

@@ -12,9 +12,10 @@ from bbnode import transport as seam
 from bbnode.access.conduct import Offence
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config import AccessSection
-from bbnode.daemon.network.conduct import OFFENCE_OF_KIND, ConductWatch
+from bbnode.daemon.network.conduct import OFFENCE_OF_FAULT, OFFENCE_OF_KIND, ConductWatch
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
+from bbnode.transport.routing import RoutingFault
 
 OWN, PEER, FRIEND = (PeerId.from_seed(name) for name in ("own", "peer", "friend"))
 ADDRESS = Multiaddr("/ip4/127.0.0.1/tcp/1")
@@ -55,6 +56,20 @@ def failed(kind: str) -> steps.WireReceiveFailed:
 def test_what_the_engine_refuses_for_the_peers_fault(watched: Watched, kind: str) -> None:
     watched.watch.observe(failed(kind))
     assert OFFENCE_OF_KIND[kind].value in watched.says()
+
+
+@pytest.mark.parametrize("fault", RoutingFault)
+def test_what_a_peer_says_wrongly_of_others(watched: Watched, fault: RoutingFault) -> None:
+    watched.watch.misrouted(PEER, fault)
+    assert OFFENCE_OF_FAULT[fault].value in watched.says()
+
+
+def test_a_forger_of_records_is_cut_off_and_a_misleading_peer_is_not(watched: Watched) -> None:
+    for _ in range(100):
+        watched.watch.misrouted(FRIEND, RoutingFault.MISLED)
+        watched.watch.misrouted(PEER, RoutingFault.FORGED)
+    assert {each["peer"] for each in watched.events} == {str(PEER)}
+    assert "throttled" in watched.says(FRIEND)
 
 
 @pytest.mark.parametrize(

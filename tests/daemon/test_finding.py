@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from libp2p.host.autonat import AutoNATService
+from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from bbnode.access.conduct import OFFENCES, Offence
 from bbnode.cli.main import main
-from bbnode.daemon.config import RoutingSection
+from bbnode.daemon.config import NetworkSection, RoutingSection
 from bbnode.daemon.lifecycle.app import Daemon
+from bbnode.daemon.network.autonat import AutonatStatus
 from bbnode.daemon.network.conduct import OFFENCE_OF_FAULT
 from bbnode.daemon.network.dial_back import DialBack, DialBackRefused, DialResult, Tried
 from bbnode.daemon.network.reachability import Reachability
@@ -36,7 +39,8 @@ from bbnode.transport.routing import Located, NotFound, RoutingFault
 from tests.daemon.live import in_thread
 from tests.daemon.test_transports import configured
 from tests.patience import PATIENCE_S
-from tests.transport.test_routing import until
+from tests.transport.plain import plain_dial
+from tests.transport.test_routing import plain_dht, until
 
 PEER, TELLER = PeerId.from_seed("wanted"), PeerId.from_seed("teller")
 WAYS = [Multiaddr(f"/ip4/192.0.2.{n}/tcp/4001") for n in range(1, 5)]
@@ -408,3 +412,38 @@ async def test_a_transport_without_a_dht_says_so_at_the_start(tmp_path: Path) ->
     text = 'transport = "lean"\n[routing]\ndht = "client"\n'
     with pytest.raises(NotSupportedError, match=r"routing\.dht needs network\.transport"):
         Daemon(configured(tmp_path, "client", text))
+
+
+@pytest.mark.skipif("guests" not in NetworkSection.model_fields, reason="hosts have to say hello")
+async def test_an_unpatched_dht_is_a_guest_of_a_daemon(tmp_path: Path) -> None:
+    """py-libp2p as it comes knows one daemon, asks it for another one, and is found itself."""
+    daemons: list[Daemon] = []
+    async with AsyncExitStack() as stack:
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        stack.enter_context(trio.fail_after(PATIENCE_S))
+        known = "[]"
+        for name in ("far", "near"):
+            (tmp_path / name).mkdir()
+            text = f'bootstrap = {known}\n[routing]\ndht = "server"\n'
+            daemon = Daemon(configured(tmp_path / name, "client", text))
+            await nursery.start(daemon.run)
+            known = json.dumps([str(each) for each in daemon.host.backend.listen_addresses()])
+            daemons.append(daemon)
+        far, near = (daemon.host for daemon in daemons)
+        await until(lambda: any(far.routing()["providing"].values()))
+        async with plain_dht(b"p" * 32) as plain:
+            await plain_dial(plain.host, near.backend.listen_addresses()[0], near.node.peer_id)
+            await until(lambda: near.routing()["peers"] == 2)
+            await plain.refresh_routing_table()
+            assert await plain.find_peer(ID(far.node.peer_id.to_bytes())) is not None
+            key = b"\x12\x20" + bytes.fromhex(far.artifact_sha256)
+            providers = {each.peer_id.to_bytes() for each in await plain.find_providers(key.hex())}
+            assert far.node.peer_id.to_bytes() in providers
+            found = await far.find_peer(PeerId.from_bytes(plain.host.get_id().to_bytes()))
+            assert found.addresses
+            # A connection says nothing of whether its peer can be dialled; ours does dial.
+            asking = AutoNATService(plain.host, serve=False)
+            status, _ = await asking.query_server(ID(near.node.peer_id.to_bytes()))
+            assert status == AutonatStatus.OK
+        for daemon in daemons:
+            daemon.stop()

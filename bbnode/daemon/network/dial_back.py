@@ -101,7 +101,7 @@ def register(backend: Transport) -> Ask:
     """Dial back for others, and return the function that has it done for us; before `run`."""
     server = DialBackServer(backend)
     backend.register_protocol(DIAL_BACK_PROTOCOL, server.serve)
-    backend.register_protocol(AUTONAT_PROTOCOL, server.serve_autonat)
+    backend.register_for_any(AUTONAT_PROTOCOL, server.serve_autonat)
 
     async def ask(peer: PeerId | None) -> DialBack:
         """Ask `peer`, or the directly connected peers in turn.
@@ -144,7 +144,8 @@ class DialBackServer:
         """Answer one request. A malformed one resets the stream."""
         with trio.fail_after(REQUEST_S):
             addresses = decode_request(await _read_all(stream, MAX_DIAL_BACK_REQUEST_BYTES))
-        refusal, seen, tried = await self._dial(stream.peer, addresses)
+        seen = self._where(stream.peer)
+        refusal, tried = await self._dial(stream.peer, addresses, seen)
         rows = [[t.address.to_bytes(), t.outcome.value, t.detail] for t in tried]
         await stream.write(msgpack.packb([refusal, "" if seen is None else str(seen), rows]))
         await stream.end()
@@ -158,7 +159,11 @@ class DialBackServer:
                 stream, AutonatStatus.BAD_REQUEST, "the peer to dial is not the asker"
             )
             return
-        refusal, _, tried = await self._dial(stream.peer, request.addresses)
+        # A guest is no peer of the program, of which the transport would tell.
+        seen: Multiaddr | None = getattr(stream, "address", None) or self._where(stream.peer)
+        if seen is not None and is_relayed(seen):
+            seen = None
+        refusal, tried = await self._dial(stream.peer, request.addresses, seen)
         reached = [each.address for each in tried if each.outcome is DialResult.REACHED]
         failed = [each.detail for each in tried if each.outcome is DialResult.FAILED]
         if reached:
@@ -171,16 +176,15 @@ class DialBackServer:
             )
 
     async def _dial(
-        self, peer: PeerId, addresses: Sequence[Multiaddr]
-    ) -> tuple[str, Multiaddr | None, list[Tried]]:
-        """Return why nothing is dialled, or "", where the peer is seen, and what was tried."""
-        seen = self._where(peer)
+        self, peer: PeerId, addresses: Sequence[Multiaddr], seen: Multiaddr | None
+    ) -> tuple[str, list[Tried]]:
+        """Return why nothing is dialled, or "", and what was tried."""
         refusal = self._refusal(peer)
         if refusal:
-            return refusal, seen, []
+            return refusal, []
         self._working += 1
         try:
-            return "", seen, await self._try_all(peer, addresses, seen)
+            return "", await self._try_all(peer, addresses, seen)
         finally:
             self._working -= 1
 

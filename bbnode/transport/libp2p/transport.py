@@ -22,6 +22,7 @@ from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import (
     Authorizer,
+    Buffer,
     Capability,
     Direction,
     Hello,
@@ -232,6 +233,14 @@ class Libp2pTransport(LinkTransport):
         self._protocols.register(protocol_id, handler)
         self._handle_protocol(protocol_id)
 
+    def register_for_any(self, protocol_id: str, handler: ProtocolHandler) -> None:
+        async def serve(connection: Connection, stream: MuxedStream) -> None:
+            if not await self._admits_other(connection):
+                raise StreamBrokenError("its peer is not admitted")
+            await handler(AnyStream(connection, stream))
+
+        self._host.handlers[protocol_id] = serve
+
     def _handle_protocol(self, protocol_id: str) -> None:
         async def serve(connection: Connection, stream: MuxedStream) -> None:
             await self._protocols.serve(connection.link, protocol_id, stream)
@@ -390,6 +399,27 @@ class Libp2pTransport(LinkTransport):
             for bound in self._host.listening:
                 found.extend(_of_each_interface(bound) if _is_wildcard(bound) else [bound])
         return list(dict.fromkeys(found))
+
+
+class AnyStream:
+    """A ProtocolStream of a peer that may have said no hello; `address` is where it is."""
+
+    def __init__(self, connection: Connection, stream: MuxedStream) -> None:
+        self.peer = connection.peer
+        self.address = connection.way
+        self._stream = stream
+
+    async def read(self, max_bytes: int) -> bytes:
+        """Return 1 to `max_bytes` bytes, b"" at the end; raises StreamBrokenError."""
+        return await self._stream.read(max_bytes)
+
+    async def write(self, data: Buffer) -> None:
+        """Write all of `data`; raises StreamBrokenError."""
+        await self._stream.write(data)
+
+    async def end(self) -> None:
+        """End our direction."""
+        await self._stream.end()
 
 
 class OrphanStreams:
