@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_name("constraints.txt")
 HEAD = (
-    "# One tested set of versions, for the image and for services: pip install -c FILE.\n"
+    "# One tested set of versions, for the image and for services: uv's -c, with overrides.txt.\n"
     "# Written by scripts/constraints; pyproject.toml has what is allowed.\n"
 )
 

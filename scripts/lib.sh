@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # Shared by the scripts beside it: finds a Python, makes .venv, installs the package.
-# Sourced, never run. Rule: everything that pip would need to compile is checked before pip
-# starts, so that a missing header is one clear line and not a page of compiler output.
+# Sourced, never run. Rule: nothing is compiled and nothing needs root: what is installed comes as
+# wheels, by uv, which takes another version of the one package that would have to be compiled
+# (deploy/overrides.txt). What the machine itself lacks is one clear line.
 
 BBNODE_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 BBNODE_VENV="$BBNODE_ROOT/.venv"
@@ -67,46 +68,6 @@ debian_python() {
     "$1" -c 'import sys; print("python%d.%d" % sys.version_info[:2])'
 }
 
-# Can a C extension that uses GMP be compiled and linked for Python $1? This is the very
-# thing that pip does for fastecdsa (a dependency of py-libp2p, which tests need, without a Linux
-# wheel).
-can_compile() {
-    local include out rc=0
-    include="$("$1" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')"
-    out="$(mktemp)"
-    printf '#include <Python.h>\n#include <gmp.h>\nint main(void) { mpz_t x; mpz_init(x); return 0; }\n' |
-        gcc -I"$include" -x c - -fsyntax-only >/dev/null 2>&1 || rc=1
-    if [ "$rc" = 0 ]; then
-        printf '#include <gmp.h>\nint main(void) { mpz_t x; mpz_init(x); return 0; }\n' |
-            gcc -x c - -o "$out" -lgmp >/dev/null 2>&1 || rc=1
-    fi
-    rm -f "$out"
-    return "$rc"
-}
-
-has_python_headers() {
-    "$1" -c 'import os, sys, sysconfig
-sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))'
-}
-
-ensure_compiler() {
-    local python="$1"
-    local packages="gcc libc6-dev libgmp-dev"
-    command -v gcc >/dev/null 2>&1 && can_compile "$python" && return
-    if ! has_python_headers "$python"; then
-        # Debian's headers fit Debian's Python; any other build has to bring its own.
-        [ "$(base_prefix "$python")" = /usr ] ||
-            die "$python has no headers (Python.h); use the system's Python:" \
-                "BBNODE_PYTHON=/usr/bin/python3 $0"
-        packages="$packages $(debian_python "$python")-dev"
-    fi
-    # shellcheck disable=SC2086 # a list of words
-    need_packages "the tests' py-libp2p needs gcc, the Python headers and GMP's headers" $packages
-    can_compile "$python" ||
-        die "a C program with Python.h and gmp.h still cannot be compiled for $python;" \
-            "try: echo '#include <gmp.h>' | gcc -x c -fsyntax-only -"
-}
-
 base_prefix() { "$1" -c 'import sys; print(sys.base_prefix)'; }
 
 # Drops a .venv that cannot be used: its Python was removed, or BBNODE_PYTHON asks for another.
@@ -134,6 +95,40 @@ ensure_venv() {
     say "making $BBNODE_VENV with $python"
     "$python" -m venv --clear "$BBNODE_VENV" || die "could not make $BBNODE_VENV"
 }
+
+# uv is a wheel as well; its own environment is the one that it installs into.
+ensure_uv() {
+    "$BBNODE_VENV/bin/python" -m uv --version >/dev/null 2>&1 && return
+    "$BBNODE_VENV/bin/python" -m pip install --quiet --disable-pip-version-check 'uv>=0.5' >&2 ||
+        die "pip could not install uv; the reason stands above"
+}
+
+# The index and the certificates that pip is set to, in uv's words: it reads none of pip's files.
+uv_settings() {
+    local setting value
+    while IFS='=' read -r setting value; do
+        value="${value#\'}"
+        value="${value%\'}"
+        value="${value//\\n/ }"
+        case "$setting" in
+            *.index-url) export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$value}" ;;
+            *.extra-index-url)
+                export UV_INDEX="${UV_INDEX:-$value}"
+                # As pip has it: the best version of any index.
+                export UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}"
+                ;;
+            *.find-links) export UV_FIND_LINKS="${UV_FIND_LINKS:-${value// /,}}" ;;
+            *.cert) export SSL_CERT_FILE="${SSL_CERT_FILE:-$value}" ;;
+        esac
+    done < <("$BBNODE_VENV/bin/python" -m pip config list 2>/dev/null)
+}
+
+# uv_install ARGUMENTS: `uv pip install` into .venv.
+uv_install() (
+    uv_settings
+    exec "$BBNODE_VENV/bin/python" -m uv pip install --quiet --compile-bytecode \
+        --python "$BBNODE_VENV/bin/python" --override "$BBNODE_ROOT/deploy/overrides.txt" "$@"
+)
 
 # Puts trio ahead of the outdated stubs of trio-typing, for mypy (see pyproject.toml).
 link_trio() {
@@ -180,14 +175,11 @@ setup() {
             die "the python3 of this system is not 3.11, 3.12 or 3.13: name one in BBNODE_PYTHON"
     fi
     [ -x "$BBNODE_VENV/bin/python" ] && python="$BBNODE_VENV/bin/python"
-    if [ "$extra" != demo ] && ! "$python" -c 'import fastecdsa' >/dev/null 2>&1; then
-        ensure_compiler "$python"
-    fi
     ensure_venv "$python"
-    say "installing bbnode[$extra] into .venv (a few minutes the first time)"
-    "$BBNODE_VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-        --editable "$BBNODE_ROOT[$extra]" >&2 ||
-        die "pip could not install bbnode[$extra]; the reason stands above"
+    ensure_uv
+    say "installing bbnode[$extra] into .venv (a minute the first time)"
+    uv_install --editable "$BBNODE_ROOT[$extra]" >&2 ||
+        die "uv could not install bbnode[$extra]; the reason stands above"
     link_trio
     install_key >"$BBNODE_VENV/.bbnode-installed-$extra"
     # The fuzz extra holds the test extra, and that the demo extra.

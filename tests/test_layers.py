@@ -78,6 +78,9 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "templates": frozenset(),
 }
 
+# The one room that imports py-libp2p.
+PY_LIBP2P = PACKAGE / "transport" / "libp2p" / "py_libp2p"
+
 # No layer loads code from bytes.
 NOWHERE = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle"})
 
@@ -110,8 +113,12 @@ def _verdict(path: Path, name: str) -> str | None:
     layer, top = _layer(path), name.partition(".")[0]
     if top in NOWHERE:
         return "it loads code from bytes; the design forbids it"
-    if top == "libp2p":
-        return "the protocols of libp2p are our own; py-libp2p is for tests alone"
+    if top == "libp2p" and PY_LIBP2P not in path.parents:
+        return "py-libp2p is imported in one room, where its host is made"
+    if _within(name, ("bbnode.transport.libp2p.py_libp2p",)) and not (
+        PY_LIBP2P in path.parents or path == PACKAGE / "transport" / "libp2p" / "transport.py"
+    ):
+        return "this room imports py-libp2p: only who makes such a transport imports it"
     if layer == "engine":
         if top in ENGINE_NEVER:
             return "the engine does no I/O, reads no clock and draws no randomness"
@@ -195,6 +202,7 @@ REFUSED = [
         "import importlib\nimportlib.import_module('bbnode.engine')",
     ),
     ("transport/driver.py", "import libp2p"),
+    ("daemon/app.py", "from bbnode.transport.libp2p.py_libp2p.host import NodeHost"),
     ("transport/libp2p/host.py", "from libp2p import new_host"),
     ("sim/world.py", "from bbnode.transport.libp2p.transport import Libp2pTransport"),
     ("examples/digits.py", "from bbnode.ir import keys"),
@@ -206,6 +214,7 @@ ACCEPTED = [
     ("engine/poll.py", "from . import frames"),
     ("compiler/driver.py", "from bbnode.components.registry import Registry"),
     ("sim/world.py", "from bbnode.transport.memory import MemoryNetwork"),
+    ("transport/libp2p/py_libp2p/host.py", "from libp2p.host.basic_host import BasicHost"),
     ("transport/identity.py", "from bbnode.access.keys import read_key_file"),
     ("examples/digits.py", "from bbnode.dsl import Module"),
     ("daemon/app.py", "from bbnode import __version__"),

@@ -22,6 +22,7 @@ import bbnode
 from bbnode import components
 from bbnode.components import registry
 from bbnode.daemon import units
+from bbnode.ir import installation
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -92,6 +93,7 @@ def test_the_constraints_fit_and_pin_all_that_is_needed() -> None:
     for requirement in (Requirement(text) for text in asked("demo")):
         version = pins[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), f"{requirement}: {version}"
+    instead = {each.name: each for each in overrides()}
     # What a package needs is known here of those that are installed in the very version.
     for name, version in pins.items():
         try:
@@ -104,13 +106,43 @@ def test_the_constraints_fit_and_pin_all_that_is_needed() -> None:
             if needed.marker is None or needed.marker.evaluate({"extra": ""}):
                 pinned = pins.get(canonicalize_name(needed.name))
                 assert pinned is not None, f"{name} needs {needed}: run scripts/constraints"
+                needed = instead.get(needed.name, needed)
                 assert needed.specifier.contains(pinned), f"{name} needs {needed}: {pinned}"
 
 
 def test_constraints_are_used_where_services_are_installed() -> None:
-    for line in (ROOT / "deploy" / "README.md").read_text("utf-8").splitlines():
-        if "/opt/bbnode/bin/pip install" in line:
-            assert "-c deploy/constraints.txt" in line, line
+    text = (ROOT / "deploy" / "README.md").read_text("utf-8").replace("\\\n", "")
+    lines = [line for line in text.splitlines() if line.startswith(("(umask", "uv tool install"))]
+    told = [line for line in lines if re.search(r"uv (pip|tool) install", line)]
+    assert len(told) == 5
+    for line in told:
+        assert "-c deploy/constraints.txt" in line, line
+        assert re.search(r"--overrides? deploy/overrides\.txt", line), line
+
+
+def test_what_is_taken_in_the_place_of_a_pin_is_one_and_the_same_everywhere() -> None:
+    """uv's override, where a checkout, a project, an image or a hint says it."""
+    (override,) = overrides()
+    said = f"'{override}'"
+    assert PYPROJECT["tool"]["uv"]["override-dependencies"] == [str(override)]
+    for file in (ROOT / "bbnode" / "templates").glob("*/pyproject.toml.in"):
+        assert f'override-dependencies = ["{override}"]' in file.read_text("utf-8"), file
+    assert said in (ROOT / "deploy" / "docker" / "program.Dockerfile").read_text("utf-8")
+    (libp2p,) = [text for text in PROJECT["dependencies"] if Requirement(text).name == "libp2p"]
+    told = installation.libp2p_ways()
+    assert said in told
+    assert f"'{libp2p}'" in told
+    assert "\n" not in told
+    # It is needed: without it a package would be compiled.
+    pins = [Requirement(text) for text in metadata.distribution("libp2p").requires or ()]
+    (pinned,) = [each for each in pins if each.name == override.name]
+    assert not pinned.specifier.contains("4.0.0")
+    assert override.specifier.contains(metadata.version(override.name))
+
+
+def overrides() -> list[Requirement]:
+    lines = (ROOT / "deploy" / "overrides.txt").read_text("utf-8").splitlines()
+    return [Requirement(line) for line in lines if not line.startswith("#")]
 
 
 @pytest.fixture(scope="module")

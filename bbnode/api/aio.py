@@ -202,6 +202,13 @@ class AioNode(_AioMethods, Facts):
         # At the interpreter's exit the thread itself stops its nodes.
         self._release.atexit = False
 
+    async def with_libp2p(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Return what an asynchronous function does with `libp2p_host`, its first argument.
+
+        It runs on the node's own loop, which is trio's, as all of py-libp2p has to.
+        """
+        return await self._on.call_from_asyncio(self._node.with_libp2p, function, *args)
+
     async def outputs(self) -> AioStream[OutputValue]:
         """Subscribe to all outputs from now on, whichever execution or message they come from.
 

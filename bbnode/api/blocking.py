@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from bbnode.api import thread
@@ -54,8 +54,9 @@ def open(  # noqa: A001 - opens a node as Python opens a file
             folder that goes with the node, and with it the node's identity and state.
         peers: to stay connected with: multiaddrs ending in /p2p/ID, or other open nodes.
         listen: multiaddrs to listen on; by default a free port of the loopback interface.
-        transport: "libp2p", "memory" (nodes of this process that were opened by `bbnode.open` or
-            `bbnode.aio.open`), or the name of one that an installed package brings.
+        transport: "libp2p", "lean" (without py-libp2p), "memory" (nodes of this process that were
+            opened by `bbnode.open` or `bbnode.aio.open`), or the name of one that an installed
+            package brings.
         slots: settings of components by slot.
         settings: any key of `node.toml` by its dotted name, as {"limits.preset": "edge"}.
 
@@ -154,6 +155,13 @@ class BlockingNode(BlockingMethods, Facts):
         self._release = weakref.finalize(self, on.release, held)
         # At the interpreter's exit the thread itself stops its nodes.
         self._release.atexit = False
+
+    def with_libp2p(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Return what an asynchronous function does with `libp2p_host`, its first argument.
+
+        It runs on the node's own loop, which is trio's, as all of py-libp2p has to.
+        """
+        return self._on.call(self._node.with_libp2p, function, *args)
 
     def fetch(
         self, method: str, wanted: str, body: Mapping[str, Any] | None = None

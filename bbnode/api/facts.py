@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from bbnode.api.on_trio import TrioNode
 
@@ -41,6 +42,14 @@ class Facts:
     def socket(self) -> Path:
         """The path of its control socket, for `bbnode.connect`."""
         return self._node.socket
+
+    @property
+    def libp2p_host(self) -> Any:
+        """Its host of py-libp2p, a `BasicHost`; call its methods by `with_libp2p`.
+
+        Raises NotSupportedError where `network.transport` is not "libp2p".
+        """
+        return self._node.libp2p_host
 
     @property
     def running(self) -> bool:

@@ -203,6 +203,14 @@ class TrioNode(AsyncMethods):
         return paths.control_socket(self.state_dir)
 
     @property
+    def libp2p_host(self) -> Any:
+        """Its host of py-libp2p, a `BasicHost`, for the loop that it runs on.
+
+        Raises NotSupportedError where `network.transport` is not "libp2p".
+        """
+        return self._host.backend.libp2p_host
+
+    @property
     def grace_s(self) -> float:
         """Seconds that its stop may take (`node.stop_grace_s`)."""
         return self._host.resolved.config.node.stop_grace_s
@@ -213,6 +221,10 @@ class TrioNode(AsyncMethods):
         return not self._ended.is_set()
 
     # -- what it is asked ----------------------------------------------------------------------
+
+    async def with_libp2p(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Return what an asynchronous function does with `libp2p_host`, its first argument."""
+        return await self._alive(function, self.libp2p_host, *args)
 
     async def fetch(
         self, method: str, wanted: str, body: Mapping[str, Any] | None = None

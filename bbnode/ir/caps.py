@@ -190,6 +190,17 @@ MAX_UNSECURED_BYTES: Final = _cap(
 MAX_STREAMS: Final = _cap(
     32, "streams", "of one connection: ours, as many while they are replaced, and others"
 )
+MAX_OTHER_STREAMS: Final = _cap(
+    64, "streams", "of one peer that py-libp2p's services have at a time"
+)
+MAX_KNOWN_PEERS: Final = _cap(
+    4096, "peers", "that py-libp2p's services remember, beside those that are connected"
+)
+MAX_KNOWN_ADDRESSES: Final = _cap(32, "addresses", "of each of them")
+MAX_KNOWN_PROTOCOLS: Final = _cap(128, "protocols", "of each of them")
+MAX_PEER_RECORD_BYTES: Final = _cap(
+    16 * 1024, "bytes", "of a record that a peer has signed about itself"
+)
 DIALLED_HANDSHAKE_S: Final = _cap(
     8.0, "s", "of a handshake with whom we dialled: a host that will not answer"
 )

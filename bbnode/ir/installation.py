@@ -16,6 +16,10 @@ from pathlib import Path
 # The file by which pipx marks an environment (pipx.pipx_metadata_file).
 _PIPX_MARK = "pipx_metadata.json"
 _SCRIPT = "bbnode"
+# As pyproject.toml has them; libp2p pins a fastecdsa that has to be compiled, with GMP.
+_LIBP2P = "libp2p>=0.8.1,<0.9"
+_WITH_WHEELS = "fastecdsa>=4"
+_COMPILER = ("gcc", "python3-dev", "libgmp-dev")
 
 
 def python() -> str:
@@ -62,6 +66,19 @@ def install(*requirements: str, again: bool = False) -> str:
     if find_spec("pip") is None:
         return f"python3 -m pip --python {exe} install {option}{wanted}"
     return f"{exe} -m pip install {option}{wanted}"
+
+
+def libp2p_ways() -> str:
+    """Return how to install py-libp2p for this interpreter, in one line, for both kinds of machine.
+
+    Of uv, which can leave a pin of it out of account, and of pip, which cannot.
+    """
+    exe = shlex.quote(sys.executable)
+    return (
+        f"without a compiler: echo '{_WITH_WHEELS}' | uv pip install --python {exe} --override - "
+        f"'{_LIBP2P}' (uv comes by {exe} -m pip install uv); with one: apt-get install "
+        f"{' '.join(_COMPILER)}, then {exe} -m pip install '{_LIBP2P}'"
+    )
 
 
 def _is_of_uv(environment: Path) -> bool:

@@ -297,6 +297,7 @@ COUNTERS: Final[dict[str, str]] = {
     "protocols.opened": "streams of other protocols, in both directions",
     "protocols.refused": "streams of other protocols refused: no hello yet, or too many",
     "protocols.failed": "handlers of other protocols that ended with an exception",
+    "libp2p.failed": "times that py-libp2p's host ended by a fault of its own (once at most)",
     "relay.reserved": "reservations given to peers, renewals included",
     "relay.refused": "requests to relay that were refused",
     "relay.circuits_opened": "circuits that were made here between two peers",
@@ -553,6 +554,16 @@ class Transport(ABC):
         raise NotSupportedError(
             f"{type(self).__name__} carries envelopes only, so {protocol_id} can't be spoken with "
             f"{peer}; choose another network.transport"
+        )
+
+    @property
+    def libp2p_host(self) -> Any:
+        """The `BasicHost` of py-libp2p on the connections of this transport.
+
+        Raises NotSupportedError where there is none.
+        """
+        raise NotSupportedError(
+            "this transport has no host of py-libp2p: network.transport has to be libp2p"
         )
 
     async def probe(self, address: Multiaddr, peer: PeerId) -> None:  # noqa: ARG002

@@ -40,6 +40,10 @@ class TooManyStreamsError(EnvironmentFault):
     """The bound on streams of other protocols with one peer is reached."""
 
 
+class Libp2pMissing(EnvironmentFault):
+    """The transport libp2p needs py-libp2p, which is not installed here, or not whole."""
+
+
 class FrameError(PeerError):
     """Bytes on one of our streams are not the frames that belong there."""
 

@@ -15,7 +15,9 @@ from bbnode.transport.base import Transport, TransportSetup
 from bbnode.transport.errors import UnknownTransport
 
 GROUP: Final = "bbnode.transports"
-_SHIPPED: Final = ("libp2p", "memory")
+# Those that listen on addresses of IP and TCP, and dial them.
+OVER_TCP: Final = ("lean", "libp2p")
+_SHIPPED: Final = (*OVER_TCP, "memory")
 
 
 def transport_names() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multiaddr import Multiaddr
 
@@ -95,6 +95,10 @@ class TransportWrapper(Transport):
         self, peer: PeerId, protocol_id: str
     ) -> AbstractAsyncContextManager[ProtocolStream]:
         return self.inner.open_stream(peer, protocol_id)
+
+    @property
+    def libp2p_host(self) -> Any:
+        return self.inner.libp2p_host
 
     async def probe(self, address: Multiaddr, peer: PeerId) -> None:
         await self.inner.probe(address, peer)

@@ -149,7 +149,7 @@ async def test_an_address_that_the_transport_does_not_know_is_refused(tmp_path: 
         Daemon(configured(tmp_path, "server", text))
 
 
-@pytest.mark.parametrize("name", ["memory", "libp2p"])
+@pytest.mark.parametrize("name", ["memory", "libp2p", "lean"])
 async def test_settings_that_a_transport_does_not_have_are_refused(name: str) -> None:
     setup = TransportSetup(identity=Identity.generate(), settings={"stamps": 3})
     with pytest.raises(DeploymentError, match="stamps"):
@@ -158,9 +158,9 @@ async def test_settings_that_a_transport_does_not_have_are_refused(name: str) ->
 
 def test_an_unknown_transport_is_told_with_those_that_there_are(install: Install) -> None:
     install(post="tests.daemon.post_transport:PostTransport")
-    assert transport_names() == ["libp2p", "memory", "post"]
+    assert transport_names() == ["lean", "libp2p", "memory", "post"]
     with pytest.raises(
-        UnknownTransport, match=r"'pots'; there are: libp2p, memory, post; did you mean"
+        UnknownTransport, match=r"'pots'; there are: lean, libp2p, memory, post; did you mean"
     ):
         make_transport("pots", TransportSetup(identity=Identity.generate()))
 

@@ -35,6 +35,7 @@ LEFT_OUT = {
     "bbnode join @ticket --user": "asks somebody at a terminal",
     "bbnode join @ticket --system": "asks somebody at a terminal",
     "pipx ": "pipx",
+    "uv tool ": "a network",
     "loginctl ": "a manager of users",
     "systemctl --user ": "a manager of users",
     "nft ": "the machine's firewall",
@@ -52,6 +53,8 @@ SECTIONS_LEFT_OUT = {
 }
 # What is needed around a block, by a word of it.
 AROUND = {"kill %1 %2": "wait"}
+# By which uv takes what is installed here, and nothing from an index.
+UV_SETTINGS = "--offline --no-deps --no-build-isolation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,8 @@ class Block:
     def script(self) -> str:
         """The block as it is run."""
         kept = [f": left out: {n}" if reason(line) else line for n, line in enumerate(self.lines)]
+        # It reads none of pip's settings below.
+        kept = [line.replace("uv pip install", f"uv pip install {UV_SETTINGS}") for line in kept]
         after = [extra for word, extra in AROUND.items() if any(word in line for line in kept)]
         return "\n".join([*kept, *after])
 

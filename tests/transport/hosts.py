@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from multiaddr import Multiaddr
 
@@ -14,6 +15,9 @@ from bbnode.transport.libp2p.muxer import MuxedStream
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import Admission
 from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from bbnode.transport.libp2p.py_libp2p.host import NodeHost
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
 ECHO = "/test/echo/1"
@@ -33,6 +37,7 @@ class OurHost(Libp2pHost):
         *,
         max_streams: int = 64,
         wanted: Callable[[Connection], bool] = lambda _: True,
+        py_libp2p: bool = False,
         **limits: float,
     ) -> None:
         made = TransportLimits(
@@ -51,8 +56,19 @@ class OurHost(Libp2pHost):
             on_connection=wanted,
             on_refused=lambda _connection, reason: self.refused.append(reason),
         )
+        if py_libp2p:
+            from bbnode.transport.libp2p.py_libp2p.host import PyLibp2p
+
+            self.other = PyLibp2p(
+                Identity.from_seed(bytes([seed]) * 32), self, admit, self.counters
+            )
         self.handlers[ECHO] = echo
         self.handlers[BOOM] = boom
+
+    @property
+    def py(self) -> NodeHost:
+        """Its host of py-libp2p."""
+        return self.other.host  # type: ignore[union-attr]
 
     @property
     def address(self) -> Multiaddr:
@@ -64,6 +80,11 @@ class OurHost(Libp2pHost):
         """Its only connection."""
         (found,) = self.connections
         return found
+
+
+async def admit(_connection: Connection) -> bool:
+    """Let py-libp2p have every connection."""
+    return True
 
 
 async def echo(_connection: Connection, stream: MuxedStream) -> None:

@@ -25,6 +25,9 @@ from bbnode.transport.libp2p.transport import Libp2pTransport
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import CALM, LOOPBACK, next_event
 
+# Over both transports.
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 
 @dataclass
 class Answer:

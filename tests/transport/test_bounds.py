@@ -22,6 +22,9 @@ from tests.transport.plain import plain_dial, plain_host, plain_running
 from tests.transport.test_host import closed, never, tcp, until
 from tests.transport.test_libp2p_backend import CALM, make, next_event
 
+# Over both transports.
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 HEADER = encode_delim(b"/multistream/1.0.0")
 KIB = 1024
 

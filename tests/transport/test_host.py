@@ -32,6 +32,9 @@ from tests.patience import PATIENCE_S
 from tests.transport.hosts import BOOM, ECHO, LOOPBACK, TAKE, OurHost, dial, echoes
 from tests.transport.plain import plain_dial, plain_host, plain_running
 
+# Over both transports.
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 
 async def never(*_: object) -> None:
     await trio.sleep_forever()

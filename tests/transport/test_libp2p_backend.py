@@ -31,6 +31,9 @@ from bbnode.transport.links.hello import HelloError, encode_hello
 from tests.patience import PATIENCE_S
 from tests.transport.hosts import LOOPBACK, OurHost
 
+# Over both transports.
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 CONTROL = "/bbnode/control/1"
 BULK = "/bbnode/bulk/1"
 

@@ -20,6 +20,9 @@ from tests.patience import PATIENCE_S
 from tests.transport.hosts import OurHost
 from tests.transport.test_libp2p_backend import CALM, connected, make, next_event
 
+# Over both transports.
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 FETCH = "/test/fetch/1"
 DATA = bytes(range(256)) * 8192
 

@@ -43,6 +43,9 @@ from bbnode.transport.limits import RelaySettings
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import CALM, LOOPBACK, next_event
 
+# Over both transports.
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 USE = RelaySettings(use=True)
 MIB = 2**20
 # Redials at once: a test has no time to lose.

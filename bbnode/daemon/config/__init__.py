@@ -218,15 +218,16 @@ class NetworkSection(Section):
 
     transport: str = _key(
         "libp2p",
-        "what carries the envelopes: libp2p, memory (nodes of one process), or the name of a "
-        "transport that an installed package brings",
+        "what carries the envelopes: libp2p, lean (the same without py-libp2p and its services), "
+        "memory (nodes of one process), or the name of a transport that an installed package "
+        "brings",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
     )
     settings: dict[str, Any] = _key({}, "settings of the transport; its package says which")
     listen: list[Address] = _key(
         ["/ip4/127.0.0.1/tcp/0"],
         "addresses to listen on; port 0 takes a free one; none at all: it only dials; this default "
-        "is of the transport libp2p alone",
+        "is of the transports libp2p and lean alone",
     )
     announce: list[Address] = _key(
         [], "addresses told to peers instead of those listened on (behind a NAT or 0.0.0.0)"

@@ -58,8 +58,9 @@ async def dialled(identity: Identity, source: Source, credentials: bytes) -> Asy
 
     Raises InviterUnreachable, WrongPeer, InviterRefused, and what the body raises.
     """
+    # Without py-libp2p, whose import takes longer than a join.
     backend = make_transport(
-        "libp2p",
+        "lean",
         TransportSetup(
             identity=identity,
             relay=RelaySettings(use=True),

@@ -227,8 +227,8 @@ def make_transport(
     """
     config = resolved.config
     network = config.network
-    # The default address is for libp2p; another transport gets only what the file says.
-    listens = network.transport == "libp2p" or "listen" in network.model_fields_set
+    # The default address is for TCP; another transport gets only what the file says.
+    listens = network.transport in registry.OVER_TCP or "listen" in network.model_fields_set
     transport = registry.make_transport(
         network.transport,
         TransportSetup(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.lifecycle import assembly
 from bbnode.engine import All, Node, steps
 from bbnode.engine.readiness import reasons_text
+from bbnode.ir import installation
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.interrupts import let_stop
 from bbnode.transport.identity import Identity, create_identity, load_identity
-from bbnode.transport.registry import transport_names
+from bbnode.transport.registry import OVER_TCP, transport_names
 
 # Tickets and memberships are checked with five minutes of allowance.
 MAX_CLOCK_ERROR_US = 60_000_000
@@ -206,7 +208,12 @@ def _ports(context: CheckContext) -> Finding:
             f"no installed package brings the transport {network.transport!r}",
             f"install it, or set network.transport to one of {', '.join(transport_names())}",
         )
-    if network.transport != "libp2p":
+    if network.transport == "libp2p" and find_spec("libp2p") is None:
+        return _failed(
+            "the package libp2p is not installed",
+            f'{installation.libp2p_ways()}; or set network.transport = "lean"',
+        )
+    if network.transport not in OVER_TCP:
         return _skipped(f"the transport {network.transport!r} looks after its own")
     from bbnode.transport.libp2p.tcp import listen_endpoint
 
@@ -235,7 +242,7 @@ def _reach(context: CheckContext) -> Finding:
     entries = context.resolved.config.network.bootstrap
     if not entries:
         return _skipped("no peers are configured")
-    if context.resolved.config.network.transport != "libp2p":
+    if context.resolved.config.network.transport not in OVER_TCP:
         return _skipped("only addresses of libp2p are looked at")
     silent = [f"{text}: {why}" for text in entries if (why := _no_answer(text))]
     if len(silent) == len(entries):

@@ -38,6 +38,7 @@ class Connection(Carrier):
         "_on_closed",
         "_peer",
         "ended",
+        "for_other",
         "lanes",
         "link",
         "muxer",
@@ -74,6 +75,8 @@ class Connection(Carrier):
         self.place = place
         # The link that runs on it, and the newest stream of each lane that the peer opened.
         self.link: Link | None = None
+        # True where py-libp2p's host has dialled it, and not who keeps a peer connected.
+        self.for_other = False
         self.lanes: dict[Lane, MuxedStream] = {}
         self.ended = trio.Event()
         self.muxer = Muxer(

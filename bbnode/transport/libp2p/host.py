@@ -8,9 +8,9 @@ ends that stream alone. Nobody is dialled unasked.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import trio
 from multiaddr import Multiaddr
@@ -49,6 +49,48 @@ log = logging.getLogger(__name__)
 Handler: TypeAlias = Callable[[Connection, MuxedStream], Awaitable[None]]
 
 
+class OtherHost(Protocol):
+    """The other side of a shared connection: who has the streams of protocols that are not ours.
+
+    py-libp2p's host, of which nothing is known here (`py_libp2p`). No method but `run` waits.
+    """
+
+    @property
+    def protocols(self) -> Collection[str]:
+        """The protocols that it speaks now."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Be there until cancelled; a fault of its own ends it alone."""
+
+    def connected(self, connection: Connection) -> None:
+        """Take note of a new connection; it is told of it once the peer is admitted."""
+
+    def ended(self, connection: Connection) -> None:
+        """Forget a connection."""
+
+    def serve(self, connection: Connection, stream: MuxedStream, protocol: str) -> None:
+        """Take over a stream whose peer has asked for one of `protocols`, to its end."""
+
+    def streams(self) -> set[MuxedStream]:
+        """Return the streams that it has."""
+
+
+class _Spoken(Collection[str]):
+    """The protocols of two tables, as they are now."""
+
+    def __init__(self, ours: Collection[str], others: Collection[str]) -> None:
+        self._ours, self._others = ours, others
+
+    def __contains__(self, protocol: object) -> bool:
+        return protocol in self._ours or protocol in self._others
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._ours, *self._others]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
 class Libp2pHost:
     """Listens, dials and secures; what is connected goes to `on_connection`."""
 
@@ -75,6 +117,8 @@ class Libp2pHost:
             IDENTIFY_PROTOCOL: self._identify,
         }
         self.connections: set[Connection] = set()
+        # None where only our own protocols are spoken.
+        self.other: OtherHost | None = None
         # The addresses that it listens on, and those that others are told; without our PeerId.
         self.listening: list[Multiaddr] = []
         self.announced: list[Multiaddr] = []
@@ -106,6 +150,8 @@ class Libp2pHost:
         self.listening = [tcp_address(*listener.socket.getsockname()[:2]) for listener in listeners]
         async with trio.open_nursery() as nursery:
             self._tasks = nursery
+            if self.other is not None:
+                await nursery.start(self.other.run)
             await nursery.start(self._accept, listeners, nursery)
             try:
                 yield
@@ -155,26 +201,39 @@ class Libp2pHost:
         finally:
             self._admission.left(place)
 
-    async def serve_circuit(self, wire: ByteWire, way: Multiaddr) -> None:
+    async def serve_circuit(
+        self,
+        wire: ByteWire,
+        way: Multiaddr,
+        on_made: Callable[[Connection], None] = lambda _: None,
+    ) -> None:
         """Secure a connection that a peer made through a relay, and return when it has ended.
 
-        `way` leads to its other end, without the PeerId there.
+        `way` leads to its other end, without the PeerId there. `on_made` is called once the peer is
+        proved and its connection is wanted.
         """
         place = self._admission.accept("", trio.current_time(), lambda _reason: wire.close())
         if place is None:
             wire.close()
             return
         try:
-            await self._serve(wire, way, place)
+            await self._serve(wire, way, place, on_made)
         finally:
             self._admission.left(place)
 
-    async def _serve(self, wire: ByteWire, way: Multiaddr, place: Place) -> None:
+    async def _serve(
+        self,
+        wire: ByteWire,
+        way: Multiaddr,
+        place: Place,
+        on_made: Callable[[Connection], None] = lambda _: None,
+    ) -> None:
         try:
             secured = await self._secure_accepted(wire, place)
             if secured is not None:
                 connection = self._connection(wire, secured, Direction.INBOUND, way, place)
                 if connection is not None:
+                    on_made(connection)
                     await self._run(connection)
         except (PeerError, *BROKEN) as error:
             log.debug("an inbound connection failed: %s", error)
@@ -208,16 +267,22 @@ class Libp2pHost:
 
     # -- outbound ----------------------------------------------------------------------------
 
-    async def dial(self, address: Multiaddr, peer: PeerId) -> Connection:
+    async def dial(
+        self, address: Multiaddr, peer: PeerId, *, for_other: bool = False
+    ) -> Connection:
         """Connect with `peer` at an address of TCP; raises DialError.
 
-        It has time-outs of its own; cancelled, it leaves nothing behind.
+        `for_other`: the other host wants it. It has time-outs of its own; cancelled, it leaves
+        nothing behind.
         """
         stream = await connect(address)
         endpoint = remote_endpoint(stream) or ("0.0.0.0", 0)
-        return await self.dial_over(SocketWire(stream), tcp_address(*endpoint), peer)
+        way = tcp_address(*endpoint)
+        return await self.dial_over(SocketWire(stream), way, peer, for_other=for_other)
 
-    async def dial_over(self, wire: ByteWire, way: Multiaddr, peer: PeerId) -> Connection:
+    async def dial_over(
+        self, wire: ByteWire, way: Multiaddr, peer: PeerId, *, for_other: bool = False
+    ) -> Connection:
         """Make a wire a connection with `peer`, which runs in a task; raises DialError.
 
         `way` leads to its other end, without the PeerId there.
@@ -225,7 +290,9 @@ class Libp2pHost:
         place = self._admission.dial(peer, trio.current_time(), lambda _reason: wire.close())
         try:
             secured = await self._secure_dialled(wire, way, peer)
-            connection = self._connection(wire, secured, Direction.OUTBOUND, way, place)
+            connection = self._connection(
+                wire, secured, Direction.OUTBOUND, way, place, for_other=for_other
+            )
             if connection is None or self._tasks is None:
                 raise DialError(f"cannot use {way}: too many connections, or we are stopping")
         except BaseException:
@@ -259,6 +326,8 @@ class Libp2pHost:
         direction: Direction,
         way: Multiaddr,
         place: Place,
+        *,
+        for_other: bool = False,
     ) -> Connection | None:
         """Return a new connection, or None for one that is not wanted."""
         place.share.due_us += CONNECTION_US
@@ -273,13 +342,21 @@ class Libp2pHost:
             all_unread=self._unread,
             on_stream=self._opened,
             on_refused=self._on_refused,
-            on_closed=self.connections.discard,
+            on_closed=self._closed,
         )
+        connection.for_other = for_other
         self.connections.add(connection)
         if not self._on_connection(connection):
             connection.close()
             return None
+        if self.other is not None:
+            self.other.connected(connection)
         return connection
+
+    def _closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if self.other is not None:
+            self.other.ended(connection)
 
     def _shed(self) -> bool:
         """End the connection with the most unread bytes; return False without one."""
@@ -303,9 +380,12 @@ class Libp2pHost:
     async def _handle(self, connection: Connection, stream: MuxedStream) -> None:
         """Handle a stream that a peer has opened, to its end."""
         try:
-            protocol = await choose(stream, self.handlers)
+            protocol = await choose(stream, self._spoken())
         except (NegotiationError, StreamBrokenError) as error:
             stream.abort(f"its protocol was not agreed on: {error}")
+            return
+        if protocol not in self.handlers and self.other is not None:
+            self.other.serve(connection, stream, protocol)
             return
         try:
             await self.handlers[protocol](connection, stream)
@@ -316,8 +396,12 @@ class Libp2pHost:
         else:
             await stream.end()
 
+    def _spoken(self) -> Collection[str]:
+        """Return the protocols that are spoken, our own first."""
+        return self.handlers if self.other is None else _Spoken(self.handlers, self.other.protocols)
+
     async def _identify(self, connection: Connection, stream: MuxedStream) -> None:
         """Say who we are, as others ask each new connection."""
         await stream.write(
-            identify_message(self.peer_id, self.announced, tuple(self.handlers), connection.way)
+            identify_message(self.peer_id, self.announced, tuple(self._spoken()), connection.way)
         )

@@ -10,17 +10,18 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from multiaddr import Multiaddr
 
+from bbnode.ir import installation
 from bbnode.ir.address import is_relayed, split_circuit
 from bbnode.ir.caps import MAX_STREAMS
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Authorizer, Capability, Hello, ProtocolHandler, ProtocolStream
-from bbnode.transport.errors import DialError, StreamBrokenError
+from bbnode.transport.errors import DialError, Libp2pMissing, StreamBrokenError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.connection import LANE_PROTOCOLS, Connection, with_peer
 from bbnode.transport.libp2p.host import Libp2pHost
@@ -36,6 +37,8 @@ from bbnode.transport.links.framing import Lane
 from bbnode.transport.links.link import Link, LinkState
 from bbnode.transport.links.transport import LinkTransport
 
+if TYPE_CHECKING:
+    from bbnode.transport.libp2p.py_libp2p.host import PyLibp2p
 # Bytes in flight on each of a circuit's streams: 10 MB/s over a round trip of 50 ms to the relay.
 # A circuit whose readers pause costs the relay twice this.
 _CIRCUIT_WINDOW_BYTES: Final = 512 * 1024
@@ -61,11 +64,13 @@ class Libp2pTransport(LinkTransport):
         rng: random.Random | None = None,
         authorizer: Authorizer | None = None,
         relay: RelaySettings | None = None,
+        py_libp2p: bool = False,
     ) -> None:
         """Create the transport; raises ListenError if an address in `listen` is not plain TCP.
 
         With an empty `listen` the node only dials. `announce` replaces the addresses that others
-        are told. Without an `authorizer` everybody may connect.
+        are told. Without an `authorizer` everybody may connect. With `py_libp2p` there is a
+        `libp2p_host`; raises Libp2pMissing where py-libp2p is not installed.
         """
         super().__init__(
             identity.peer_id,
@@ -122,6 +127,9 @@ class Libp2pTransport(LinkTransport):
                 on_change=lambda: self.on_addresses(),
             )
             self._handle_protocol(RELAYED_PROTOCOL)
+        self._py_libp2p: PyLibp2p | None = None
+        if py_libp2p:
+            self._py_libp2p = self._host.other = self._with_py_libp2p(identity)
         # Called when `listen_addresses` has changed.
         self.on_addresses: Callable[[], None] = lambda: None
         self._addresses: list[Multiaddr] = []
@@ -135,6 +143,29 @@ class Libp2pTransport(LinkTransport):
         """
         relayed = () if self._relay_client is None else self._relay_client.addresses()
         return [*relayed, *self._addresses]
+
+    @property
+    def libp2p_host(self) -> Any:
+        if self._py_libp2p is None:
+            return super().libp2p_host
+        return self._py_libp2p.host
+
+    def _with_py_libp2p(self, identity: Identity) -> PyLibp2p:
+        try:
+            from bbnode.transport.libp2p.py_libp2p.host import PyLibp2p
+        except ImportError as error:
+            raise Libp2pMissing(
+                f'network.transport = "libp2p" needs py-libp2p ({error}); install it, '
+                f'{installation.libp2p_ways()}; or do without it: network.transport = "lean"'
+            ) from error
+        return PyLibp2p(identity, self._host, self._admits_other, self._counters)
+
+    async def _admits_other(self, connection: Connection) -> bool:
+        """Return True once the peer of a connection is admitted, False if it never is."""
+        if connection.link is None:
+            return False
+        await connection.link.settled.wait()
+        return connection.link.state is LinkState.UP
 
     def register_protocol(self, protocol_id: str, handler: ProtocolHandler) -> None:
         self._protocols.register(protocol_id, handler)
@@ -269,6 +300,8 @@ class Libp2pTransport(LinkTransport):
         newer stream.
         """
         used = self._protocols.streams()
+        if self._host.other is not None:
+            used |= self._host.other.streams()
         return {
             stream
             for connection in self._host.connections
