@@ -133,6 +133,17 @@ class TransportLimits:
     )
     max_guests: int = bound(16, "guests", "of a private network, who show a ticket to redeem it")
     guest_s: float = bound(30.0, "s", "that a guest stays; redeeming takes a second")
+    # Hosts of libp2p that speak no protocol of bbnode (`network.guests`) have places of their own.
+    foreign_hosts: bool = False
+    max_foreign: int = bound(64, "hosts", "without a protocol of bbnode that stay connected")
+    max_foreign_dialled: int = bound(
+        64, "hosts", "the same, that libp2p's services here have dialled"
+    )
+    foreign_per_address: int = bound(
+        8, "hosts", "the same from one global IPv4 address or IPv6 /64"
+    )
+    foreign_per_network: int = bound(16, "hosts", "the same from one /24 or /48")
+    foreign_streams: int = bound(32, "streams", "of such a host at a time, of both sides")
     max_connections_per_peer: int = bound(
         4, "connections", "one in use, one that replaces it, and as many for simultaneous dials"
     )

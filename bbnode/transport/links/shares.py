@@ -7,7 +7,8 @@ windows and the inbox bound it. All connections without standing share one accou
 one while all other tasks run once, in the order in which they asked. The connection of a member, of
 a peer that we know or of one that we dialled answers for itself alone. Frames that mean nothing
 (the answer to no question, a frame of no stream) count apart: too many are a flood, which ends the
-connection.
+connection. A stream is work, however many there are: who opens them in a rush waits for each, and
+is not cut for it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ FED_DATA_US: Final = 5
 PAYING_BYTES: Final = 256
 # Bytes that were decrypted for nobody, for a microsecond.
 WASTED_BYTES: Final = 1024
+# Data of a stream that is gone.
+LATE_DATA_US: Final = 3
 # A stream: its task, its negotiation and what answers it.
 STREAM_US: Final = 300
 # A frame of a lane that brings no new message.
@@ -59,21 +62,21 @@ SENSELESS: Final = 4
 class Bucket:
     """A credit that grows with time up to a bound, and may be overdrawn."""
 
-    __slots__ = ("_at_s", "_left", "_most", "_per_s")
+    __slots__ = ("_at_s", "_left", "_most", "per_s")
 
     def __init__(self, per_s: float, most: float) -> None:
-        self._per_s, self._most = per_s, most
+        self.per_s, self._most = per_s, most
         self._left, self._at_s = most, 0.0
 
     def take(self, amount: float, now_s: float) -> float:
         """Take `amount`, and return what is left; a debt is negative."""
-        grown = self._left + max(0.0, now_s - self._at_s) * self._per_s
+        grown = self._left + max(0.0, now_s - self._at_s) * self.per_s
         self._left, self._at_s = min(self._most, grown) - amount, now_s
         return self._left
 
     def wait_s(self, now_s: float) -> float:
         """Return the seconds until the debt is paid; 0 without one."""
-        return max(0.0, -self.take(0.0, now_s)) / self._per_s
+        return max(0.0, -self.take(0.0, now_s)) / self.per_s
 
 
 def _core(share: float, burst_s: float) -> Bucket:
@@ -151,6 +154,19 @@ class CoreShare:
     def settle(self, peer: PeerId) -> None:
         """Admit the connection once its peer is known, which nobody says."""
         self._peer = peer
+
+    def take_stream(self) -> None:
+        """Charge a stream that the peer has opened."""
+        self.due_us += STREAM_US
+        if self._since_s is not None:
+            # The time that pays for it, and for as much around it, is no sign of a flood.
+            paid_s = 2 * STREAM_US / self._own.per_s
+            self._since_s = min(self._since_s + paid_s, trio.current_time())
+
+    def refuse_stream(self) -> None:
+        """Charge a stream beyond the bound, which is reset."""
+        self.due_us += ANSWER_US + LATE_DATA_US
+        self._shares.counters.add("streams.too_many")
 
     def idle(self, weight: int) -> str:
         """Count a frame that means nothing; return why the connection ends, or ""."""

@@ -166,6 +166,7 @@ class LinkTransport(Transport):
             inbox_notices=inbox.notices,
             queued_envelopes=sum(queue.envelopes for queue in queues),
             circuits=self._circuits(),
+            foreign=table.admission.foreign,
             sessions=len(sessions),
             denied=dict(table.gate.denied),
             counters=self._counters.snapshot(),
