@@ -276,6 +276,7 @@ COUNTERS: Final[dict[str, str]] = {
     "sockets.late": "connections that did not prove in time who they are",
     "foreign.taken": "connections that stayed with a host that speaks no protocol of bbnode",
     "foreign.refused": "connections with such hosts that found no room",
+    "foreign.dropped": "silent connections with such hosts that were closed for another one",
     "hello.refused": "connections closed because of their first message, or for want of one",
     "protocol.violations": "connections closed because of what came after the hello",
     "streams.write_failed": "outgoing streams that broke and were opened again",

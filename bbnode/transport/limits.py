@@ -144,6 +144,13 @@ class TransportLimits:
     )
     foreign_per_network: int = bound(16, "hosts", "the same from one /24 or /48")
     foreign_streams: int = bound(32, "streams", "of such a host at a time, of both sides")
+    # What they make us do takes nothing from the share of those who are about to say hello.
+    foreign_core: float = bound(0.1, "cores", "for all such hosts together")
+    foreign_burst_s: float = bound(1.0, "s", "of a core that they may take at once")
+    foreign_bytes_per_s: int = bound(_MIB, "bytes/s", "of data that such a host may send, slowed")
+    idle_foreign_s: float = bound(
+        120.0, "s", "without a byte after which such a host may be closed for another one"
+    )
     max_connections_per_peer: int = bound(
         4, "connections", "one in use, one that replaces it, and as many for simultaneous dials"
     )

@@ -148,7 +148,7 @@ async def test_py_libp2p_as_it_comes_stays_and_pings(nursery):
     plain = plain_host(b"p" * 32)
     async with plain_running(plain, []):
         with trio.fail_after(PATIENCE_S):
-            await plain_dial(plain, node.listen_addresses()[0])
+            await plain_dial(plain, node.listen_addresses()[0], node.peer_id)
             service, peer = PingService(plain), node.peer_id
             for _ in range(2):
                 assert len(await service.ping(ID(peer.to_bytes()), 3)) == 3
@@ -181,7 +181,7 @@ async def test_ten_thousand_guests_take_no_place_of_others():
     for number in range(10_000):
         address = f"9.{number >> 8 & 255}.{number & 255}.1"
         place = await arrive(admission, address, number)
-        taken += admission.take_foreign(place)
+        taken += admission.take_foreign(place, 0.0)
         if place.stage is Stage.SECURED:
             admission.left(place)
     assert taken == admission.foreign == TransportLimits().max_foreign
@@ -192,9 +192,9 @@ async def test_ten_thousand_guests_take_no_place_of_others():
 
 async def test_one_address_and_one_network_have_a_part_of_the_places():
     admission = places()
-    at_one = [admission.take_foreign(await arrive(admission, "9.9.9.9", n)) for n in range(20)]
+    at_one = [admission.take_foreign(await arrive(admission, "9.9.9.9", n), 0.0) for n in range(20)]
     assert sum(at_one) == TransportLimits().foreign_per_address
-    near = [admission.take_foreign(await arrive(admission, f"9.9.9.{n}", n)) for n in range(10, 60)]
+    near = [admission.take_foreign(await arrive(admission, f"9.9.9.{n}", n), 0.0) for n in range(10, 60)]
     assert sum(near) == TransportLimits().foreign_per_network - sum(at_one)
 
 
@@ -203,7 +203,7 @@ async def test_hosts_that_services_dial_have_places_of_their_own():
     peer = make_peer(1)
     visited = [admission.visit(peer, 0.0, lambda _reason: None) for _ in range(4)]
     assert [each is not None for each in visited] == [True, True, True, False]
-    assert admission.take_foreign(await arrive(admission, "9.9.9.9", 2))
+    assert admission.take_foreign(await arrive(admission, "9.9.9.9", 2), 0.0)
     assert visited[0] is not None
     admission.left(visited[0])
     assert admission.visit(peer, 0.0, lambda _reason: None) is not None

@@ -42,7 +42,7 @@ from bbnode.transport.libp2p.tcp import (
 from bbnode.transport.libp2p.wire import BROKEN, ByteWire, SocketWire
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import Admission, Place
-from bbnode.transport.links.shares import CONNECTION_US
+from bbnode.transport.links.shares import CONNECTION_US, SERVICE_US
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Libp2pHost:
         self._on_connection = on_connection
         self._on_foreign = on_foreign
         self._on_refused = on_refused
-        # Streams whose handler is one of `handlers`.
+        # Streams of protocols that any host speaks, while their handlers run.
         self._handled: set[MuxedStream] = set()
         self._tasks: trio.Nursery | None = None
         self._accepting = trio.CancelScope()
@@ -409,9 +409,12 @@ class Libp2pHost:
         if protocol in _ANY_HOST or protocol not in self.handlers:
             self._on_foreign(connection)
         if protocol not in self.handlers and self.other is not None:
+            connection.place.share.work(SERVICE_US)
             self.other.serve(connection, stream, protocol)
             return
-        self._handled.add(stream)
+        if protocol in _ANY_HOST:
+            # Other streams have an owner that knows them.
+            self._handled.add(stream)
         try:
             await self.handlers[protocol](connection, stream)
         except Exception as error:  # noqa: BLE001 - the edge: whatever a remote caused ends here

@@ -47,6 +47,7 @@ from bbnode.transport.links.shares import (
     PAYING_BYTES,
     READ_DATA_US,
     SENSELESS,
+    STREAM_US,
     WASTED_BYTES,
     CoreShare,
 )
@@ -762,12 +763,7 @@ class Muxer:
                 # We never ask.
                 return self._idle(SENSELESS)
             self._share.due_us += ANSWER_US
-            self.put_frame(_PING, _ACK, 0, length)
-            if len(self._frames) > _ANSWERS_BYTES:
-                return self._flood(
-                    f"the peer does not read the answers to {len(self._frames)} bytes"
-                )
-            return self._idle(LATE)
+            return self._answer(_PING, _ACK, 0, length) or self._idle(LATE)
         if kind == _GO_AWAY:
             again, self._away_code = self._away_code is not None, length
             return self._idle(SENSELESS) if again else ""
@@ -825,6 +821,13 @@ class Muxer:
             return ""
         return f" (it says: {_AWAY_WORDS.get(code, 'unknown reason')}, GO_AWAY {code})"
 
+    def _answer(self, kind: int, flags: int, number: int, length: int) -> str:
+        """Send an answer; return why the connection ends where the peer reads none, or ""."""
+        self.put_frame(kind, flags, number, length)
+        if len(self._frames) > _ANSWERS_BYTES:
+            return self._flood(f"the peer does not read our answers, {len(self._frames)} bytes")
+        return ""
+
     def _idle(self, weight: int) -> str:
         """Count a frame that means nothing; return why the connection ends, or ""."""
         reason = self._share.idle(weight)
@@ -845,12 +848,12 @@ class Muxer:
             self._latest = max(self._latest, number)
             self._crossing_bytes += INITIAL_WINDOW_BYTES
             self._share.refuse_stream()
-            self.put_frame(_WINDOW, _RST, number, 0)
-            return ""
+            return self._answer(_WINDOW, _RST, number, 0)
         self._latest = max(self._latest, number)
-        self._share.take_stream()
+        self._share.work(STREAM_US)
         stream = self.streams[number] = MuxedStream(self, number, ours=False)
-        self.put_frame(_WINDOW, _ACK, number, 0)
+        if reason := self._answer(_WINDOW, _ACK, number, 0):
+            return reason
         self._on_stream(stream)
         return ""
 
@@ -878,7 +881,11 @@ class Muxer:
                 f"the peer ignores our receive windows: over {self.unread_bytes} bytes"
             )
         data_us = FED_DATA_US if stream.is_fed else READ_DATA_US
-        self._share.due_us += max(0, data_us - length // PAYING_BYTES)
+        if self._share.byte_us:
+            self._share.due_us += data_us
+            self._share.work(length * self._share.byte_us)
+        else:
+            self._share.due_us += max(0, data_us - length // PAYING_BYTES)
         return ""
 
     def _finish_body(self) -> None:

@@ -285,7 +285,7 @@ class Libp2pTransport(LinkTransport):
         link = connection.link
         if link is None or link.state is not LinkState.OPENING or link.spoken.is_set():
             return False
-        if not self._table.admission.take_foreign(connection.place):
+        if not self._table.admission.take_foreign(connection.place, trio.current_time()):
             return False
         connection.muxer.max_streams = self._limits.foreign_streams
         link.welcome.set()

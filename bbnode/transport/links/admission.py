@@ -192,28 +192,27 @@ class Admission:
         place = Place(
             ("visited",), False, now_s, drop, CoreShare(self._shares), Stage.FOREIGN, peer
         )
+        place.share.visit()
         self._visited[place] = None
         return place
 
-    def take_foreign(self, place: Place) -> bool:
+    def take_foreign(self, place: Place, now_s: float) -> bool:
         """Let a connection stay whose peer speaks no protocol of bbnode; False without room.
 
-        The oldest of a crowded prefix does not go: what keeps to its share may stay.
+        One that has been silent for `idle_foreign_s` goes for it; who says something may stay.
         """
         if place.stage is Stage.FOREIGN:
             return True
         limits = self._limits
         if place.stage is not Stage.SECURED or not limits.foreign_hosts:
             return False
-        bounds = (limits.foreign_per_address, limits.foreign_per_network)
-        if len(self._foreign.places) >= limits.max_foreign or self._foreign.full_prefix(
-            place, bounds
-        ):
+        if not self._room_for_foreign(place, now_s):
             self._counters.add("foreign.refused")
             return False
         self._waiting.remove(place)
         self._foreign.add(place)
         place.stage = Stage.FOREIGN
+        place.share.visit()
         self._counters.add("foreign.taken")
         return True
 
@@ -286,6 +285,7 @@ class Admission:
         self._leave_foreign(place)
 
     def _leave_foreign(self, place: Place) -> None:
+        place.share.stay()
         self._foreign.remove(place)
         self._visited.pop(place, None)
 
@@ -336,6 +336,35 @@ class Admission:
             if not self._drop_stranger(self._strangers.places, now_s, 0.0):
                 return "all connections are taken by members and peers we know"
         return ""
+
+    def _room_for_foreign(self, place: Place, now_s: float) -> bool:
+        limits, foreign = self._limits, self._foreign
+        bounds = (limits.foreign_per_address, limits.foreign_per_network)
+        while full := foreign.full_prefix(place, bounds):
+            there = (each for each in foreign.places if full in each.prefixes)
+            if not self._drop_foreign(there, now_s):
+                return False
+        while len(foreign.places) >= limits.max_foreign:
+            if not self._drop_foreign(foreign.places, now_s):
+                return False
+        return True
+
+    def _drop_foreign(self, places: Iterable[Place], now_s: float) -> bool:
+        """Close the connection of the most crowded prefix that has been silent longest."""
+        worst = max(
+            (
+                each
+                for each in places
+                if now_s - max(each.since_s, each.share.active_at_s) >= self._limits.idle_foreign_s
+            ),
+            key=lambda each: (self._foreign.crowd(each), -each.share.active_at_s),
+            default=None,
+        )
+        if worst is None:
+            return False
+        self._counters.add("foreign.dropped")
+        self._evict(worst, "it was silent for long, and its place is needed for another host")
+        return True
 
     def _room_for_stranger(self, place: Place, now_s: float) -> str:
         limits, strangers = self._limits, self._strangers

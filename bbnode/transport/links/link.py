@@ -353,8 +353,9 @@ class Link:
         # The round of the peer's RESUME that our messages belong to.
         self.granted: int | None = None
         begins = carrier.direction is Direction.OUTBOUND
-        if begins and carrier.wants_lanes:
-            self.spoken.set()
+        if begins:
+            # A service that has dialled waits for no word of the peer.
+            (self.spoken if carrier.wants_lanes else self.welcome).set()
         self.heartbeat = Heartbeat(
             after_s=limits.ping_interval_s * (1 if begins else _ANSWERS_LATER),
             due_at=self.opened_at,
@@ -377,6 +378,8 @@ class Link:
         # A deadline for the hello; afterwards, for a guest, one to leave.
         from_afar = carrier.direction is Direction.OUTBOUND or is_relayed(carrier.address)
         self._hello_s = limits.dialled_hello_s if from_afar else limits.hello_timeout_s
+        # Of what its share made it wait, that from before the time for the hello began.
+        self._waited_before_s = 0.0
         self._stays_until = math.inf
         self._close_by = math.inf
         self._ack_at = self._pump_at = self._regular_at = math.inf
@@ -631,6 +634,8 @@ class Link:
         self.spoken.set()
         if was_foreign:
             self.opened_at = self.last_heard
+            if self.place is not None:
+                self._waited_before_s = self.place.share.waited_s(self.last_heard)
             self._look_again(self.last_heard)
 
     def _look_again(self, now: float) -> None:
@@ -648,7 +653,7 @@ class Link:
     def _hello_by(self, now: float) -> float:
         """Return when the hello has to be here; the time for which we did not read is ours."""
         ours_s = 0.0 if self.place is None else self.place.share.waited_s(now)
-        return self.opened_at + self._hello_s + ours_s
+        return self.opened_at + self._hello_s + ours_s - self._waited_before_s
 
     def _beat(self, now: float) -> None:
         """Ping if that is due."""
