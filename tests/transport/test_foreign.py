@@ -194,7 +194,9 @@ async def test_one_address_and_one_network_have_a_part_of_the_places():
     admission = places()
     at_one = [admission.take_foreign(await arrive(admission, "9.9.9.9", n), 0.0) for n in range(20)]
     assert sum(at_one) == TransportLimits().foreign_per_address
-    near = [admission.take_foreign(await arrive(admission, f"9.9.9.{n}", n), 0.0) for n in range(10, 60)]
+    near = [
+        admission.take_foreign(await arrive(admission, f"9.9.9.{n}", n), 0.0) for n in range(10, 60)
+    ]
     assert sum(near) == TransportLimits().foreign_per_network - sum(at_one)
 
 

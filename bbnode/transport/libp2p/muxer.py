@@ -825,7 +825,7 @@ class Muxer:
         """Send an answer; return why the connection ends where the peer reads none, or ""."""
         self.put_frame(kind, flags, number, length)
         if len(self._frames) > _ANSWERS_BYTES:
-            return self._flood(f"the peer does not read our answers, {len(self._frames)} bytes")
+            return self._flood(f"the peer does not read the answers, {len(self._frames)} bytes")
         return ""
 
     def _idle(self, weight: int) -> str:
