@@ -85,7 +85,7 @@ async def test_pings_that_wait_for_no_answer_are_slowed_to_the_share(nursery, au
                 # The other side reads them.
                 peer.wire.bring(peer.sealed(frame(WINDOW, 0, 1, length)))
     assert peer.refused == []
-    # Of pings of 32 bytes, what a twentieth of a core answers in two minutes, and what is under way.
+    # What a twentieth of a core answers in two minutes, and what is under way.
     assert 1_000_000 < got < 120 * 32 * LIMITS.stranger_core * 1e6 / 60 + 256 * 1024
 
 
@@ -124,7 +124,8 @@ async def test_data_of_guests_has_a_rate(nursery, autojump_clock):
                 while peer.wire.incoming:  # noqa: ASYNC110 - virtual time
                     await trio.sleep(0.01)
     assert peer.refused == []  # slowed, not cut
-    assert 17 < trio.current_time() - begun < 40
+    took_s = 20 * 2**20 / LIMITS.foreign_bytes_per_s
+    assert 0.8 * took_s < trio.current_time() - begun < 2 * took_s
 
 
 async def test_guests_that_say_nothing_in_small_frames_are_cut(nursery, autojump_clock):
@@ -139,11 +140,12 @@ async def test_guests_that_say_nothing_in_small_frames_are_cut(nursery, autojump
     assert "all of its share for 10 s" in peer.refused[0]
 
 
-async def flood(share: CoreShare) -> None:
+async def flood(share: CoreShare, streams: list[int]) -> None:
     while True:
-        await share.begin()
+        assert await share.begin() == ""
         for _ in range(4):
             share.work(STREAM_US)
+            streams[0] += 1
         await share.end()
 
 
@@ -157,12 +159,14 @@ async def handshake_s(shares: CoreShares) -> float:
 
 
 async def test_guests_that_flood_leave_newcomers_their_time(nursery, autojump_clock):
-    shares = CoreShares(LIMITS, Counters(), lambda _: False)
+    shares, streams = CoreShares(LIMITS, Counters(), lambda _: False), [0]
     for _ in range(LIMITS.max_foreign):
         share = CoreShare(shares)
         share.visit()
-        nursery.start_soon(flood, share)
+        nursery.start_soon(flood, share, streams)
     await trio.sleep(60)
+    most_s = LIMITS.foreign_burst_s + 60 * LIMITS.foreign_core
+    assert 0.8 * most_s < streams[0] * STREAM_US / 1e6 < 1.2 * most_s
     assert await handshake_s(shares) < 0.1
 
 
@@ -247,8 +251,9 @@ async def test_lanes_that_newer_ones_replaced_do_not_pile_up(nursery):
     with trio.fail_after(PATIENCE_S):
         older = await connection.open_protocol(LANE_PROTOCOLS[Lane.CONTROL])
         newer = await connection.open_protocol(LANE_PROTOCOLS[Lane.CONTROL])
-        while ours.lanes.get(Lane.CONTROL) is not ours.muxer.streams[newer.stream_id]:
-            await trio.sleep(0.01)  # noqa: ASYNC110 - the other host's tasks
+        newest = ours.muxer.streams[newer.stream_id]
+        while ours.lanes.get(Lane.CONTROL) is not newest:  # noqa: ASYNC110 - the other host's tasks
+            await trio.sleep(0.01)
     assert {each.stream_id for each in node._stray_streams()} == {older.stream_id}
 
 
