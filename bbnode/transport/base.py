@@ -235,6 +235,8 @@ class TransportMetrics:
     queued_envelopes: int = 0
     # Circuits between other peers that go through us.
     circuits: int = 0
+    # Connections with hosts of libp2p that speak no protocol of bbnode.
+    foreign: int = 0
     # Peers that are remembered, connected or not.
     sessions: int = 0
     # Refusals of the authorizer by its reason.
@@ -273,10 +275,14 @@ COUNTERS: Final[dict[str, str]] = {
     "sockets.cooling": "sockets closed at once: a stranger of the same prefix has flooded us",
     "sockets.dropped": "connections without a hello that were closed to make room for another",
     "sockets.late": "connections that did not prove in time who they are",
+    "foreign.taken": "connections that stayed with a host that speaks no protocol of bbnode",
+    "foreign.refused": "connections with such hosts that found no room",
+    "foreign.dropped": "silent connections with such hosts that were closed for another one",
     "hello.refused": "connections closed because of their first message, or for want of one",
     "protocol.violations": "connections closed because of what came after the hello",
     "streams.write_failed": "outgoing streams that broke and were opened again",
     "streams.truncated": "incoming streams that ended in the middle of a frame",
+    "streams.too_many": "streams of peers that were reset because too many were open",
     "streams.reaped": "streams reset because they were idle, half closed or never negotiated",
     "streams.handler_errors": "exceptions caught at the edge of a stream handler",
     "inbound.envelopes": "envelopes received",

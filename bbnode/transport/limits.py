@@ -133,6 +133,24 @@ class TransportLimits:
     )
     max_guests: int = bound(16, "guests", "of a private network, who show a ticket to redeem it")
     guest_s: float = bound(30.0, "s", "that a guest stays; redeeming takes a second")
+    # Hosts of libp2p that speak no protocol of bbnode (`network.guests`) have places of their own.
+    foreign_hosts: bool = False
+    max_foreign: int = bound(64, "hosts", "without a protocol of bbnode that stay connected")
+    max_foreign_dialled: int = bound(
+        64, "hosts", "the same, that libp2p's services here have dialled"
+    )
+    foreign_per_address: int = bound(
+        8, "hosts", "the same from one global IPv4 address or IPv6 /64"
+    )
+    foreign_per_network: int = bound(16, "hosts", "the same from one /24 or /48")
+    foreign_streams: int = bound(32, "streams", "of such a host at a time, of both sides")
+    # What they make us do takes nothing from the share of those who are about to say hello.
+    foreign_core: float = bound(0.1, "cores", "for all such hosts together")
+    foreign_burst_s: float = bound(1.0, "s", "of a core that they may take at once")
+    foreign_bytes_per_s: int = bound(_MIB, "bytes/s", "of data that such a host may send, slowed")
+    idle_foreign_s: float = bound(
+        120.0, "s", "without a byte after which such a host may be closed for another one"
+    )
     max_connections_per_peer: int = bound(
         4, "connections", "one in use, one that replaces it, and as many for simultaneous dials"
     )

@@ -1,14 +1,16 @@
 """js-libp2p on the other side, in both roles: negotiations, Noise and Yamux.
 
-Set BBNODE_JS to a folder in which `npm install libp2p @libp2p/tcp @libp2p/yamux
-@chainsafe/libp2p-noise` was run; without it the tests are skipped.
+Set BBNODE_JS to a folder in which `npm install libp2p @libp2p/tcp @libp2p/yamux @libp2p/identify
+@libp2p/ping @chainsafe/libp2p-noise` was run; without it the tests are skipped.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from multiaddr import Multiaddr
 from bbnode.ir.address import peer_of_address
 from tests.patience import PATIENCE_S
 from tests.transport.hosts import ECHO, LOOPBACK, OurHost
+from tests.transport.test_foreign import OPEN
+from tests.transport.test_libp2p_backend import make
 
 SIZE = 3 * 1024 * 1024
 FOLDER = os.environ.get("BBNODE_JS", "")
@@ -28,11 +32,11 @@ pytestmark = [
 ]
 
 
-def node(*arguments: str) -> list[str]:
+def node(*arguments: str, script: str = "echo.mjs") -> list[str]:
     """The command of a js-libp2p host; it finds its modules beside the script."""
-    script = Path(FOLDER) / "echo.mjs"
-    shutil.copy(Path(__file__).parent / "echo.mjs", script)
-    return ["node", str(script), *arguments]
+    copied = Path(FOLDER) / script
+    shutil.copy(Path(__file__).parent / script, copied)
+    return ["node", str(copied), *arguments]
 
 
 async def test_js_dials_us():
@@ -65,3 +69,18 @@ async def test_we_dial_js():
                 got += data
         assert bytes(got) == body
         await process.stdin.aclose()
+
+
+async def test_js_stays_as_a_guest_and_pings_for_long(nursery):
+    """Each ping is a stream of its own: it is slowed to its share, for longer than a debt may last."""
+    backend = make("a", limits=replace(OPEN, hello_timeout_s=1.0))
+    await nursery.start(backend.run)
+    command = node(str(backend.listen_addresses()[0]), "2000", script="guest.mjs")
+    with trio.fail_after(10 * PATIENCE_S):
+        done = await trio.run_process(command, capture_stdout=True)
+    said = json.loads(done.stdout)
+    assert (said["pings"], said["ends"], said["connections"]) == (2_000, 0, 1)
+    assert "/ipfs/ping/1.0.0" in said["protocols"]
+    counters = backend.counters()
+    assert counters["foreign.taken"] == 1
+    assert (counters["hello.refused"], counters["protocol.violations"]) == (0, 0)

@@ -116,6 +116,8 @@ class PipeCarrier:
         self._pipes: list[_Pipe] = []
         self._nursery = nursery
 
+    wants_lanes = True
+
     async def open(self, lane: Lane) -> PipeStream:
         await trio.lowlevel.checkpoint()
         assert self.other is not None

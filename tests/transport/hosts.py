@@ -53,6 +53,7 @@ class OurHost(Libp2pHost):
             limits=made,
             counters=self.counters,
             max_streams=max_streams,
+            on_foreign=lambda _connection: False,
             on_connection=wanted,
             on_refused=lambda _connection, reason: self.refused.append(reason),
         )

@@ -299,15 +299,22 @@ async def test_strangers_and_liars_are_dropped_and_the_rest_goes_on(nursery):
 
 
 @pytest.mark.parametrize(
-    ("protocols", "hello_s", "reason"),
-    [((CONTROL, BULK), 0.3, "no hello within"), ((), PATIENCE_S, "cannot open a")],
+    ("protocols", "speaks", "hello_s", "reason"),
+    [
+        ((), False, 0.3, "no hello within"),
+        ((CONTROL, BULK), True, 0.3, "no hello within"),
+        ((), True, PATIENCE_S, "cannot open a"),
+    ],
 )
-async def test_peer_without_a_hello_is_closed(nursery, protocols, hello_s, reason):
+async def test_peer_without_a_hello_is_closed(nursery, protocols, speaks, hello_s, reason):
     a = make("a", limits=TransportLimits(hello_timeout_s=hello_s))
     await nursery.start(a.run)
     host = stranger(122, protocols)
     async with host.running([]):
         connection = await host.dial(a.listen_addresses()[0], a.peer_id)
+        if speaks:
+            # We open lanes only where the peer opens one.
+            await connection.open_protocol(CONTROL)
         assert reason in (await next_event(a, HelloRefused)).reason
         with trio.fail_after(PATIENCE_S):
             await connection.ended.wait()

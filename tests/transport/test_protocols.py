@@ -99,6 +99,26 @@ async def test_a_protocol_over_the_connection_of_the_envelopes(nursery):
     assert a.counters()["links.opened"] == 1
 
 
+async def test_many_short_streams_one_after_the_other_and_in_a_rush(nursery):
+    a, b = make("a"), make("b")
+    for backend in (a, b):
+        backend.register_protocol(FETCH, fetch)
+    await connected(nursery, a, b)
+    for one, other in ((a, b), (b, a)):
+        with trio.fail_after(PATIENCE_S):
+            for _ in range(150):
+                async with one.open_stream(other.peer_id, FETCH) as stream:
+                    await stream.write((5).to_bytes(4, "big"))
+                    await stream.end()
+                    assert await all_of(stream) == DATA[:5]
+            for _ in range(150):  # let go of before an answer has come
+                async with one.open_stream(other.peer_id, FETCH) as stream:
+                    await stream.write((100_000).to_bytes(4, "big"))
+    for backend in (a, b):
+        assert backend.counters()["protocol.violations"] == 0
+        assert backend.counters()["links.closed"] == 0
+
+
 async def test_what_a_handler_raises_resets_its_stream_alone(nursery):
     async def fails(stream) -> None:
         await stream.read(1)

@@ -160,7 +160,7 @@ async def test_who_is_cancelled_in_the_line_leaves_it(autojump_clock):
     await work(first, 100_000)
     with trio.move_on_after(0.5):
         await second.begin()
-    assert not shares.line.locked()
+    assert not shares.strangers.line.locked()
     assert await work(second, 100) == ""
 
 

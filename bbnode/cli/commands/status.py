@@ -78,7 +78,9 @@ def _summary(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "rounds", progress_text(entry)
     for text in _data(status.get("data") or {}):
         yield "data", text
-    yield "peers", _peers(status["peers"])
+    guests = status.get("guests")
+    more = f"; {output.counted(guests, 'guest')} of libp2p" if guests else ""
+    yield "peers", _peers(status["peers"]) + more
     if status["waiting"]:
         yield "waiting", _listed([_wait(each) for each in status["waiting"]])
     warnings = list(_warnings(status))

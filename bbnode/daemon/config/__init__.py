@@ -235,6 +235,11 @@ class NetworkSection(Section):
     bootstrap: list[PeerAddress] = _key(
         [], "peers to stay connected with, each as /ip4/…/tcp/…/p2p/ID"
     )
+    guests: bool | None = _key(
+        None,
+        "let hosts of libp2p stay connected that speak no protocol of bbnode, in places of their "
+        "own, for ping, identify and libp2p's services; unset: yes, but not in a private network",
+    )
 
 
 class DiscoverySection(Section):

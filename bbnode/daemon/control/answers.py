@@ -395,6 +395,7 @@ class Status(TypedDict):
     listen: list[str]
     health: list[Check]
     peers: list[PeerView]
+    guests: int
     wanted: list[WantedView]
     versions: list[VersionView]
     offers: list[OfferView]

@@ -47,6 +47,7 @@ def status(host: Host) -> answers.Status:
         "listen": [str(a) for a in host.backend.listen_addresses()],
         "health": health(host),
         "peers": peers(host),
+        "guests": host.backend.metrics().foreign,
         "wanted": [wanted(w) for w in host.backend.wanted()],
         "versions": versions(host),
         "offers": host.offers(),  # type: ignore[typeddict-item]

@@ -243,7 +243,10 @@ def make_transport(
             ),
             listen=tuple(map(Multiaddr, network.listen)) if listens else (),
             announce=tuple(map(Multiaddr, network.announce)),
-            limits=_transport_limits(config.limits.effective()["envelope_bytes"]),
+            limits=_transport_limits(
+                config.limits.effective()["envelope_bytes"],
+                guests=access.network is None if network.guests is None else network.guests,
+            ),
             authorizer=access.authorizer,
             settings=network.settings,
             relay=RelaySettings(**config.relay.model_dump()),
@@ -281,9 +284,12 @@ def _check_capabilities(transport: Transport, config: NodeConfig, access: Access
             )
 
 
-def _transport_limits(envelope_bytes: int | None) -> TransportLimits:
-    """Return the transport's bounds for envelopes of this size at most; None: of any size."""
-    usual = TransportLimits()
+def _transport_limits(envelope_bytes: int | None, *, guests: bool) -> TransportLimits:
+    """Return the transport's bounds for envelopes of this size at most; None: of any size.
+
+    `guests`: hosts without a protocol of bbnode may stay.
+    """
+    usual = TransportLimits(foreign_hosts=guests)
     if envelope_bytes is None:
         return usual
     queue_bytes = min(max(QUEUED_LARGEST * envelope_bytes, MIN_QUEUE_BYTES), usual.queue_bytes)

@@ -19,7 +19,7 @@ from bbnode.transport.libp2p.muxer import MuxedStream, Muxer, UnreadBytes
 from bbnode.transport.libp2p.negotiation import Choice, Proposal
 from bbnode.transport.libp2p.securing import Secured
 from bbnode.transport.libp2p.wire import ByteWire
-from bbnode.transport.links.admission import Place
+from bbnode.transport.links.admission import Place, Stage
 from bbnode.transport.links.framing import Lane
 from bbnode.transport.links.link import Carrier, Link
 
@@ -106,6 +106,10 @@ class Connection(Carrier):
         if self._address is None:
             self._address = with_peer(self.way, self._peer)
         return self._address
+
+    @property
+    def wants_lanes(self) -> bool:
+        return self.place.stage is not Stage.FOREIGN
 
     async def open(self, lane: Lane) -> MuxedStream:
         return await self.open_protocol(LANE_PROTOCOLS[lane])

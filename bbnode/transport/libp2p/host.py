@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 from multiaddr import Multiaddr
@@ -42,9 +42,11 @@ from bbnode.transport.libp2p.tcp import (
 from bbnode.transport.libp2p.wire import BROKEN, ByteWire, SocketWire
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import Admission, Place
-from bbnode.transport.links.shares import CONNECTION_US
+from bbnode.transport.links.shares import CONNECTION_US, SERVICE_US
 
 log = logging.getLogger(__name__)
+
+_ANY_HOST: Final = frozenset({PING_PROTOCOL, IDENTIFY_PROTOCOL})
 
 Handler: TypeAlias = Callable[[Connection, MuxedStream], Awaitable[None]]
 
@@ -103,9 +105,13 @@ class Libp2pHost:
         counters: Counters,
         max_streams: int,
         on_connection: Callable[[Connection], bool],
+        on_foreign: Callable[[Connection], bool],
         on_refused: Callable[[Connection, str], None],
     ) -> None:
         """`on_connection` returns False for one that is not wanted, which is closed at once.
+
+        `on_foreign` is called with each whose peer uses a protocol that any host of libp2p speaks,
+        and returns False if it may not stay for that alone.
 
         `on_refused` is called with what a peer did against the rules of the muxer, before its
         connection ends. At most `max_streams` are open on a connection.
@@ -129,7 +135,10 @@ class Libp2pHost:
         self._max_streams = max_streams
         self._unread = UnreadBytes(limits.all_unread_bytes, self._shed)
         self._on_connection = on_connection
+        self._on_foreign = on_foreign
         self._on_refused = on_refused
+        # Streams of protocols that any host speaks, while their handlers run.
+        self._handled: set[MuxedStream] = set()
         self._tasks: trio.Nursery | None = None
         self._accepting = trio.CancelScope()
 
@@ -287,7 +296,18 @@ class Libp2pHost:
 
         `way` leads to its other end, without the PeerId there.
         """
-        place = self._admission.dial(peer, trio.current_time(), lambda _reason: wire.close())
+
+        def drop(_reason: str) -> None:
+            wire.close()
+
+        foreign = for_other and self._limits.foreign_hosts
+        visit = self._admission.visit if foreign else self._admission.dial
+        place = visit(peer, trio.current_time(), drop)
+        if place is None:
+            wire.close()
+            raise DialError(
+                f"cannot use {way}: {self._limits.max_foreign_dialled} hosts are dialled already"
+            )
         try:
             secured = await self._secure_dialled(wire, way, peer)
             connection = self._connection(
@@ -297,6 +317,8 @@ class Libp2pHost:
                 raise DialError(f"cannot use {way}: too many connections, or we are stopping")
         except BaseException:
             wire.close()
+            if foreign:
+                self._admission.left(place)
             raise
         self._tasks.start_soon(self._run, connection, name=f"connection with {peer.short}")
         return connection
@@ -384,9 +406,15 @@ class Libp2pHost:
         except (NegotiationError, StreamBrokenError) as error:
             stream.abort(f"its protocol was not agreed on: {error}")
             return
+        if protocol in _ANY_HOST or protocol not in self.handlers:
+            self._on_foreign(connection)
         if protocol not in self.handlers and self.other is not None:
+            connection.place.share.work(SERVICE_US)
             self.other.serve(connection, stream, protocol)
             return
+        if protocol in _ANY_HOST:
+            # Other streams have an owner that knows them.
+            self._handled.add(stream)
         try:
             await self.handlers[protocol](connection, stream)
         except Exception as error:  # noqa: BLE001 - the edge: whatever a remote caused ends here
@@ -395,6 +423,12 @@ class Libp2pHost:
             stream.abort("its handler failed")
         else:
             await stream.end()
+        finally:
+            self._handled.discard(stream)
+
+    def streams(self) -> set[MuxedStream]:
+        """Return the streams of protocols that any host speaks, and whose handlers are busy."""
+        return self._handled
 
     def _spoken(self) -> Collection[str]:
         """Return the protocols that are spoken, our own first."""

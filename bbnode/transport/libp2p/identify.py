@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.envelope import varint
 from bbnode.ir.peer import PeerId
+from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.libp2p.connection import Connection
 from bbnode.transport.libp2p.keys import encode_field
 from bbnode.transport.libp2p.muxer import MuxedStream
+from bbnode.transport.links.shares import PING_US
 
 IDENTIFY_PROTOCOL: Final = "/ipfs/id/1.0.0"
 PING_PROTOCOL: Final = "/ipfs/ping/1.0.0"
 
 _PING_BYTES: Final = 32
+# Read at once: what a peer sends without waiting is answered together, and paid for one by one.
+_PINGS_BYTES: Final = 64 * 1024
+_PING_IDLE_S: Final = 60.0
 _AGENT: Final = b"bbnode"
 _VERSION: Final = b"ipfs/0.1.0"
 
@@ -38,11 +44,22 @@ def identify_message(
     return varint(len(message)) + message
 
 
-async def answer_pings(_connection: Connection, stream: MuxedStream) -> None:
-    """Return what comes to its sender, by 32 bytes, until the peer ends the stream."""
+async def answer_pings(connection: Connection, stream: MuxedStream) -> None:
+    """Return what comes to its sender, by 32 bytes, until the peer ends the stream.
+
+    Raises StreamBrokenError, also for one that says nothing for a minute.
+    """
     got = b""
-    while data := await stream.read(_PING_BYTES - len(got)):
+    while True:
+        with trio.move_on_after(_PING_IDLE_S) as idle:
+            data = await stream.read(_PINGS_BYTES)
+        if idle.cancelled_caught:
+            raise StreamBrokenError(f"no ping came for {_PING_IDLE_S:g} s")
+        if not data:
+            return
         got += data
-        if len(got) == _PING_BYTES:
-            await stream.write(got)
-            got = b""
+        whole = len(got) - len(got) % _PING_BYTES
+        if whole:
+            connection.place.share.work(PING_US * (whole // _PING_BYTES))
+            await stream.write(got[:whole])
+            got = got[whole:]

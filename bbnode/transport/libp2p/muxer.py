@@ -8,10 +8,11 @@ encrypts and sends at once if the system takes bytes; otherwise the writing task
 frames and small messages first and large ones in turns of a batch each. So reads, writes and waits
 for room may be cancelled at any time, and only whole frames leave.
 
-What a peer does against the specification, or beyond a bound, ends its connection with the reason:
-a frame beyond the window, streams without end or opened and reset in a rush, answers that it asks
-for and does not read, frames in a rush that mean nothing. Each frame has its price, and a reader
-whose turn was long enough, or who is in debt, lets others go first (`links.shares`).
+What no honest peer does ends its connection with the reason: a frame beyond the window, answers
+that it asks for and does not read, frames in a rush that mean nothing. A stream too many is reset
+alone, and a rush of streams is slowed: each has its price as each frame has, and a reader whose
+turn was long enough, or who is in debt, lets others go first (`links.shares`). What was on its way
+when a stream ended is nobody's fault, as far as that stream could have brought it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from bbnode.transport.links.shares import (
     FED_DATA_US,
     FRAME_US,
     LATE,
+    LATE_DATA_US,
     PACKET_US,
     PAYING_BYTES,
     READ_DATA_US,
@@ -57,6 +59,7 @@ _HEADER: Final = struct.Struct(">BBHII")
 _DATA, _WINDOW, _PING, _GO_AWAY = range(4)
 _SYN, _ACK, _FIN, _RST = 1, 2, 4, 8
 _NORMAL, _PROTOCOL_ERROR = 0, 1
+_AWAY_WORDS: Final = {0: "normal end", 1: "protocol error", 2: "internal error"}
 # Of each stream at first, in both directions; and what the field of an update can say.
 INITIAL_WINDOW_BYTES: Final = 256 * 1024
 _MOST_WINDOW_BYTES: Final = 2**32 - 1
@@ -78,9 +81,10 @@ _KEPT_BYTES: Final = 64 * 1024
 _ANSWERS_BYTES: Final = 128 * 1024
 # Bytes for a stream that never was, which count like a frame.
 _SENSELESS_BYTES: Final = 4 * 1024
-# Streams that a peer may open in a rush, and per second after that.
-_OPENED_AT_ONCE: Final = 256
-_OPENED_PER_S: Final = 64.0
+# Small frames that may be on their way when a stream ends, or answer a new one: the answer to its
+# beginning, updates of its window, its end, its reset, and data in pieces of less than 256 bytes.
+_CROSSING_FRAMES: Final = 16
+_SPLIT_BYTES: Final = 256
 
 # Read at once of a peer without standing: what is left of it waits in our memory.
 _STRANGER_BYTES: Final = 64 * 1024
@@ -179,6 +183,11 @@ class MuxedStream:
     def unread_bytes(self) -> int:
         """Bytes that have come and were not read."""
         return len(self._buffer)
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that the peer may still send, by the window that it was given."""
+        return max(0, self._recv_window)
 
     @property
     def is_fed(self) -> bool:
@@ -487,8 +496,9 @@ class Muxer:
         rules (`violation` is its kind), after which the connection ends, and `on_end` with the
         reason when it has.
         """
-        # The bound, which may be raised at any time.
+        # The bounds, which may be changed at any time.
         self.unread_bytes = unread_bytes
+        self.max_streams = max_streams
         self.streams: dict[int, MuxedStream] = {}
         # Why the connection has ended; "" while it lives.
         self.ended = ""
@@ -500,14 +510,15 @@ class Muxer:
         self._wire = wire
         self._channel = channel
         self._is_initiator = is_initiator
-        self._max_streams = max_streams
         self._on_stream = on_stream
         self._on_refused = on_refused
         self._next_number = 1 if is_initiator else 2
         # The highest number of a stream that the peer has opened.
         self._latest = 0
-        self._goes_away = False
-        self._open_tokens, self._opened_at = float(_OPENED_AT_ONCE), trio.current_time()
+        # The code with which the peer said that it goes, if it did.
+        self._away_code: int | None = None
+        # What may still come of streams that are gone: frames without data, and bytes.
+        self._crossing_frames = self._crossing_bytes = 0
         self._held = 0
         # Of what comes: plaintext that waits for its turn, the packet and the header that have not
         # come whole, and the frame whose body is coming.
@@ -544,12 +555,15 @@ class Muxer:
 
         Raises StreamBrokenError.
         """
-        if self.ended or self._goes_away:
-            raise StreamBrokenError(self.ended or "the peer takes no new streams")
-        if len(self.streams) >= self._max_streams:
-            raise StreamBrokenError(f"{self._max_streams} streams are open already; close some")
+        if self.ended or self._away_code is not None:
+            raise StreamBrokenError(
+                self.ended or f"the peer takes no new streams{self._away_words()}"
+            )
+        if len(self.streams) >= self.max_streams:
+            raise StreamBrokenError(f"{self.max_streams} streams are open already; close some")
         number, self._next_number = self._next_number, self._next_number + 2
         stream = self.streams[number] = MuxedStream(self, number, ours=True)
+        self._crossing_frames += _CROSSING_FRAMES
         self._frames += _HEADER.pack(0, _WINDOW, _SYN, number, 0)
         return stream
 
@@ -609,6 +623,8 @@ class Muxer:
         """Remove a stream on which nothing moves any more."""
         if self.streams.get(stream.stream_id) is stream:
             del self.streams[stream.stream_id]
+            if not stream.end_in:
+                self._crossing_bytes += stream.room_bytes
             self._held -= stream.unread_bytes
             self._all_unread.add(-stream.unread_bytes)
 
@@ -623,7 +639,7 @@ class Muxer:
                     await self._wire.readable()
                 await self._in_its_turn(self._wire)
             except BROKEN as error:
-                self.end(f"reading failed: {error!r}")
+                self.end(f"reading failed: {error!r}{self._away_words()}")
 
     async def _in_its_turn(self, wire: ByteWire | None) -> None:
         """Read once, when this connection may."""
@@ -674,7 +690,7 @@ class Muxer:
             if received is None:
                 return
             if received == 0:
-                self.end("the peer has closed the connection")
+                self.end(f"the peer has closed the connection{self._away_words()}")
                 return
             end += received
         channel, share = self._channel, self._share
@@ -728,9 +744,7 @@ class Muxer:
             if length and not (version or kind or flags):
                 # Data, as most frames are.
                 stream = self.streams.get(number)
-                reason = self._charge(stream, length)
-                if stream is None:
-                    reason = reason or self._idle(self._weight(number, length))
+                reason = self._charge(stream, number, length)
                 self._body, self._body_flags, self._body_of = length, 0, stream
             else:
                 reason = self._on_frame(version, kind, flags, number, length)
@@ -749,30 +763,22 @@ class Muxer:
                 # We never ask.
                 return self._idle(SENSELESS)
             self._share.due_us += ANSWER_US
-            self.put_frame(_PING, _ACK, 0, length)
-            if len(self._frames) > _ANSWERS_BYTES:
-                return self._flood(
-                    f"the peer does not read the answers to {len(self._frames)} bytes"
-                )
-            return self._idle(LATE)
+            return self._answer(_PING, _ACK, 0, length) or self._idle(LATE)
         if kind == _GO_AWAY:
-            again, self._goes_away = self._goes_away, True
+            again, self._away_code = self._away_code is not None, length
             return self._idle(SENSELESS) if again else ""
         stream = self.streams.get(number)
         if flags & _SYN:
             reason = self._opened_by_peer(number, stream)
             if reason:
                 return reason
-            stream = self.streams[number]
-        elif stream is None:
-            body = length if kind == _DATA else 0
-            if reason := self._charge(None, body) or self._idle(self._weight(number, body)):
-                return reason
-        elif not (length or flags & (_FIN | _RST)) and (reason := self._idle(LATE)):
-            # The answer to a new stream comes once, and anything else of this kind says nothing.
+            stream = self.streams.get(number)  # none where it was one too many
+        elif not (kind == _DATA and length) and (
+            reason := self._without_data(stream, number, flags, length)
+        ):
             return reason
         if kind == _DATA and length:
-            reason = self._charge(stream, length)
+            reason = self._charge(stream, number, length)
             if reason:
                 return reason
             self._body, self._body_flags, self._body_of = length, flags, stream
@@ -784,14 +790,43 @@ class Muxer:
             self._on_flags(stream, flags)
         return ""
 
-    def _weight(self, number: int, size: int) -> int:
-        """Return what a frame counts with a body of `size` bytes, for a stream that is not there.
-
-        It may have been on its way when the stream ended, if there was one.
-        """
+    def _was_there(self, number: int) -> bool:
+        """Return True for the number of a stream that was opened by its side."""
         ours = (number % 2 == 1) == self._is_initiator
-        latest = self._next_number - 1 if ours else self._latest
-        return LATE if 0 < number <= latest else SENSELESS + size // _SENSELESS_BYTES
+        return 0 < number <= (self._next_number - 1 if ours else self._latest)
+
+    def _without_data(self, stream: MuxedStream | None, number: int, flags: int, room: int) -> str:
+        """Judge a frame that brings no data; return why the connection ends, or "".
+
+        The answer to a new stream comes once, and what was on its way when one ended is honest;
+        anything else of this kind says nothing.
+        """
+        if stream is not None and (room or flags & (_FIN | _RST)):
+            return ""
+        if stream is None and not self._was_there(number):
+            return self._idle(SENSELESS)
+        return self._crossing()
+
+    def _crossing(self) -> str:
+        """Count a small frame of a stream that was there; return why the connection ends, or ""."""
+        if self._crossing_frames:
+            self._crossing_frames -= 1
+            return ""
+        return self._idle(LATE)
+
+    def _away_words(self) -> str:
+        """Return the reason that the peer gave for going, in brackets, or ""."""
+        code = self._away_code
+        if code is None:
+            return ""
+        return f" (it says: {_AWAY_WORDS.get(code, 'unknown reason')}, GO_AWAY {code})"
+
+    def _answer(self, kind: int, flags: int, number: int, length: int) -> str:
+        """Send an answer; return why the connection ends where the peer reads none, or ""."""
+        self.put_frame(kind, flags, number, length)
+        if len(self._frames) > _ANSWERS_BYTES:
+            return self._flood(f"the peer does not read the answers, {len(self._frames)} bytes")
+        return ""
 
     def _idle(self, weight: int) -> str:
         """Count a frame that means nothing; return why the connection ends, or ""."""
@@ -808,31 +843,32 @@ class Muxer:
         # The side that dialled has the odd numbers.
         if known is not None or number == 0 or (number % 2 == 1) == self._is_initiator:
             return f"a new stream has number {number}, which is not the peer's to give"
-        if len(self.streams) >= self._max_streams:
-            return self._flood(f"more than {self._max_streams} streams")
-        now = trio.current_time()
-        gained = (now - self._opened_at) * _OPENED_PER_S
-        self._open_tokens = min(_OPENED_AT_ONCE, self._open_tokens + gained) - 1
-        self._opened_at = now
-        if self._open_tokens < 0:
-            return self._flood(
-                f"over {_OPENED_AT_ONCE} streams in a rush, and {_OPENED_PER_S:g} a second"
-            )
+        self._crossing_frames += _CROSSING_FRAMES
+        if len(self.streams) >= self.max_streams:
+            self._latest = max(self._latest, number)
+            self._crossing_bytes += INITIAL_WINDOW_BYTES
+            self._share.refuse_stream()
+            return self._answer(_WINDOW, _RST, number, 0)
         self._latest = max(self._latest, number)
-        self._share.due_us += STREAM_US
+        self._share.work(STREAM_US)
         stream = self.streams[number] = MuxedStream(self, number, ours=False)
-        self.put_frame(_WINDOW, _ACK, number, 0)
+        if reason := self._answer(_WINDOW, _ACK, number, 0):
+            return reason
         self._on_stream(stream)
         return ""
 
-    def _charge(self, stream: MuxedStream | None, length: int) -> str:
+    def _charge(self, stream: MuxedStream | None, number: int, length: int) -> str:
         """Charge the body of a frame; return why it is refused."""
         if stream is None:
+            if self._was_there(number) and length <= self._crossing_bytes:
+                self._crossing_bytes -= length
+                self._share.due_us += LATE_DATA_US
+                return "" if length >= _SPLIT_BYTES else self._crossing()
             if length > INITIAL_WINDOW_BYTES:
                 return self._flood(
                     f"the peer ignores our receive window: {length} bytes for no stream"
                 )
-            return ""
+            return self._idle(SENSELESS + length // _SENSELESS_BYTES)
         if stream.end_in:
             return f"data of stream {stream.stream_id} after its end"
         left = stream.take_window(length)
@@ -845,7 +881,11 @@ class Muxer:
                 f"the peer ignores our receive windows: over {self.unread_bytes} bytes"
             )
         data_us = FED_DATA_US if stream.is_fed else READ_DATA_US
-        self._share.due_us += max(0, data_us - length // PAYING_BYTES)
+        if self._share.byte_us:
+            self._share.due_us += data_us
+            self._share.work(length * self._share.byte_us)
+        else:
+            self._share.due_us += max(0, data_us - length // PAYING_BYTES)
         return ""
 
     def _finish_body(self) -> None:

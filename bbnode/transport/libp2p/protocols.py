@@ -128,8 +128,14 @@ StreamHandler: TypeAlias = Callable[[LinkedStream], Awaitable[None]]
 class Protocols:
     """The other protocols of one transport: their handlers, and the open streams."""
 
-    def __init__(self, counters: Counters, *, streams_per_peer: int, idle_s: float) -> None:
-        """Create the table; a stream on which nothing moves for `idle_s` seconds is reset."""
+    def __init__(
+        self, counters: Counters, *, streams_per_peer: int, idle_s: float, hello_s: float
+    ) -> None:
+        """Create the table; a stream on which nothing moves for `idle_s` seconds is reset.
+
+        One that a peer opens waits `hello_s` seconds for its hello.
+        """
+        self._hello_s = hello_s
         self._counters = counters
         self._idle_s = idle_s
         self._streams: set[LinkedStream] = set()
@@ -165,8 +171,10 @@ class Protocols:
     async def serve(self, link: Link | None, protocol_id: str, raw: MuxedStream) -> None:
         """Serve one stream that a peer opened, to its end."""
         if link is not None:
-            # It may overtake the peer's hello, which comes on another stream.
-            await link.settled.wait()
+            # It may overtake the peer's hello, which comes on another stream. A foreign host says
+            # none.
+            with trio.move_on_after(self._hello_s):
+                await link.settled.wait()
         place = self._place(link, protocol_id, ours=False)
         if link is None or place is None:
             self._counters.add("protocols.refused")

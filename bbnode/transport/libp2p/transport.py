@@ -96,15 +96,17 @@ class Libp2pTransport(LinkTransport):
         relay = relay or RelaySettings()
         # A peer's circuits, and requests under way.
         relay_streams = relay.circuits_per_peer + 4
+        # A peer's circuits are those it asked for, and those that others asked for to it;
+        # streams that are ending still count for a while.
+        self._max_streams = 2 * (MAX_STREAMS + 2 * relay_streams)
         self._host = Libp2pHost(
             identity,
             admission=self._table.admission,
             limits=self._limits,
             counters=self._counters,
-            # A peer's circuits are those it asked for, and those that others asked for to it;
-            # streams that are ending still count for a while.
-            max_streams=2 * (MAX_STREAMS + 2 * relay_streams),
+            max_streams=self._max_streams,
             on_connection=self._connected,
+            on_foreign=self._foreign,
             on_refused=self._frame_refused,
         )
         self._strays = OrphanStreams(self._limits.stray_stream_s)
@@ -112,6 +114,7 @@ class Libp2pTransport(LinkTransport):
             self._counters,
             streams_per_peer=self._limits.protocol_streams_per_peer,
             idle_s=self._limits.stream_idle_s,
+            hello_s=self._limits.dialled_hello_s,
         )
         for protocol_id in (RELAY_PROTOCOL, RELAYED_PROTOCOL):
             self._protocols.set_rules(
@@ -223,11 +226,12 @@ class Libp2pTransport(LinkTransport):
         return PyLibp2p(identity, self._host, self._admits_other, self._counters)
 
     async def _admits_other(self, connection: Connection) -> bool:
-        """Return True once the peer of a connection is admitted, False if it never is."""
-        if connection.link is None:
+        """Return True once the peer of a connection may stay, False if it never may."""
+        link = connection.link
+        if link is None:
             return False
-        await connection.link.settled.wait()
-        return connection.link.state is LinkState.UP
+        await link.welcome.wait()
+        return link.state is LinkState.UP or link.is_foreign
 
     def register_protocol(self, protocol_id: str, handler: ProtocolHandler) -> None:
         self._protocols.register(protocol_id, handler)
@@ -346,6 +350,17 @@ class Libp2pTransport(LinkTransport):
             )
         return True
 
+    def _foreign(self, connection: Connection) -> bool:
+        """Let a host stay that uses what any host of libp2p speaks, if there is room for such."""
+        link = connection.link
+        if link is None or link.state is not LinkState.OPENING or link.spoken.is_set():
+            return False
+        if not self._table.admission.take_foreign(connection.place, trio.current_time()):
+            return False
+        connection.muxer.max_streams = self._limits.foreign_streams
+        link.welcome.set()
+        return True
+
     def _frame_refused(self, connection: Connection, reason: str) -> None:
         """Report the peer of a refused frame; the muxer ends the connection."""
         if connection.link is not None:
@@ -369,7 +384,7 @@ class Libp2pTransport(LinkTransport):
         These are half closed, opened by a peer that does not negotiate, or of a lane that has a
         newer stream.
         """
-        used = self._protocols.streams()
+        used = self._protocols.streams() | self._host.streams()
         if self._host.other is not None:
             used |= self._host.other.streams()
         return {
@@ -387,6 +402,7 @@ class Libp2pTransport(LinkTransport):
         limits = self._limits
         window = limits.bulk_window_bytes if lane is Lane.BULK else limits.control_window_bytes
         connection.lanes[lane] = stream
+        connection.muxer.max_streams = self._max_streams
         stream.set_window(2 * window)
         await connection.link.serve_inbound(lane, stream)
 

@@ -1,11 +1,12 @@
 """The places that a node has for connections, and which connections get one.
 
-Rule: only this module decides whether a connection is accepted and which one is dropped for it.
-It does no I/O and reads no clock. A connection waits from the accepted socket to its hello, and
-then stays with a standing. Waiting connections have a bound of their own, so that silent sockets
-take no places from others; strangers never get the last places, which are for members and for
-peers that we know. A connection that is dropped for a newcomer is of the most crowded prefix and
-has had its time. A prefix is counted twice: IPv4 as /32 and /24, IPv6 as /64 and /48. Addresses
+Rule: only this module decides whether a connection is accepted and which one is dropped for it. It
+does no I/O and reads no clock. A connection waits from the accepted socket to its hello, and then
+stays with a standing; one with a host that speaks no protocol of bbnode stays in places that nobody
+else wants, where there are such. Waiting connections have a bound of their own, so that silent
+sockets take no places from others; strangers never get the last places, which are for members and
+for peers that we know. A connection that is dropped for a newcomer is of the most crowded prefix
+and has had its time. A prefix is counted twice: IPv4 as /32 and /24, IPv6 as /64 and /48. Addresses
 that are not global (this machine, private networks, where test beds and containers live) have no
 bound per prefix, since many peers may share one.
 """
@@ -37,6 +38,8 @@ class Stage(enum.Enum):
     SILENT = "silent"
     SPEAKING = "speaking"
     SECURED = "secured"
+    # It speaks no protocol of bbnode, and may say hello all the same.
+    FOREIGN = "foreign"
     SETTLED = "settled"
     GONE = "gone"
 
@@ -118,6 +121,9 @@ class Admission:
         # Members, peers that we know, and those that we dialled.
         self._others = _Group()
         self._guests: dict[Place, None] = {}
+        # Hosts that speak no protocol of bbnode: those that came, and those that we dialled.
+        self._foreign = _Group()
+        self._visited: dict[Place, None] = {}
         self._settled_of: Counter[PeerId] = Counter()
         self._shares = CoreShares(limits, counters, known)
         # Narrow prefixes from which strangers flooded us, the latest last: until when they get no
@@ -143,6 +149,11 @@ class Admission:
     def strangers(self) -> int:
         """Settled connections of peers that are neither members nor known."""
         return len(self._strangers.places)
+
+    @property
+    def foreign(self) -> int:
+        """Connections with hosts that speak no protocol of bbnode."""
+        return len(self._foreign.places) + len(self._visited)
 
     # -- a connection's life -----------------------------------------------------------------
 
@@ -172,6 +183,38 @@ class Admission:
         share = CoreShare(self._shares)
         share.admit()
         return Place(("dialled",), False, now_s, drop, share, Stage.SECURED, peer, dialled=True)
+
+    def visit(self, peer: PeerId, now_s: float, drop: Callable[[str], None]) -> Place | None:
+        """Return a place for a connection that we dialled for libp2p's services, or None."""
+        if len(self._visited) >= self._limits.max_foreign_dialled:
+            self._counters.add("foreign.refused")
+            return None
+        place = Place(
+            ("visited",), False, now_s, drop, CoreShare(self._shares), Stage.FOREIGN, peer
+        )
+        place.share.visit()
+        self._visited[place] = None
+        return place
+
+    def take_foreign(self, place: Place, now_s: float) -> bool:
+        """Let a connection stay whose peer speaks no protocol of bbnode; False without room.
+
+        One that has been silent for `idle_foreign_s` goes for it; who says something may stay.
+        """
+        if place.stage is Stage.FOREIGN:
+            return True
+        limits = self._limits
+        if place.stage is not Stage.SECURED or not limits.foreign_hosts:
+            return False
+        if not self._room_for_foreign(place, now_s):
+            self._counters.add("foreign.refused")
+            return False
+        self._waiting.remove(place)
+        self._foreign.add(place)
+        place.stage = Stage.FOREIGN
+        place.share.visit()
+        self._counters.add("foreign.taken")
+        return True
 
     def flooded(self, place: Place, now_s: float) -> None:
         """Close the prefix of a stranger that flooded us for a while."""
@@ -208,6 +251,7 @@ class Admission:
         if place.stage is Stage.GONE:
             return "its place went to another connection"
         self._waiting.remove(place)
+        self._leave_foreign(place)
         place.peer, place.standing = peer, standing
         if place.dialled or (standing is Standing.STRANGER and self._known(peer)):
             place.standing = Standing.MEMBER
@@ -238,6 +282,12 @@ class Admission:
         self._strangers.remove(place)
         self._others.remove(place)
         self._guests.pop(place, None)
+        self._leave_foreign(place)
+
+    def _leave_foreign(self, place: Place) -> None:
+        place.share.stay()
+        self._foreign.remove(place)
+        self._visited.pop(place, None)
 
     # -- making room -------------------------------------------------------------------------
 
@@ -286,6 +336,35 @@ class Admission:
             if not self._drop_stranger(self._strangers.places, now_s, 0.0):
                 return "all connections are taken by members and peers we know"
         return ""
+
+    def _room_for_foreign(self, place: Place, now_s: float) -> bool:
+        limits, foreign = self._limits, self._foreign
+        bounds = (limits.foreign_per_address, limits.foreign_per_network)
+        while full := foreign.full_prefix(place, bounds):
+            there = (each for each in foreign.places if full in each.prefixes)
+            if not self._drop_foreign(there, now_s):
+                return False
+        while len(foreign.places) >= limits.max_foreign:
+            if not self._drop_foreign(foreign.places, now_s):
+                return False
+        return True
+
+    def _drop_foreign(self, places: Iterable[Place], now_s: float) -> bool:
+        """Close the connection of the most crowded prefix that has been silent longest."""
+        worst = max(
+            (
+                each
+                for each in places
+                if now_s - max(each.since_s, each.share.active_at_s) >= self._limits.idle_foreign_s
+            ),
+            key=lambda each: (self._foreign.crowd(each), -each.share.active_at_s),
+            default=None,
+        )
+        if worst is None:
+            return False
+        self._counters.add("foreign.dropped")
+        self._evict(worst, "it was silent for long, and its place is needed for another host")
+        return True
 
     def _room_for_stranger(self, place: Place, now_s: float) -> str:
         limits, strangers = self._limits, self._strangers

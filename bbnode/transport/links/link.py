@@ -33,7 +33,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.base import PEER_CLOSED, Buffer, Counters, Direction, Hello
 from bbnode.transport.errors import FrameError, HelloError, StreamBrokenError, Violation
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.links.admission import Place
+from bbnode.transport.links.admission import Place, Stage
 from bbnode.transport.links.framing import (
     ChunkData,
     FrameDecoder,
@@ -113,6 +113,11 @@ class Carrier(Protocol):
     @property
     def address(self) -> Multiaddr:
         """The remote end of the connection, with /p2p/<peer>."""
+
+    @property
+    def wants_lanes(self) -> bool:
+        """True unless it was dialled for something else than bbnode's protocols."""
+        return True
 
     async def open(self, lane: Lane) -> ByteStream:
         """Open a stream for `lane`; raises StreamBrokenError."""
@@ -336,6 +341,10 @@ class Link:
         self.said_goodbye = False
         # Set once the hello has come or the link is closed.
         self.settled = trio.Event()
+        # Set once we want lanes: the peer opens one, or we dialled to speak with it.
+        self.spoken = trio.Event()
+        # Set once the peer may stay, or the link is closed: with a hello, or as a foreign host.
+        self.welcome = trio.Event()
         # Set once the connection is gone and the owner knows.
         self.closed = trio.Event()
         # The RESUME still to be sent to the peer, and the one it sent us.
@@ -344,6 +353,9 @@ class Link:
         # The round of the peer's RESUME that our messages belong to.
         self.granted: int | None = None
         begins = carrier.direction is Direction.OUTBOUND
+        if begins:
+            # A service that has dialled waits for no word of the peer.
+            (self.spoken if carrier.wants_lanes else self.welcome).set()
         self.heartbeat = Heartbeat(
             after_s=limits.ping_interval_s * (1 if begins else _ANSWERS_LATER),
             due_at=self.opened_at,
@@ -366,6 +378,8 @@ class Link:
         # A deadline for the hello; afterwards, for a guest, one to leave.
         from_afar = carrier.direction is Direction.OUTBOUND or is_relayed(carrier.address)
         self._hello_s = limits.dialled_hello_s if from_afar else limits.hello_timeout_s
+        # Of what its share made it wait, that from before the time for the hello began.
+        self._waited_before_s = 0.0
         self._stays_until = math.inf
         self._close_by = math.inf
         self._ack_at = self._pump_at = self._regular_at = math.inf
@@ -447,6 +461,7 @@ class Link:
     async def serve_inbound(self, lane: Lane, stream: ByteStream) -> None:
         """Read one stream that the peer opened, to its end."""
         reader = self.readers[lane] = LaneReader(self, lane)
+        self.speak()
         with self._task():
             await reader.run(stream)
 
@@ -459,6 +474,7 @@ class Link:
         if state is LinkState.CLOSED:
             self._aborted.set()
             self.settled.set()
+            self.welcome.set()
             self.wake_all()
         return state
 
@@ -517,6 +533,8 @@ class Link:
 
     async def _write_lane(self, lane: Lane) -> None:
         with self._task():
+            # A host that is none of bbnode's would refuse our lanes, which nobody needs to know.
+            await self.spoken.wait()
             while not self.is_aborted():
                 try:
                     stream = await self.carrier.open(lane)
@@ -582,7 +600,9 @@ class Link:
             if receiver is not None:
                 receiver.pump()
                 self.acks_changed()
-        if self.state is LinkState.OPENING and now >= self._hello_by(now):
+        if self.is_foreign:
+            pass  # TCP tells if it is gone
+        elif self.state is LinkState.OPENING and now >= self._hello_by(now):
             self.refuse(f"no hello within {self._hello_s:g} s")
         elif now >= self._stays_until:
             self._stays_until = math.inf
@@ -598,8 +618,31 @@ class Link:
             self._beat(now)
             self._look_again(now)
 
+    @property
+    def is_foreign(self) -> bool:
+        """Return True while the peer is a host that has said nothing in bbnode's protocols."""
+        return (
+            self.state is LinkState.OPENING
+            and not self.spoken.is_set()
+            and self.place is not None
+            and self.place.stage is Stage.FOREIGN
+        )
+
+    def speak(self) -> None:
+        """Take the first word in a protocol of bbnode of a foreign host, which has its time now."""
+        was_foreign, self.last_heard = self.is_foreign, trio.current_time()
+        self.spoken.set()
+        if was_foreign:
+            self.opened_at = self.last_heard
+            if self.place is not None:
+                self._waited_before_s = self.place.share.waited_s(self.last_heard)
+            self._look_again(self.last_heard)
+
     def _look_again(self, now: float) -> None:
         """Ask for the next regular look; whatever else is due asks for its own."""
+        if self.is_foreign:
+            self._regular_at = math.inf
+            return
         at = min(now + self.limits.ping_interval_s, self.last_heard + self.limits.silence_s)
         at = min(at, self.heartbeat.next_at(self.last_heard))
         if self.state is LinkState.OPENING:
@@ -610,7 +653,7 @@ class Link:
     def _hello_by(self, now: float) -> float:
         """Return when the hello has to be here; the time for which we did not read is ours."""
         ours_s = 0.0 if self.place is None else self.place.share.waited_s(now)
-        return self.opened_at + self._hello_s + ours_s
+        return self.opened_at + self._hello_s + ours_s - self._waited_before_s
 
     def _beat(self, now: float) -> None:
         """Ping if that is due."""
@@ -817,6 +860,7 @@ class LaneReader:
         link.hello, link.peer_hello_body = hello, body
         if link.move(LinkEvent.HELLO, "") is LinkState.UP:
             link.settled.set()
+            link.welcome.set()
             link.owner.link_up(link)
             link.wake_all()
 

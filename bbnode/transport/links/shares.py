@@ -7,7 +7,8 @@ windows and the inbox bound it. All connections without standing share one accou
 one while all other tasks run once, in the order in which they asked. The connection of a member, of
 a peer that we know or of one that we dialled answers for itself alone. Frames that mean nothing
 (the answer to no question, a frame of no stream) count apart: too many are a flood, which ends the
-connection.
+connection. A stream is work, however many there are: who opens them in a rush waits for each, and
+is not cut for it.
 """
 
 from __future__ import annotations
@@ -37,8 +38,14 @@ FED_DATA_US: Final = 5
 PAYING_BYTES: Final = 256
 # Bytes that were decrypted for nobody, for a microsecond.
 WASTED_BYTES: Final = 1024
+# Data of a stream that is gone.
+LATE_DATA_US: Final = 3
 # A stream: its task, its negotiation and what answers it.
 STREAM_US: Final = 300
+# A ping of libp2p, with the turn and the frame that bring it.
+PING_US: Final = 60
+# A stream in the hands of a service of py-libp2p, beside that.
+SERVICE_US: Final = 2_000
 # A frame of a lane that brings no new message.
 LANE_FRAME_US: Final = 10
 # What a new message pays of its turn, packet and frames: it has a rate of its own.
@@ -59,26 +66,36 @@ SENSELESS: Final = 4
 class Bucket:
     """A credit that grows with time up to a bound, and may be overdrawn."""
 
-    __slots__ = ("_at_s", "_left", "_most", "_per_s")
+    __slots__ = ("_left", "_most", "at_s", "per_s")
 
     def __init__(self, per_s: float, most: float) -> None:
-        self._per_s, self._most = per_s, most
-        self._left, self._at_s = most, 0.0
+        self.per_s, self._most = per_s, most
+        self._left, self.at_s = most, 0.0
 
     def take(self, amount: float, now_s: float) -> float:
         """Take `amount`, and return what is left; a debt is negative."""
-        grown = self._left + max(0.0, now_s - self._at_s) * self._per_s
-        self._left, self._at_s = min(self._most, grown) - amount, now_s
+        grown = self._left + max(0.0, now_s - self.at_s) * self.per_s
+        self._left, self.at_s = min(self._most, grown) - amount, now_s
         return self._left
 
     def wait_s(self, now_s: float) -> float:
         """Return the seconds until the debt is paid; 0 without one."""
-        return max(0.0, -self.take(0.0, now_s)) / self._per_s
+        return max(0.0, -self.take(0.0, now_s)) / self.per_s
 
 
 def _core(share: float, burst_s: float) -> Bucket:
     """Return an account of microseconds that grows by `share` of a core."""
     return Bucket(share * _US_PER_S, burst_s * _US_PER_S)
+
+
+class _Together:
+    """The account of all connections of a kind, and the order in which they are served."""
+
+    __slots__ = ("account", "line")
+
+    def __init__(self, share: float, burst_s: float) -> None:
+        self.account = _core(share, burst_s)
+        self.line = trio.Lock()
 
 
 class CoreShares:
@@ -91,9 +108,9 @@ class CoreShares:
         self.limits = limits
         self.counters = counters
         self.known = known
-        # Of all connections without standing, and the order in which they are served.
-        self.strangers = _core(limits.strangers_core, limits.strangers_burst_s)
-        self.line = trio.Lock()
+        self.strangers = _Together(limits.strangers_core, limits.strangers_burst_s)
+        # Who never says hello must not slow the hellos of others.
+        self.foreign = _Together(limits.foreign_core, limits.foreign_burst_s)
 
 
 class CoreShare:
@@ -111,8 +128,10 @@ class CoreShare:
         "_peer",
         "_shares",
         "_since_s",
+        "_together",
         "_waited_s",
         "_waits_since_s",
+        "byte_us",
         "due_us",
         "is_admitted",
         "is_free",
@@ -127,12 +146,16 @@ class CoreShare:
         self._peer: PeerId | None = None
         self._own = _core(limits.stranger_core, limits.core_burst_s)
         self._idle = Bucket(limits.idle_frames_per_s, limits.idle_frames)
-        # True while it is at the head of the strangers' line.
-        self._in_line = False
+        # The others without standing that it shares an account with, and the line that it is at
+        # the head of.
+        self._together = shares.strangers
+        self._in_line: trio.Lock | None = None
+        # The price of a byte of data, which is free for all but foreign hosts.
+        self.byte_us = 0.0
         # Since when it has been in debt all the time; None without one.
         self._since_s: float | None = None
         # Owed for the turn that is under way.
-        self.due_us = 0
+        self.due_us: float = 0
         # A turn that owes this much is over, and others have theirs.
         self.turn_us = limits.stranger_turn_us
         # True for a peer with standing; and while it has no debt, either.
@@ -145,12 +168,40 @@ class CoreShare:
         """Move the connection of a peer with standing to a share of its own. Idempotent."""
         if not self.is_admitted:
             self.is_admitted = self.is_free = True
+            self.byte_us = 0.0
             self.turn_us = self._limits.turn_us
             self._own = _core(self._limits.member_core, self._limits.core_burst_s)
 
     def settle(self, peer: PeerId) -> None:
         """Admit the connection once its peer is known, which nobody says."""
         self._peer = peer
+
+    def visit(self) -> None:
+        """Share with foreign hosts from now on, in which data has its price as well."""
+        self._together = self._shares.foreign
+        self.byte_us = self._own.per_s / self._limits.foreign_bytes_per_s
+
+    def stay(self) -> None:
+        """Share with strangers again, with data that is free."""
+        self._together, self.byte_us = self._shares.strangers, 0.0
+
+    @property
+    def active_at_s(self) -> float:
+        """When something last came."""
+        return self._own.at_s
+
+    def work(self, price_us: float) -> None:
+        """Charge work that an honest peer may ask for: too much of it waits, and ends nothing."""
+        self.due_us += price_us
+        if self._since_s is not None:
+            # The time that pays for it, and for as much around it, is no sign of a flood.
+            paid_s = 2 * price_us / self._own.per_s
+            self._since_s = min(self._since_s + paid_s, trio.current_time())
+
+    def refuse_stream(self) -> None:
+        """Charge a stream beyond the bound, which is reset."""
+        self.due_us += ANSWER_US + LATE_DATA_US
+        self._shares.counters.add("streams.too_many")
 
     def idle(self, weight: int) -> str:
         """Count a frame that means nothing; return why the connection ends, or ""."""
@@ -181,10 +232,10 @@ class CoreShare:
             self.is_free = self.is_admitted
         if self.is_admitted and not own_s:
             return ""
-        line = self._shares.line
-        if not (own_s or line.locked() or self._shares.strangers.wait_s(now_s)):
+        line = self._together.line
+        if not (own_s or line.locked() or self._together.account.wait_s(now_s)):
             line.acquire_nowait()
-            self._in_line = True
+            self._in_line = line
             return ""
         if own_s:
             self._since_s = now_s if self._since_s is None else self._since_s
@@ -209,9 +260,10 @@ class CoreShare:
                 self._shares.counters.add("inbound.throttled")
                 await trio.sleep(own_s)
             if not self.is_admitted:
-                await self._shares.line.acquire()
-                self._in_line = True
-                all_s = self._shares.strangers.wait_s(trio.current_time())
+                together = self._together
+                await together.line.acquire()
+                self._in_line = together.line
+                all_s = together.account.wait_s(trio.current_time())
                 if all_s:
                     self._shares.counters.add("inbound.throttled")
                     await trio.sleep(all_s)
@@ -226,9 +278,9 @@ class CoreShare:
                 scope.deadline = deadline_s + waited_s
 
     def _leave_line(self) -> None:
-        if self._in_line:
-            self._in_line = False
-            self._shares.line.release()
+        line, self._in_line = self._in_line, None
+        if line is not None:
+            line.release()
 
     def pay(self) -> None:
         """Pay for a turn, with all that was done for the connection since the last one."""
@@ -238,7 +290,7 @@ class CoreShare:
         due_us, self.due_us, now_s = self.due_us, 0, trio.current_time()
         self.is_free = self._own.take(due_us, now_s) >= 0 and self.is_admitted
         if not self.is_admitted:
-            self._shares.strangers.take(due_us, now_s)
+            self._together.account.take(due_us, now_s)
 
     async def end(self) -> None:
         """Pay for a turn, and let the next in the line have its own."""

@@ -150,9 +150,10 @@ class LinkTransport(Transport):
         receivers = [session.receiver for session in sessions if session.receiver is not None]
         own_tasks = 0 if self._nursery is None else len(self._nursery.child_tasks)
         up = sum(link.hello is not None for link in links)
+        opening = sum(link.hello is None and not link.is_foreign for link in links)
         return TransportMetrics(
             connections=up,
-            connections_opening=len(links) - up + table.admission.sockets,
+            connections_opening=opening + table.admission.sockets,
             connection_slots=self._limits.max_connections,
             streams=sum(link.carrier.stream_count() for link in links),
             tasks=own_tasks + sum(link.tasks for link in links),
@@ -166,6 +167,7 @@ class LinkTransport(Transport):
             inbox_notices=inbox.notices,
             queued_envelopes=sum(queue.envelopes for queue in queues),
             circuits=self._circuits(),
+            foreign=table.admission.foreign,
             sessions=len(sessions),
             denied=dict(table.gate.denied),
             counters=self._counters.snapshot(),
