@@ -39,10 +39,12 @@ from bbnode.daemon.paths import StorageError
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.checkpoint import CheckpointRefused
 from bbnode.daemon.testbed import run as testbed
+from bbnode.daemon.testbed.plan import NodesRefused, parse_nodes
 from bbnode.sim import NotReached
 from tests.daemon.limits_reach import Place, Reach, refusing
 from tests.daemon.test_checkpoint import saved
 from tests.daemon.test_round_history import made
+from tests.daemon.test_testbed import digits
 from tests.daemon.test_testbed_run import prepared
 from tests.sim.test_network import asked
 
@@ -407,6 +409,10 @@ def _virtual(most: int) -> None:
         assert most - 540 * 10**9 < net.now_ns <= most
 
 
+def _nodes(count: int) -> None:
+    parse_nodes(f"client={count - 1}", digits())
+
+
 REACHED: dict[str, Reach] = {
     "api.on_trio.MAX_WAITING_OUTPUTS": _outputs,
     "api.on_trio.MAX_WAITING_BYTES": _output_bytes,
@@ -436,4 +442,5 @@ REACHED: dict[str, Reach] = {
     "daemon.testbed.run.JOIN_TIMEOUT_S": _gone("JOIN"),
     "daemon.testbed.run.STOP_TIMEOUT_S": _stops,
     "sim.network.DEFAULT_LIMIT_NS": _virtual,
+    "daemon.testbed.plan.MAX_NODES": refusing(NodesRefused, _nodes, "the simulator"),
 }
