@@ -29,7 +29,8 @@ from bbnode.transport import pending_exchange, schema_exchange
 from bbnode.transport.base import Direction
 from bbnode.transport.errors import DialError, FrameError, NotConnectedError, StreamBrokenError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p import tcp
+from bbnode.transport.libp2p import host, tcp
+from bbnode.transport.libp2p.host import Libp2pHost
 from bbnode.transport.libp2p.muxer import Muxer
 from bbnode.transport.libp2p.transport import Libp2pTransport
 from bbnode.transport.limits import RelaySettings, TransportLimits
@@ -476,6 +477,18 @@ async def _streams(most: int) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def _handshake(most: float, place: Place) -> None:
+    """A host that takes a connection, and says nothing on it."""
+
+    async def silent(*_: Any) -> Any:
+        await trio.sleep_forever()
+
+    place.patch.setattr(host, "secure_dialled", silent)
+    made = cast("Any", Libp2pHost.__new__(Libp2pHost))
+    made._keys = None
+    await _takes(most, DialError, made._secure_dialled, None, SOURCE.addresses[0], peer(1))
+
+
 REACHED: dict[str, Reach] = {
     "access_stall_s": _access_stalls,
     "pending_answer_s": _pending,
@@ -507,4 +520,5 @@ REACHED: dict[str, Reach] = {
     "room_check_s": _looks,
     "stranger_turn_us": _strangers_turn,
     "max_streams": _streams,
+    "dialled_handshake_s": _handshake,
 }
