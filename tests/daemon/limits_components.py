@@ -524,3 +524,68 @@ def _refreshes(most: float) -> None:
 
 
 REACHED["Kademlia.refresh_s"] = _refreshes
+
+
+# --- vectors and counts that peers say ----------------------------------------------------------
+
+
+def _vector(name: str, **fixed: Any) -> Reach:
+    """Return what looks at a vector with a number at the bound, and beyond it."""
+
+    def reach(most: float) -> None:
+        cls = component_class(f"bbnode.{name}")
+        made = cls(cls.Config(size=1, **fixed))
+        look = made._problem if name == "UpdateBuffer" else made.problem
+        assert look(np.full(1, most, np.float32)) is None
+        more = np.nextafter(np.float32(most), np.float32(np.inf))
+        assert "(max_abs)" in str(look(np.full(1, more, np.float32)))
+
+    return reach
+
+
+def _examples(most: int) -> None:
+    cls = component_class("bbnode.UpdateBuffer")
+    look = cls(cls.Config(size=1))._problem_of_count
+    assert look(Metadata(num_samples=most)) is None
+    assert "(max_samples)" in str(look(Metadata(num_samples=most + 1)))
+
+
+def _counts_as(name: str) -> Reach:
+    """Return what says more examples than count: they count as the bound."""
+
+    def reach(most: int) -> None:
+        cls = component_class(f"bbnode.{name}")
+        made, who = cls(cls.Config()), PeerId.from_seed(1)
+        said = Composite((b"", Metadata(num_samples=most + 1, loss=1.0)))
+        made.observed(Context(), ResponseBatch(responses=((who, said),), took_ns=((who, 1),)))
+        counted = made._sizes[who].samples if name == "ByDataSize" else made._arms[who].utility
+        assert counted == most
+
+    return reach
+
+
+def _weighs(name: str) -> Reach:
+    """Return what plans a round in which clients weigh their examples: at most so many each."""
+
+    def reach(most: int) -> None:
+        cls = component_class(f"bbnode.{name}")
+        made = cls(cls.Config(clients=4, size=1, equal_weights=False))
+        ring = made._plan.ring
+        assert ring.max_weight == most
+        one = np.ones(1, np.float32)
+        assert [ring.words(one, weight)[-1] for weight in (most, most + 1)] == [most, most]
+
+    return reach
+
+
+REACHED |= {
+    "SecAggClient.max_samples": _weighs("SecAggClient"),
+    "SecAggServer.max_samples": _weighs("SecAggServer"),
+    "UpdateBuffer.max_abs": _vector("UpdateBuffer"),
+    "UpdateBuffer.max_samples": _examples,
+    "PairwiseMean.max_abs": _vector("PairwiseMean"),
+    "RoundMixing.max_abs": _vector("RoundMixing"),
+    "SwarmRounds.max_abs": _vector("SwarmRounds"),
+    "ByDataSize.max_samples": _counts_as("ByDataSize"),
+    "Oort.max_samples": _counts_as("Oort"),
+}
