@@ -23,12 +23,14 @@ from bbnode.dsl import BackendSlot, BadArgument, Graph, Module, OnnxModule, type
 from bbnode.dsl.errors import ModelTooLarge
 from bbnode.engine.cohorts import Cohort
 from bbnode.ir.calls import InliningRefused, check_calls
+from bbnode.ir.caps import MAX_TEXTS
 from bbnode.ir.codec import decode_value, encode_value
 from bbnode.ir.envelope import SlotFill, WireEnvelope, decode_envelope, encode_envelope
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.intake import ModelOverLimit, opened_model, read_model
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal, decode_refusal
+from bbnode.ir.values import Composite
 from bbnode.programs import PeerToPeerSearch
 from tests.components.fakes import CTX
 from tests.daemon.limits_reach import Place, Reach, refused, refused_for, refusing
@@ -104,6 +106,20 @@ def _addresses(size: int) -> None:
     rest = size - 100 * len(listed)
     listed += [_address(rest // 2), _address(rest - rest // 2)]
     decode_value(types.ADDRESS_VEC, msgpack.packb(listed))
+
+
+def _values(most: int) -> None:
+    """Texts of several tensors in one composite: they count together, and so do the tensors."""
+    full = np.full(MAX_TEXTS, "", object)
+    rest = most - 3 * len(full)
+
+    def decode(last: int) -> None:
+        whole = Composite([full, full, full, np.full(last, "", object)])
+        decode_value(types.COMPOSITE, encode_value(whole))
+
+    decode(rest - 4)  # of the tensors themselves
+    with pytest.raises(DecodeError, match=f"more than {most} values"):
+        decode(rest - 3)
 
 
 def _list_items(most: int) -> None:
@@ -285,6 +301,7 @@ REACHED: dict[str, Reach] = {
     ),
     "max_payload_address_bytes": refusing(DecodeError, _addresses, "bytes of addresses"),
     "max_list_items": _list_items,
+    "max_values": _values,
     "max_peer_list_bytes": refused_for(
         DecodeError,
         lambda n: decode_value(types.PEER_ID_VEC, msgpack.packb([bytes(n - 6)])),
