@@ -27,6 +27,7 @@ from bbnode.engine.wire import outbound
 from bbnode.engine.wire.refusals import PerSecond
 from bbnode.ir import types
 from bbnode.ir.caps import CLOCK_SKEW_S
+from bbnode.ir.codec import cost_of
 from bbnode.ir.envelope import CorrelationKind, SlotFill
 from bbnode.ir.graph import OpNode, Subgraph
 from bbnode.ir.peer import PeerId
@@ -183,6 +184,23 @@ def _poll(most: int) -> None:
     assert took(most // cost + 100) == -(-most // cost)
 
 
+def _inline(most: int) -> None:
+    """Peer ids are reckoned at a microsecond for 16 bytes: decoded in the poll, or by a thread."""
+    for more in (0, 16):
+        p = Partition("server")
+        p.recv("peers", node=types.PEER_ID_VEC)
+        p.output("y", "peers")
+        node = cast("Any", bring_up(model(p), p.name))
+        node.peer_connected(peer(1), ["client"])
+        payload = bytes(16 * (most - 1) + more)
+        assert cost_of(types.PEER_ID_VEC, payload, most) == most + bool(more)
+        raw = envelope(
+            peer(1), p.site("peers"), None, payload=payload, type_hash=types.PEER_ID_VEC.wire_hash
+        )
+        node.deliver_inbound(peer(1), raw)
+        assert len(of(steps.RunTask, node.poll(1))) == bool(more)
+
+
 # --- who may talk, and tickets ------------------------------------------------------------------
 
 
@@ -243,6 +261,7 @@ REACHED: dict[str, Reach] = {
     "engine.ops.graphs.MAX_VARIANTS": _variants,
     "engine.ops.graphs.MAX_SINGLES": _singles,
     "max_poll_decode_us": _poll,
+    "max_inline_decode_us": _inline,
     "max_of_use": _of_use,
     "max_redeemers": _redeemers,
     "max_uses": refusing(
