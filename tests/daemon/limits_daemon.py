@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import resource
 import socket
@@ -147,18 +148,27 @@ def _waits_s(most: float) -> None:
         refusing(ValueError, body, "less than or equal")(most)
 
 
-async def _rounds_bytes(most: int) -> None:
-    """The route asks for so many bytes; the store gives the newest that fit into them."""
+async def _rounds_bytes(most: int, place: Place) -> None:
+    """The newest rounds that fit into an answer, and how many older ones did not."""
+    file = store.rounds_file(place.folder)
+    kept = RoundStore(file, keep=10)
+    for number in range(1, 6):
+        kept.add(made(number), 1)
+    kept.close()
+    size = max(len(json.dumps(each)) for each in store.read_rounds(file))
+    found = store.read_rounds(file, max_bytes=2 * size)
+    assert [each["round"] for each in found] == [4, 5]
+    assert found.left_out == 3
     asked = {}
 
-    def read(**given: Any) -> list[Any]:
+    def read(**given: Any) -> Any:
         asked.update(given)
-        return []
+        return found
 
-    history = SimpleNamespace(read=read)
-    host = cast("Any", SimpleNamespace(history=history, rounds=[]))
-    await routes.rounds(host, routes.RoundsQuery())
+    host = cast("Any", SimpleNamespace(history=SimpleNamespace(read=read), rounds=[]))
+    answer = await routes.rounds(host, routes.RoundsQuery())
     assert asked["max_bytes"] == most
+    assert answer["trouble"].startswith("3 older rounds are left out: an answer holds 12 MiB")
 
 
 # --- the history --------------------------------------------------------------------------------
