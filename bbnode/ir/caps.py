@@ -188,7 +188,10 @@ MAX_UNSECURED_BYTES: Final = _cap(
     16 * 1024, "bytes", "all that is read of a connection before its handshake has ended"
 )
 MAX_STREAMS: Final = _cap(
-    32, "streams", "of one connection: ours, as many while they are replaced, and others"
+    32,
+    "streams",
+    "of one connection: ours and others; twice as many while some are ending, and "
+    "those of circuits",
 )
 MAX_OTHER_STREAMS: Final = _cap(
     64, "streams", "of one peer that py-libp2p's services have at a time"

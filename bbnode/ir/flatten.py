@@ -148,7 +148,8 @@ def _check_size(main: Function, library: Mapping[FunctionKey, Function]) -> None
     except InliningRefused as error:
         raise MalformedFlow(main.name, str(error)) from error
     if ops > MAX_FLAT_OPS:
-        raise MalformedFlow(main.name, f"the target has over {MAX_FLAT_OPS} ops")
+        what = f"the target has over {MAX_FLAT_OPS} ops; call its Modules fewer times, or split it"
+        raise MalformedFlow(main.name, what)
     if chars > MAX_FLAT_CHARS:
         what = f"the names of its ops have over {MAX_FLAT_CHARS} characters; shorten them"
         raise MalformedFlow(main.name, what)

@@ -26,6 +26,7 @@ from bbnode.components.errors import (
     BackendUnavailable,
     ExchangeRefused,
     InvalidComponentConfig,
+    NothingToAggregate,
     UnsupportedSelection,
 )
 from bbnode.components.indexes.directory import _MANIFEST
@@ -40,13 +41,14 @@ from bbnode.components.peer_registry.client import (
 from bbnode.components.privacy import release
 from bbnode.components.privacy.accounting import LedgerUnavailable, PrivacyLedger
 from bbnode.components.privacy.errors import NoSuchRelease
+from bbnode.components.registry import component_class
 from bbnode.components.selectors.centroids import CentroidSelector, CentroidSelectorConfig
 from bbnode.components.wire_records import UnusableMessage
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
-from bbnode.ir.values import PeerIdVec, ResponseBatch
+from bbnode.ir.values import Composite, Metadata, PeerIdVec, ResponseBatch
 from tests.components import test_codecs, test_global_registry, test_isolation, test_kademlia
-from tests.components.fakes import Context, Peers
+from tests.components.fakes import Context, Peers, ort
 from tests.components.selectors.test_random_walk import called, peer, walk, walker
 from tests.daemon.limits_reach import Place, Reach, refused, refused_for, refusing
 from tests.programs import test_private
@@ -391,4 +393,199 @@ REACHED: dict[str, Reach] = {
     "GlobalRegistryClient.max_view": _view,
     "max_registries": _registries,
     "max_registry_class_chars": refusing(UnusableMessage, _announced, "a class"),
+}
+# --- aggregators --------------------------------------------------------------------------------
+
+# Of those that hold tensors, and of those that hold what peers say of their data.
+_HOLDING = (
+    *("Bulyan", "FLTrust", "FedAvg", "GeometricMedian", "Krum", "Median", "MetricsMean"),
+    *("MultiKrum", "NormClipping", "RunningMean", "TrimmedMean"),
+)
+_POOLING = ("PooledClusters", "PooledCounts", "PooledRanges", "PooledStatistics")
+
+
+def _aggregator(name: str) -> Any:
+    cls = component_class(f"bbnode.{name}")
+    given = {"RunningMean": {"shape": (1,)}, "PooledClusters": {"clusters": 1, "features": 1}}
+    made = cls(cls.Config(**given.get(name, {})))
+    made.bind({"backend": ort()} if cls.depends else {})
+    return made
+
+
+def _answer(name: str, number: float = 1.0, samples: int = 1) -> Any:
+    """Return what an aggregator of this kind takes: of one number, and of so many examples."""
+    match name:
+        case "MetricsMean":
+            return np.array([samples, number], np.float32)
+        case "PooledClusters":
+            return np.array([[1.0, samples, 0.0, samples * number]])
+        case "PooledCounts":
+            return np.array([[samples]])
+        case "PooledRanges":
+            return np.array([[samples], [number], [number]], np.float64)
+        case "PooledStatistics":
+            rows = np.array([[samples], [number], [0.0], [number], [number]])
+            return Composite((rows, Metadata(num_samples=samples)))
+    return Composite((np.full(1, number, np.float32), Metadata(num_samples=samples)))
+
+
+def _taken(name: str, *answers: Any, words: str) -> None:
+    """See that of these answers the last one is refused, for this reason."""
+    ctx, peers = Context(), _peers(len(answers))
+    batch = ResponseBatch(responses=tuple(zip(peers, answers, strict=True)))
+    _aggregator(name).contribute_all(ctx, batch)
+    assert [*ctx.refused] == peers[-1:]
+    assert words in ctx.refused[peers[-1]]
+
+
+def _contributors(name: str) -> Reach:
+    return lambda n: _taken(name, *[_answer(name)] * (n + 1), words="max_contributors")
+
+
+def _samples(name: str) -> Reach:
+    return lambda n: _taken(
+        name, _answer(name, samples=n), _answer(name, samples=n + 1), words="max_samples"
+    )
+
+
+def _largest(name: str) -> Reach:
+    def reach(most: float) -> None:
+        kind = np.float32 if name in _HOLDING else np.float64
+        more = float(np.nextafter(kind(most), kind(np.inf)) * (1 + (kind is np.float64) * 1e-6))
+        least = float(np.nextafter(kind(most), kind(0)))
+        _taken(name, _answer(name, least), _answer(name, more), words="max_abs")
+
+    return reach
+
+
+def _held(name: str) -> Reach:
+    """Return what begins one execution more, of which the first has nothing any more."""
+
+    def reach(most: int) -> None:
+        made, peers = _aggregator(name), _peers(8)
+        batch = ResponseBatch(responses=tuple((each, _answer(name)) for each in peers))
+        for execution in range(most + 1):
+            made.contribute_all(Context(execution=execution), batch)
+        held = made._rounds if name in _HOLDING else made._pools
+        assert [*held] == [*range(1, most + 1)]
+        with pytest.raises(NothingToAggregate):
+            made.aggregate(Context(execution=0))
+
+    return reach
+
+
+for _name in (*_HOLDING, *_POOLING):
+    REACHED[f"{_name}.max_contributors"] = _contributors(_name)
+    REACHED[f"{_name}.max_samples"] = _samples(_name)
+    REACHED[f"{_name}.max_rounds"] = _held(_name)
+    if _name != "PooledCounts":
+        REACHED[f"{_name}.max_abs"] = _largest(_name)
+
+
+# --- codecs that remember -----------------------------------------------------------------------
+
+_CODECS = (
+    *("BFloat16Codec", "Float16Codec", "Int4Codec", "Int8Codec", "NF4Codec", "PowerSGDCodec"),
+    *("ProductQuantizer", "RandomKCodec", "ScalarQuantizer", "SignCodec", "TopKCodec"),
+)
+
+
+def _streams(name: str) -> Reach:
+    """Return what encodes for one op more: what the first one's codes lost is forgotten."""
+
+    def reach(most: int) -> None:
+        codec = test_codecs.made(component_class(f"bbnode.{name}"), error_feedback=True)
+        tensor = np.linspace(-1, 1, 64, dtype=np.float32)
+        for number in range(most + 1):
+            codec.encode(Context(op=f"Encode_{number}"), tensor)
+        assert [op for op, _ in codec._streams] == [f"Encode_{n}" for n in range(1, most + 1)]
+
+    return reach
+
+
+for _name in _CODECS:
+    REACHED[f"{_name}.max_streams"] = _streams(_name)
+
+
+# --- overlays that look again -------------------------------------------------------------------
+
+
+def _refreshes(most: float) -> None:
+    """Once many are known, the table is looked through again after this time."""
+    component = test_kademlia.dht(k=2)
+    for each in test_kademlia.MANY[:40]:
+        test_kademlia.asks(component, each)
+    waits: list[int] = []
+    ctx = test_kademlia.Context()
+    ctx.set_timer = lambda key, after_ns: waits.append(after_ns) if key == "refresh" else None  # type: ignore[method-assign]
+    for _ in range(20):
+        component.on_timer(ctx, "refresh")
+    assert waits[-1] == most * 10**9
+
+
+REACHED["Kademlia.refresh_s"] = _refreshes
+
+
+# --- vectors and counts that peers say ----------------------------------------------------------
+
+
+def _vector(name: str, **fixed: Any) -> Reach:
+    """Return what looks at a vector with a number at the bound, and beyond it."""
+
+    def reach(most: float) -> None:
+        cls = component_class(f"bbnode.{name}")
+        made = cls(cls.Config(size=1, **fixed))
+        look = made._problem if name == "UpdateBuffer" else made.problem
+        assert look(np.full(1, most, np.float32)) is None
+        more = np.nextafter(np.float32(most), np.float32(np.inf))
+        assert "(max_abs)" in str(look(np.full(1, more, np.float32)))
+
+    return reach
+
+
+def _examples(most: int) -> None:
+    cls = component_class("bbnode.UpdateBuffer")
+    look = cls(cls.Config(size=1))._problem_of_count
+    assert look(Metadata(num_samples=most)) is None
+    assert "(max_samples)" in str(look(Metadata(num_samples=most + 1)))
+
+
+def _counts_as(name: str) -> Reach:
+    """Return what says more examples than count: they count as the bound."""
+
+    def reach(most: int) -> None:
+        cls = component_class(f"bbnode.{name}")
+        made, who = cls(cls.Config()), PeerId.from_seed(1)
+        said = Composite((b"", Metadata(num_samples=most + 1, loss=1.0)))
+        made.observed(Context(), ResponseBatch(responses=((who, said),), took_ns=((who, 1),)))
+        counted = made._sizes[who].samples if name == "ByDataSize" else made._arms[who].utility
+        assert counted == most
+
+    return reach
+
+
+def _weighs(name: str) -> Reach:
+    """Return what plans a round in which clients weigh their examples: at most so many each."""
+
+    def reach(most: int) -> None:
+        cls = component_class(f"bbnode.{name}")
+        made = cls(cls.Config(clients=4, size=1, equal_weights=False))
+        ring = made._plan.ring
+        assert ring.max_weight == most
+        one = np.ones(1, np.float32)
+        assert [ring.words(one, weight)[-1] for weight in (most, most + 1)] == [most, most]
+
+    return reach
+
+
+REACHED |= {
+    "SecAggClient.max_samples": _weighs("SecAggClient"),
+    "SecAggServer.max_samples": _weighs("SecAggServer"),
+    "UpdateBuffer.max_abs": _vector("UpdateBuffer"),
+    "UpdateBuffer.max_samples": _examples,
+    "PairwiseMean.max_abs": _vector("PairwiseMean"),
+    "RoundMixing.max_abs": _vector("RoundMixing"),
+    "SwarmRounds.max_abs": _vector("SwarmRounds"),
+    "ByDataSize.max_samples": _counts_as("ByDataSize"),
+    "Oort.max_samples": _counts_as("Oort"),
 }

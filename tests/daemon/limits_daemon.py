@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import resource
 import socket
@@ -39,10 +40,12 @@ from bbnode.daemon.paths import StorageError
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.checkpoint import CheckpointRefused
 from bbnode.daemon.testbed import run as testbed
+from bbnode.daemon.testbed.plan import NodesRefused, parse_nodes
 from bbnode.sim import NotReached
 from tests.daemon.limits_reach import Place, Reach, refusing
 from tests.daemon.test_checkpoint import saved
 from tests.daemon.test_round_history import made
+from tests.daemon.test_testbed import digits
 from tests.daemon.test_testbed_run import prepared
 from tests.sim.test_network import asked
 
@@ -145,18 +148,27 @@ def _waits_s(most: float) -> None:
         refusing(ValueError, body, "less than or equal")(most)
 
 
-async def _rounds_bytes(most: int) -> None:
-    """The route asks for so many bytes; the store gives the newest that fit into them."""
+async def _rounds_bytes(most: int, place: Place) -> None:
+    """The newest rounds that fit into an answer, and how many older ones did not."""
+    file = store.rounds_file(place.folder)
+    kept = RoundStore(file, keep=10)
+    for number in range(1, 6):
+        kept.add(made(number), 1)
+    kept.close()
+    size = max(len(json.dumps(each)) for each in store.read_rounds(file))
+    found = store.read_rounds(file, max_bytes=2 * size)
+    assert [each["round"] for each in found] == [4, 5]
+    assert found.left_out == 3
     asked = {}
 
-    def read(**given: Any) -> list[Any]:
+    def read(**given: Any) -> Any:
         asked.update(given)
-        return []
+        return found
 
-    history = SimpleNamespace(read=read)
-    host = cast("Any", SimpleNamespace(history=history, rounds=[]))
-    await routes.rounds(host, routes.RoundsQuery())
+    host = cast("Any", SimpleNamespace(history=SimpleNamespace(read=read), rounds=[]))
+    answer = await routes.rounds(host, routes.RoundsQuery())
     assert asked["max_bytes"] == most
+    assert answer["trouble"].startswith("3 older rounds are left out: an answer holds 12 MiB")
 
 
 # --- the history --------------------------------------------------------------------------------
@@ -407,6 +419,10 @@ def _virtual(most: int) -> None:
         assert most - 540 * 10**9 < net.now_ns <= most
 
 
+def _nodes(count: int) -> None:
+    parse_nodes(f"client={count - 1}", digits())
+
+
 REACHED: dict[str, Reach] = {
     "api.on_trio.MAX_WAITING_OUTPUTS": _outputs,
     "api.on_trio.MAX_WAITING_BYTES": _output_bytes,
@@ -436,4 +452,5 @@ REACHED: dict[str, Reach] = {
     "daemon.testbed.run.JOIN_TIMEOUT_S": _gone("JOIN"),
     "daemon.testbed.run.STOP_TIMEOUT_S": _stops,
     "sim.network.DEFAULT_LIMIT_NS": _virtual,
+    "daemon.testbed.plan.MAX_NODES": refusing(NodesRefused, _nodes, "the simulator"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice, product
+from itertools import count, islice, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +15,7 @@ from bbnode.access.errors import GrantError, Refusal, TicketRefused
 from bbnode.access.ticket import Invitation, Ledger, Redeemed
 from bbnode.components.errors import ComponentError
 from bbnode.daemon.access.files import OwnedNetwork
+from bbnode.engine import steps
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.messaging.pending import PendingCalls
 from bbnode.engine.ops.context import CallContext, _check_key
@@ -24,7 +25,9 @@ from bbnode.engine.peers.governor import PeerGovernor
 from bbnode.engine.scheduler import Scheduler
 from bbnode.engine.wire import outbound
 from bbnode.engine.wire.refusals import PerSecond
+from bbnode.ir import types
 from bbnode.ir.caps import CLOCK_SKEW_S
+from bbnode.ir.codec import cost_of
 from bbnode.ir.envelope import CorrelationKind, SlotFill
 from bbnode.ir.graph import OpNode, Subgraph
 from bbnode.ir.peer import PeerId
@@ -32,7 +35,8 @@ from tests.access.strategies import DAY_S, NOW_S, member_of
 from tests.access.test_ticket import ticket
 from tests.daemon.limits_reach import Place, Reach, refusing
 from tests.engine.builder import Partition, model
-from tests.engine.support import bring_up, peer
+from tests.engine.envelopes import envelope
+from tests.engine.support import bring_up, of, peer
 
 # --- the engine ---------------------------------------------------------------------------------
 
@@ -155,6 +159,48 @@ def _singles(most: int) -> None:
     assert runner._single(0) is not first
 
 
+def _poll(most: int) -> None:
+    """Of many envelopes a poll takes those that it has time for, by what one is reckoned at."""
+    p = Partition("server")
+    site = p.site("update")
+    p.recv("update", node=types.TENSOR_FLOAT)
+    p.output("y", "update")
+    node = cast("Any", bring_up(model(p), p.name))
+    node.peer_connected(peer(1), ["client"])
+    node.poll(0)
+
+    ids = count(1)
+
+    def took(envelopes: int) -> int:
+        """Return how many of so many a poll takes."""
+        for wire_req_id in islice(ids, envelopes):
+            raw = envelope(peer(1), site, np.zeros(1, np.float32), wire_req_id=wire_req_id)
+            node.deliver_inbound(peer(1), raw)
+        return len(of(steps.AppEvent, node.poll(1)))
+
+    assert took(1) == 1
+    cost = most - node._rt.decoder.left_us
+    assert cost > 0
+    assert took(most // cost + 100) == -(-most // cost)
+
+
+def _inline(most: int) -> None:
+    """Peer ids are reckoned at a microsecond for 16 bytes: decoded in the poll, or by a thread."""
+    for more in (0, 16):
+        p = Partition("server")
+        p.recv("peers", node=types.PEER_ID_VEC)
+        p.output("y", "peers")
+        node = cast("Any", bring_up(model(p), p.name))
+        node.peer_connected(peer(1), ["client"])
+        payload = bytes(16 * (most - 1) + more)
+        assert cost_of(types.PEER_ID_VEC, payload, most) == most + bool(more)
+        raw = envelope(
+            peer(1), p.site("peers"), None, payload=payload, type_hash=types.PEER_ID_VEC.wire_hash
+        )
+        node.deliver_inbound(peer(1), raw)
+        assert len(of(steps.RunTask, node.poll(1))) == bool(more)
+
+
 # --- who may talk, and tickets ------------------------------------------------------------------
 
 
@@ -214,6 +260,8 @@ REACHED: dict[str, Reach] = {
     "engine.peers.backoff_table.MAX_DELAY_NS": _delay,
     "engine.ops.graphs.MAX_VARIANTS": _variants,
     "engine.ops.graphs.MAX_SINGLES": _singles,
+    "max_poll_decode_us": _poll,
+    "max_inline_decode_us": _inline,
     "max_of_use": _of_use,
     "max_redeemers": _redeemers,
     "max_uses": refusing(

@@ -28,9 +28,12 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport import pending_exchange, schema_exchange
 from bbnode.transport.base import Direction
 from bbnode.transport.errors import DialError, FrameError, NotConnectedError, StreamBrokenError
-from bbnode.transport.libp2p import tcp
+from bbnode.transport.identity import Identity
+from bbnode.transport.libp2p import host, tcp
+from bbnode.transport.libp2p.host import Libp2pHost
 from bbnode.transport.libp2p.muxer import Muxer
-from bbnode.transport.limits import TransportLimits
+from bbnode.transport.libp2p.transport import Libp2pTransport
+from bbnode.transport.limits import RelaySettings, TransportLimits
 from bbnode.transport.links.framing import FrameDecoder, FrameType, Lane, encode_header
 from bbnode.transport.links.receiver import Receiver
 from bbnode.transport.links.transport import DialBackoff
@@ -41,8 +44,8 @@ from tests.daemon.test_restarts import NEW, Room
 from tests.engine.support import peer
 from tests.transport.fakes import carrier_pair
 from tests.transport.test_link import LARGE, SMALL, Side, quiet
+from tests.transport.test_muxer import SYN, WINDOW, data, frame, share_of, stream_of
 from tests.transport.test_muxer import Peer as Muxed
-from tests.transport.test_muxer import data, share_of, stream_of
 
 # --- what nodes ask each other ------------------------------------------------------------------
 
@@ -459,6 +462,33 @@ async def _strangers_turn(most: int, place: Place) -> None:
     assert most <= max(turns) < most + 100
 
 
+async def _streams(most: int) -> None:
+    """Streams of one connection, twice as many as count, with those of circuits: one more."""
+    backend = cast("Any", Libp2pTransport(Identity.from_seed(b"s" * 32), listen=[]))
+    allowed = backend._host._max_streams
+    assert allowed == 2 * (most + 2 * (RelaySettings().circuits_per_peer + 4))
+    other = Muxed(share=share_of(), max_streams=allowed)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other.muxer.run)
+        for number in range(allowed + 1):
+            assert not other.ends
+            await other.send(frame(WINDOW, SYN, 2 * number + 1, 0))
+        assert f"more than {allowed} streams" in other.ends[0]
+        nursery.cancel_scope.cancel()
+
+
+async def _handshake(most: float, place: Place) -> None:
+    """A host that takes a connection, and says nothing on it."""
+
+    async def silent(*_: Any) -> Any:
+        await trio.sleep_forever()
+
+    place.patch.setattr(host, "secure_dialled", silent)
+    made = cast("Any", Libp2pHost.__new__(Libp2pHost))
+    made._keys = None
+    await _takes(most, DialError, made._secure_dialled, None, SOURCE.addresses[0], peer(1))
+
+
 REACHED: dict[str, Reach] = {
     "access_stall_s": _access_stalls,
     "pending_answer_s": _pending,
@@ -489,4 +519,6 @@ REACHED: dict[str, Reach] = {
     "write_failures": _failed_writes,
     "room_check_s": _looks,
     "stranger_turn_us": _strangers_turn,
+    "max_streams": _streams,
+    "dialled_handshake_s": _handshake,
 }

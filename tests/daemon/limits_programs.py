@@ -21,14 +21,18 @@ from bbnode.components.registry import component_class
 from bbnode.components.settings import UnreadableSettings, stored_settings
 from bbnode.dsl import BackendSlot, BadArgument, Graph, Module, OnnxModule, types
 from bbnode.dsl.errors import ModelTooLarge
-from bbnode.engine.cohorts import Cohort
+from bbnode.engine.cohorts import Cohort, CohortTable
+from bbnode.ir import flatten
 from bbnode.ir.calls import InliningRefused, check_calls
+from bbnode.ir.caps import MAX_TEXTS
 from bbnode.ir.codec import decode_value, encode_value
 from bbnode.ir.envelope import SlotFill, WireEnvelope, decode_envelope, encode_envelope
 from bbnode.ir.errors import DecodeError
+from bbnode.ir.graph import Function, OpNode
 from bbnode.ir.intake import ModelOverLimit, opened_model, read_model
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal, decode_refusal
+from bbnode.ir.values import Composite
 from bbnode.programs import PeerToPeerSearch
 from tests.components.fakes import CTX
 from tests.daemon.limits_reach import Place, Reach, refused, refused_for, refusing
@@ -93,6 +97,20 @@ def _reasons(most: int) -> None:
         decode_value(types.RESPONSE_BATCH, encode_value(more))
 
 
+def _closed(most: int) -> None:
+    """Requests that have ended: of one more, answers to the first are of nobody's request."""
+    table = CohortTable()
+    for number in range(most + 1):
+        table.open(
+            Cohort(
+                wire_req_id=number, request_id=1, execution=1, name="r", asked=(), needed=0,
+                site=1, opened_ns=0, deadline_ns=1,
+            )
+        )  # fmt: skip
+    statuses = [table.classify(number, PEER).value for number in (0, 1, most)]
+    assert statuses == ["unknown", "late", "late"]
+
+
 def _address(size: int) -> bytes:
     name = ("a" * 40 + ".b" * 40)[: size - 2]
     return bytes((54, size - 2)) + name.encode()
@@ -104,6 +122,20 @@ def _addresses(size: int) -> None:
     rest = size - 100 * len(listed)
     listed += [_address(rest // 2), _address(rest - rest // 2)]
     decode_value(types.ADDRESS_VEC, msgpack.packb(listed))
+
+
+def _values(most: int) -> None:
+    """Texts of several tensors in one composite: they count together, and so do the tensors."""
+    full = np.full(MAX_TEXTS, "", object)
+    rest = most - 3 * len(full)
+
+    def decode(last: int) -> None:
+        whole = Composite([full, full, full, np.full(last, "", object)])
+        decode_value(types.COMPOSITE, encode_value(whole))
+
+    decode(rest - 4)  # of the tensors themselves
+    with pytest.raises(DecodeError, match=f"more than {most} values"):
+        decode(rest - 3)
 
 
 def _list_items(most: int) -> None:
@@ -205,6 +237,21 @@ def _ops(most: int) -> None:
         OnnxModule(_model([*calls, *_calling("f", 1)], [_function("f", body)]))
 
 
+def _flat_ops(most: int) -> None:
+    """A function of 511 ops, of which a call makes one more, called 512 times."""
+    inner = Function(name="f", domain="d", inputs=["a"], outputs=["b"])
+    for number in range(511):
+        inner.append(OpNode("Relu", "", f"o{number}", ("a",), (f"b{number}" if number else "b",)))
+    main = Function(name="main", domain="d", inputs=["x"], outputs=["y"])
+    for number in range(most // 512):
+        main.append(OpNode("f", "d", f"c{number}", ("x",), (f"y{number}" if number else "y",)))
+    library = {each.key: each for each in (inner, main)}
+    flatten._check_size(main, library)
+    main.append(OpNode("Relu", "", "last", ("x",), ("z",)))
+    with pytest.raises(flatten.MalformedFlow, match=f"over {most} ops; call its Modules fewer"):
+        flatten._check_size(main, library)
+
+
 def _model_bytes(most: int, place: Place) -> None:
     path = place.sparse(most + 1, "model.onnx")
     for read in (read_model, lambda source: opened_model(source).__enter__()):
@@ -278,6 +325,7 @@ REACHED: dict[str, Reach] = {
     "max_refusal_detail_bytes": _cut("detail"),
     "max_refusal_place_bytes": _cut("where"),
     "max_batch_reasons": _reasons,
+    "max_closed_remembered": _closed,
     "max_integer_bytes": refused_for(
         DecodeError,
         lambda n: decode_value(types.U64, msgpack.packb("x" * (n - 1))),
@@ -285,6 +333,7 @@ REACHED: dict[str, Reach] = {
     ),
     "max_payload_address_bytes": refusing(DecodeError, _addresses, "bytes of addresses"),
     "max_list_items": _list_items,
+    "max_values": _values,
     "max_peer_list_bytes": refused_for(
         DecodeError,
         lambda n: decode_value(types.PEER_ID_VEC, msgpack.packb([bytes(n - 6)])),
@@ -300,6 +349,7 @@ REACHED: dict[str, Reach] = {
     "max_inlined_bytes": _weighing,
     "max_inlined_growth": _growing,
     "dsl.onnx.load.MAX_OPS": _ops,
+    "max_flat_ops": _flat_ops,
     "ir.intake.MAX_MODEL_BYTES": _model_bytes,
     "dsl.core.graph.MAX_VARIADIC_OUTPUTS": refused(BadArgument, _outputs, "outputs"),
     "components.autodiff.own_weights._MOST_ELEMENTS": _sparse,

@@ -73,7 +73,9 @@ class PooledClusters(PoolingAggregator):
         told = self._read(tensor)
         counts, inertia, sums = told[:, COUNT], told[:, INERTIA], told[:, FIRST_SUM:]
         if (counts > config.max_samples).any() or not 1 <= counts.sum() <= config.max_samples:
-            raise ValueError(f"it counts no examples, or more than {config.max_samples}")
+            raise ValueError(
+                f"it counts no examples, or more than {config.max_samples} (max_samples)"
+            )
         most = config.max_abs * (1 + _SLACK)
         if (np.abs(sums) > counts[:, None] * most).any():
             raise ValueError(f"a mean is beyond {config.max_abs:g} (max_abs), or is of no examples")

@@ -264,7 +264,7 @@ class ExecutionsView(TypedDict):
 class RoundsAnswer(TypedDict):
     """Rounds that have ended, and how far each `[[invoke]]` entry is.
 
-    `trouble` says why those of before could not be read.
+    `trouble` says why those of before could not be read, or how many had no room.
     """
 
     rounds: list[dict[str, Any]]

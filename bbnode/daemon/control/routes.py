@@ -147,7 +147,14 @@ async def rounds(host: Host, query: RoundsQuery) -> answers.RoundsAnswer:
             host.history.read, last=query.last, since=query.since, max_bytes=MAX_ROUNDS_BYTES
         )
         try:
-            found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+            kept = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+            found += kept
+            if kept.left_out:
+                trouble = (
+                    f"{kept.left_out} older rounds are left out: an answer holds "
+                    f"{MAX_ROUNDS_BYTES >> 20} MiB; ask for fewer (--last), or read rounds.sqlite "
+                    "in the state directory"
+                )
         except StorageError as error:
             trouble = str(error)
     known = {(made["target"], made["execution"], made["started_at"]) for made in found}

@@ -14,7 +14,7 @@ from typing import Any
 
 from bbnode.daemon.config import InvokeSection, NodeConfig, TrackerSection
 from bbnode.daemon.history.recorder import RoundRecorder
-from bbnode.daemon.history.store import read_rounds, rounds_file
+from bbnode.daemon.history.store import FoundRounds, read_rounds, rounds_file
 from bbnode.daemon.history.trackers import RunInfo, make_tracker
 from bbnode.daemon.history.tracking import TrackerThread, join_all
 
@@ -104,7 +104,7 @@ class RoundHistory:
 
     def read(
         self, *, last: int | None = None, since: int = 0, max_bytes: int | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> FoundRounds:
         """Return the rounds on disk, as `read_rounds`. Waits: use a thread. Raises StorageError."""
         if self._recorder is None:
             file = rounds_file(self._state_dir)  # of before

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bbnode.daemon.history.store import RoundStore, read_rounds, rounds_file
+from bbnode.daemon.history.store import FoundRounds, RoundStore, read_rounds, rounds_file
 from bbnode.daemon.paths import StorageError
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class RoundRecorder:
 
     def read(
         self, *, last: int | None = None, since: int = 0, max_bytes: int | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> FoundRounds:
         """Return rounds as `read_rounds`, those too that were handed over. Waits: use a thread.
 
         Raises StorageError.

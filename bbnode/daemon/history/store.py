@@ -143,16 +143,22 @@ class RoundStore:
         ]
 
 
+class FoundRounds(list[dict[str, Any]]):
+    """Rounds, oldest first; `left_out` older ones were asked for and had no room."""
+
+    left_out: int = 0
+
+
 def read_rounds(
     path: Path, *, last: int | None = None, since: int = 0, max_bytes: int | None = None
-) -> list[dict[str, Any]]:
+) -> FoundRounds:
     """Return the rounds in a file that another process may be writing, oldest first.
 
     Of each target the `last` newest, of those with a number above `since`; together at most
     `max_bytes` of JSON. None, if there is no file. Raises StorageError for one that can't be read.
     """
     if not path.exists():
-        return []
+        return FoundRounds()
     try:
         with contextlib.closing(_connect(path, read_only=True)) as db:
             _check_schema(db)
@@ -171,9 +177,9 @@ def newest(rounds: Sequence[dict[str, Any]], last: int) -> list[dict[str, Any]]:
 
 def _selected(
     db: sqlite3.Connection, last: int | None, since: int, max_bytes: float
-) -> list[dict[str, Any]]:
+) -> FoundRounds:
     targets = [row[0] for row in db.execute("SELECT DISTINCT target FROM rounds")]
-    found = []
+    found = FoundRounds()
     for target in sorted(targets):
         left = max_bytes / len(targets)
         rows = db.execute(
@@ -185,7 +191,8 @@ def _selected(
         for run, content in rows:
             left -= len(content)
             if left < 0:
-                break
+                found.left_out += 1
+                continue
             newest_first.append({**json.loads(content), "run": run})
         found += reversed(newest_first)
     return found
