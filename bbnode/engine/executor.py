@@ -25,6 +25,7 @@ from dataclasses import InitVar, astuple, dataclass
 from heapq import heappop, heappush
 from typing import Any, Final, Literal, Protocol
 
+from bbnode.components.errors import NotEnoughPeers
 from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
 from bbnode.engine.clock import NodeClock
@@ -32,6 +33,7 @@ from bbnode.engine.errors import (
     REASON_DUPLICATE,
     FramesExceeded,
     GateDenied,
+    QuorumNotReached,
     describe,
 )
 from bbnode.engine.frame import MISSING, OWED, PARKED, SCRATCH, EntryPlan, Frame, Marker, Op
@@ -63,6 +65,8 @@ _PLAIN_FIELDS = (
     *("live", "failures", "report", "from_bus", "deadline_ns"),
     *("wire_req_id", "site", "wire_out_id", "units", "chain"),
 )
+# Failures behind which it is said who is connected and was left out.
+_OF_PEERS: Final = NotEnoughPeers, QuorumNotReached
 _NOTHING_LOST: Final[frozenset[int]] = frozenset()
 # What can fire before there is any execution, for all nodes; it stays empty. A deque takes 760
 # bytes, and most nodes of a large simulation rest.
@@ -584,7 +588,7 @@ class Executor:
             place=place,
             source_peer=frame.source_peer,
             chain=frame.chain,
-            more=self.rt.why_few(error),
+            more=self.rt.why_few(error) if isinstance(error, _OF_PEERS) else "",
         )
         if not frame.from_bus:
             reports.bus.publish(BusKind.OP_FAILED)

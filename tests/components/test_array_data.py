@@ -209,7 +209,10 @@ def header(shape: str, descr: str = "<f4", length: int = 118) -> bytes:
         (header("(2,)") + bytes(80), "declares 8 bytes of values and has 80"),
         (header("(2,", "<f4"), "cannot read"),
         (header("(2,)", "|O") + bytes(16), "pickled"),
-        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(64), "header of an array is 4294967295"),
+        (
+            b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(64),
+            "header of an array has 4294967295 bytes",
+        ),
         (b"\x93NUMPY\x03\x00\x76\x00\x00\x00" + bytes(64), "version"),
         (b"", "cannot read"),
     ],

@@ -422,7 +422,7 @@ def test_no_epochs_and_no_batch_are_refused(tmp_path: Path) -> None:
 def test_without_the_library_a_node_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("bbnode.components.libraries.find_spec", lambda _: None)
     with pytest.raises(AccountantUnavailable, match="pip install 'dp-accounting"):
         made(tmp_path, *data())
 

@@ -332,7 +332,7 @@ def test_epsilon_is_that_of_the_library() -> None:
 
 
 def test_without_the_library_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("bbnode.components.libraries.find_spec", lambda _: None)
     with pytest.raises(AccountantUnavailable, match="pip install 'dp-accounting"):
         component()
 

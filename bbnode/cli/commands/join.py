@@ -78,7 +78,7 @@ def command(
     ] = True,
     as_json: JsonOption = False,
 ) -> int:
-    """Take part in a network, by a ticket, an address or a digest.
+    """Take part by a ticket, an address or a digest.
 
     It dials, fetches the program, shows it, asks, and runs it until Ctrl-C.
     """
