@@ -24,6 +24,7 @@ from bbnode.engine.peers.backoff_table import BackoffTable, delay_for
 from bbnode.engine.peers.governor import PeerGovernor
 from bbnode.engine.scheduler import Scheduler
 from bbnode.engine.wire import outbound
+from bbnode.engine.wire.inbound import InboundDedup
 from bbnode.engine.wire.refusals import PerSecond
 from bbnode.ir import types
 from bbnode.ir.caps import CLOCK_SKEW_S
@@ -184,6 +185,14 @@ def _poll(most: int) -> None:
     assert took(most // cost + 100) == -(-most // cost)
 
 
+def _window(most: int) -> None:
+    """Messages that were taken: of one more, the first would be taken again."""
+    known = InboundDedup()
+    for wire_req_id in range(most + 1):
+        assert not known.record(peer(1), wire_req_id, 1)
+    assert [known.has(peer(1), n, 1) for n in (0, 1, most)] == [False, True, True]
+
+
 def _inline(most: int) -> None:
     """Peer ids are reckoned at a microsecond for 16 bytes: decoded in the poll, or by a thread."""
     for more in (0, 16):
@@ -261,6 +270,7 @@ REACHED: dict[str, Reach] = {
     "engine.ops.graphs.MAX_VARIANTS": _variants,
     "engine.ops.graphs.MAX_SINGLES": _singles,
     "max_poll_decode_us": _poll,
+    "dedup_window": _window,
     "max_inline_decode_us": _inline,
     "max_of_use": _of_use,
     "max_redeemers": _redeemers,
