@@ -22,12 +22,13 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
     [(256 * KIB, 64 * MIB), (64 * MIB, 256 * MIB), (256 * MIB, GIB), (2 * GIB, GIB)],
 )
 def test_a_burst_of_the_largest_envelopes_fits(envelope_bytes: int, queue_bytes: int) -> None:
-    limits = _transport_limits(envelope_bytes)
+    limits = _transport_limits(envelope_bytes, guests=False)
     assert (limits.max_message_bytes, limits.queue_bytes) == (envelope_bytes, queue_bytes)
 
 
 def test_without_a_limit_the_transports_own_hold() -> None:
-    assert _transport_limits(None) == TransportLimits()
+    assert _transport_limits(None, guests=False) == TransportLimits()
+    assert _transport_limits(None, guests=True) == TransportLimits(foreign_hosts=True)
 
 
 def resolved(tmp_path: Path, **flags: object) -> ResolvedConfig:

@@ -72,7 +72,7 @@ async def test_we_dial_js():
 
 
 async def test_js_stays_as_a_guest_and_pings_for_long(nursery):
-    """Each ping is a stream of its own, slowed to its share for longer than a debt may last."""
+    """Each ping is a stream: it is slowed to its share, for longer than a debt may last."""
     backend = make("a", limits=replace(OPEN, hello_timeout_s=1.0))
     await nursery.start(backend.run)
     command = node(str(backend.listen_addresses()[0]), "2000", script="guest.mjs")

@@ -457,7 +457,7 @@ async def test_the_newest_word_on_the_classes_counts(nursery, it_dials_last):
     connect(*((b, a) if it_dials_last else (a, b)), nursery)
     await quiet()
     played = [e.hello.classes if isinstance(e, ConnectionOpened) else None for e in a.drain()]
-    # It never is what it was. Who is dialled says hello after the other, and keeps the same one.
+    # It never is what it was. Who is dialled says its hello second, and keeps the same one.
     assert played == [("server",), None, ("client",)]
 
 
