@@ -230,14 +230,14 @@ def _histogram(
     # Each example is added to its bin: a row of bins for each would take 4 KiB an example.
     zero = compute.mul(g, chance, g.constant(0.0))
     count = compute.add(g, zero, g.constant(1.0))  # 1, or NaN where the output is
-    share = compute.cast(g, compute.size(g, bins), to=types.TENSOR_FLOAT)
+    examples = compute.cast(g, compute.size(g, bins), to=types.TENSOR_FLOAT)
     if counted is not None:
         count = compute.mul(g, count, _flat(g, compute, counted))
     empty = g.constant([0.0] * AUC_BINS)
 
     def binned(weights: Output) -> Output:
         sums = compute.scatter_elements(g, empty, bins, weights, axis=0, reduction="add")
-        return compute.div(g, sums, share)
+        return compute.div(g, sums, examples)
 
     right = binned(compute.mul(g, count, positive))
     return compute.concat(g, right, compute.sub(g, binned(count), right), axis=0)

@@ -147,6 +147,10 @@ def test_many_numbers_are_compared_in_any_order() -> None:
     assert one.sha256
     assert Scaling.of("federated", mean[::-1], [1.0] * 5000, names[::-1]) == one
     assert Scaling.of("federated", mean[::-1], [1.0], names) != one
+    # As statistics that a later peer knows, it is taken; of other columns it says nothing.
+    pending = table(*names, scaling=Scaling(by="federated"))
+    assert joined(pending, table(*names[::-1], scaling=one)).scaling == one
+    assert joined(pending, table(*names[1:], scaling=one)).scaling == pending.scaling
 
 
 def test_long_lists_are_shown_where_they_differ() -> None:

@@ -31,6 +31,23 @@ LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
 @asynccontextmanager
+async def joined(one: Libp2pTransport, other: Libp2pTransport) -> AsyncIterator[None]:
+    """Run both, connected with each other."""
+    async with AsyncExitStack() as stack:
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        with trio.fail_after(PATIENCE_S):
+            for backend in (other, one):
+                await nursery.start(backend.run)
+            one.keep_connected(other.peer_id, other.listen_addresses())
+            for backend in (one, other):
+                while not isinstance(await backend.events.receive(), ConnectionOpened):
+                    pass
+            yield
+            for backend in (one, other):
+                await backend.stop(1.0)
+
+
+@asynccontextmanager
 async def asker(
     *, announce: list[str] | None = None
 ) -> AsyncIterator[tuple[Libp2pTransport, dial_back.Ask, Libp2pTransport]]:
@@ -43,18 +60,8 @@ async def asker(
         announce=[Multiaddr(text) for text in announce or ()],
     )
     ask = dial_back.register(one)
-    async with AsyncExitStack() as stack:
-        nursery = await stack.enter_async_context(trio.open_nursery())
-        with trio.fail_after(PATIENCE_S):
-            for backend in (other, one):
-                await nursery.start(backend.run)
-            one.keep_connected(other.peer_id, other.listen_addresses())
-            for backend in (one, other):
-                while not isinstance(await backend.events.receive(), ConnectionOpened):
-                    pass
-            yield one, ask, other
-            for backend in (one, other):
-                await backend.stop(1.0)
+    async with joined(one, other):
+        yield one, ask, other
 
 
 async def test_a_peer_reaches_what_is_announced() -> None:
@@ -160,19 +167,9 @@ async def autonat(*, listen: str = LOOPBACK) -> AsyncIterator[tuple[AutoNATServi
     other = Libp2pTransport(Identity.generate(), listen=[Multiaddr(LOOPBACK)], py_libp2p=True)
     dial_back.register(other)
     one = Libp2pTransport(Identity.generate(), listen=[Multiaddr(listen)], py_libp2p=True)
-    async with AsyncExitStack() as stack:
-        nursery = await stack.enter_async_context(trio.open_nursery())
-        with trio.fail_after(PATIENCE_S):
-            for backend in (other, one):
-                await nursery.start(backend.run)
-            one.keep_connected(other.peer_id, other.listen_addresses())
-            for backend in (one, other):
-                while not isinstance(await backend.events.receive(), ConnectionOpened):
-                    pass
-            service = AutoNATService(one.libp2p_host, serve=False)
-            yield service, ID(other.peer_id.to_bytes()), one
-            for backend in (one, other):
-                await backend.stop(1.0)
+    async with joined(one, other):
+        service = AutoNATService(one.libp2p_host, serve=False)
+        yield service, ID(other.peer_id.to_bytes()), one
 
 
 async def test_py_libp2ps_client_is_told_where_it_is_reached() -> None:

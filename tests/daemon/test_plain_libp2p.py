@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 import trio
 from libp2p.host.ping import PingService
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
@@ -14,7 +15,9 @@ from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 import bbnode
+from bbnode.transport.libp2p.transport import Libp2pTransport
 from tests.api.programs import Batches
+from tests.daemon import inviting
 from tests.patience import PATIENCE_S
 from tests.transport.plain import plain_host, plain_running
 
@@ -59,3 +62,20 @@ async def test_an_unpatched_py_libp2p_uses_a_node_as_any_host():
                 assert (await there.get()).data == b"news"
                 break
         await plain.disconnect(ours.get_id())
+
+
+@pytest.mark.parametrize(
+    ("private", "flags", "stay"),
+    [
+        (False, {}, True),
+        (True, {}, False),
+        (False, {"network.guests": False}, False),
+        (True, {"network.guests": True}, True),
+    ],
+)
+def test_guests_stay_in_open_networks_unless_the_file_says_otherwise(
+    tmp_path, private, flags, stay
+):
+    node = inviting.make(tmp_path / "node", private=private, **flags)
+    assert isinstance(node.backend, Libp2pTransport)
+    assert node.backend._limits.foreign_hosts == stay

@@ -12,6 +12,7 @@ import pytest
 
 from bbnode.compiler import Compiler
 from bbnode.engine.planning.data_slots import data_slots_of
+from bbnode.ir.errors import DeploymentError
 from bbnode.ir.values import TRIGGER
 from bbnode.programs import (
     FederatedStatistics,
@@ -151,6 +152,21 @@ def test_examples_of_the_servers_test_mean_what_those_of_the_clients_do(program:
     slots = data_slots_of(model)
     assert slots.groups["server"]["test"] == slots.groups["client"]["data"]
     assert slots.keepers["client"] == slots.keepers.get("server", "server")
+
+
+def test_a_model_slot_with_something_else_is_left_to_the_install() -> None:
+    """A stranger's artifact may name any component for a model."""
+    for wrong in ("bbnode.TableDataSource", "bbnode.OrtBackend", "nobody.Knows"):
+        model = type(line())()
+        model.CopyFrom(line())
+        for entry in model.metadata_props:
+            role, *rest = entry.value.split("|")
+            if role == "Model":
+                entry.value = f"{role}|{wrong}|{rest[-1]}"
+        assert "client" in data_slots_of(model).groups
+        network = Network()
+        with pytest.raises(DeploymentError):
+            network.add("client", model, ["client"])
 
 
 def test_gossiping_nodes_follow_the_oldest_through_others(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.transport.hosts import OurHost
 from tests.transport.plain import plain_dial, plain_host, plain_running
 from tests.transport.test_libp2p_backend import CALM, make, next_event
 
-OPEN = replace(CALM, foreign_hosts=True, hello_timeout_s=0.2, dialled_hello_s=0.2)
+OPEN = replace(CALM, foreign_hosts=True, hello_timeout_s=1.0, dialled_hello_s=1.0)
 SHUT = replace(OPEN, foreign_hosts=False)
 
 
@@ -56,7 +56,7 @@ async def test_who_pings_and_says_no_hello_stays(nursery):
     node, _, connection = await foreign(nursery, OPEN)
     with trio.fail_after(PATIENCE_S):
         assert await ping(connection) == bytes(range(32))
-        await trio.sleep(3 * OPEN.hello_timeout_s)  # far beyond the time for a hello
+        await trio.sleep(1.2 * OPEN.hello_timeout_s)  # beyond the time for a hello
         assert await ping(connection) == bytes(range(32))
         stream = await connection.open_protocol(IDENTIFY_PROTOCOL)
         assert b"bbnode" in await stream.read()
@@ -93,7 +93,7 @@ async def test_a_guest_that_says_hello_is_a_peer_like_any_other(nursery):
     host.handlers.update(dict.fromkeys(LANE_PROTOCOLS.values(), sink))
     with trio.fail_after(PATIENCE_S):
         await ping(connection)
-        await trio.sleep(2 * OPEN.hello_timeout_s)
+        await trio.sleep(1.2 * OPEN.hello_timeout_s)
         control = await connection.open(Lane.CONTROL)
         hello = encode_hello(Hello())
         await control.write(encode_header(FrameType.HELLO, len(hello)) + hello)
@@ -152,7 +152,7 @@ async def test_py_libp2p_as_it_comes_stays_and_pings(nursery):
             service, peer = PingService(plain), node.peer_id
             for _ in range(2):
                 assert len(await service.ping(ID(peer.to_bytes()), 3)) == 3
-                await trio.sleep(2 * OPEN.hello_timeout_s)
+                await trio.sleep(1.2 * OPEN.hello_timeout_s)
     assert node.counters()["foreign.taken"] == 1
 
 

@@ -538,13 +538,19 @@ async def test_s3_an_accepted_connection_holds_no_place_of_swarms():
         assert limiter.total_tokens > 2**30
 
 
-async def test_s4_a_cancelled_write_leaves_the_connection_whole():
+async def unread_stream(server, client):
+    """A stream to a handler that reads nothing."""
+
     async def hold(_stream) -> None:
         await trio.sleep_forever()
 
+    server.py.set_stream_handler("/test/hold/1", hold)
+    return await client.py.new_stream(server.py.get_id(), ["/test/hold/1"])
+
+
+async def test_s4_a_cancelled_write_leaves_the_connection_whole():
     async with pair() as (server, client):
-        server.py.set_stream_handler("/test/hold/1", hold)
-        stream = await client.py.new_stream(server.py.get_id(), ["/test/hold/1"])
+        stream = await unread_stream(server, client)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write_on, stream)
             await until(lambda: stream.muxed_stream.stream.is_writing)
@@ -558,12 +564,8 @@ async def write_on(stream) -> None:
 
 
 async def test_s5_a_blocked_writer_does_not_hold_up_the_end():
-    async def hold(_stream) -> None:
-        await trio.sleep_forever()
-
     async with pair() as (server, client):
-        server.py.set_stream_handler("/test/hold/1", hold)
-        blocked = await client.py.new_stream(server.py.get_id(), ["/test/hold/1"])
+        blocked = await unread_stream(server, client)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(broken, blocked)
             await until(lambda: blocked.muxed_stream.stream.is_writing)

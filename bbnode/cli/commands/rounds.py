@@ -75,12 +75,14 @@ def _ask(node: RunningNode, last: int, *, must_run: bool) -> dict[str, Any]:
         with node.ask() as client:
             return client.get("/v1/rounds", {"last": last})
     except NotRunning:
+        from bbnode.daemon import paths
         from bbnode.daemon.history.store import read_rounds, rounds_file
 
-        file = rounds_file(node.directory)
-        if must_run or not file.exists():
+        # A node that ended before it could open the file has run, which its lock tells.
+        file, lock = rounds_file(node.directory), paths.lock_file(node.directory)
+        if must_run or not (file.exists() or lock.exists()):
             raise
-        return {"rounds": read_rounds(file, last=last), "invoke": []}
+        return {"rounds": read_rounds(file, last=last) if file.exists() else [], "invoke": []}
 
 
 def _follow(node: RunningNode) -> None:

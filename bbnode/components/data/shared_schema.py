@@ -579,12 +579,15 @@ def _scaling_in(columns: tuple[ColumnMeaning, ...] | None, own: SharedSchema) ->
     Its numbers are left out where they are not one for each of these.
     """
     scaling = own.scaling
-    if scaling is None or own.columns in (None, columns) or not scaling.mean:
+    if scaling is None or own.columns in (None, columns) or not scaling.is_known:
         return scaling
-    mine, wanted = own.places, [name for each in columns or () for name in each.places]
-    if set(mine) != set(wanted) or len(mine) != len(wanted):
+    place_of = {name: place for place, name in enumerate(own.places)}
+    wanted = [name for each in columns or () for name in each.places]
+    if place_of.keys() != set(wanted):
         return Scaling(by=scaling.by)
-    at = [mine.index(name) for name in wanted]
+    if not scaling.mean:
+        return scaling  # a digest, which has no order
+    at = [place_of[name] for name in wanted]
     mean, std = (
         each if len(each) == 1 else tuple(each[place] for place in at)
         for each in (scaling.mean, scaling.std)

@@ -17,7 +17,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TypeAlias
 
 from onnx import ModelProto
 
@@ -48,14 +48,9 @@ _KINDS: Mapping[str, int] = {
 }
 
 
-class _Which(NamedTuple):
-    """A model as classes compare it: the digest of its graph; without one its kind of component."""
-
-    digest: str
-    kind: str = ""
-
-
-_Fed = tuple[_Which, Sequence[str]]  # a model with the slots that feed it
+# A model as classes compare it: the digest of its graph; without one, its kind of component.
+_Which: TypeAlias = str | type
+_Fed: TypeAlias = tuple[_Which, Sequence[str]]  # a model with the slots that feed it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,11 +187,14 @@ def _fed(program: Program, plan: ProgramPlan) -> Iterator[_Fed]:
             content: object = None
             with contextlib.suppress(UnreadableSettings):
                 content = stored_settings(slot.config).get("model")
-            cls = component_class(slot.binding.type_name)
-            # A server holds a model by a subclass of the component that trains it.
-            kind = next(each for each in cls.__mro__ if Model in each.__bases__).__qualname__
-            graph = isinstance(content, bytes) and hashlib.sha256(content).hexdigest()
-            which = _Which(graph) if graph else _Which("", kind)
+            which: _Which
+            if isinstance(content, bytes):
+                which = hashlib.sha256(content).hexdigest()
+            else:
+                # A server holds a model by a subclass of the component that trains it. A class that
+                # is no model is refused by `install`.
+                cls = component_class(slot.binding.type_name)
+                which = next((each for each in cls.__mro__ if Model in each.__bases__), cls)
             yield which, sorted(examples_of(program, plan, slot.name))
 
 
@@ -209,7 +207,7 @@ def _alone(fed: Sequence[_Fed]) -> dict[_Which, list[str]]:
     found: dict[_Which, list[str]] = {}
     counts = Counter(which for which, _ in fed)
     for which, sources in fed:
-        if which.digest or counts[which] == 1:
+        if isinstance(which, str) or counts[which] == 1:
             found[which] = [*found.get(which, []), *sources]
     return found
 
