@@ -20,6 +20,7 @@ from bbnode.daemon import paths
 from bbnode.daemon.artifacts.artifact import load_artifact, serialize
 from bbnode.daemon.history.store import RoundStore, rounds_file
 from bbnode.daemon.invoke.rounds import Round
+from bbnode.daemon.paths import lock_file
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.checkpoint import BestRound, Checkpoint
 from bbnode.engine import Node
@@ -200,6 +201,17 @@ def test_an_export_names_its_round(tmp_path: Path, capsys: pytest.CaptureFixture
     checkpoint.write(node.state, node.checkpoint(rounds_done={"trainer": 3}))
     assert main(["export", "-o", str(out), "-c", str(node.config)]) == exits.OK
     assert "after round 3\n" in capsys.readouterr().err  # whose numbers are not on disk
+
+
+def test_a_node_that_stopped_before_its_first_round_ended_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = stopped(tmp_path)
+    words = ("rounds", "-c", str(node.config))
+    assert "no daemon is running" in refused(capsys, exits.UNREACHABLE, *words)
+    lock_file(node.state).touch()
+    assert main([*words]) == exits.OK
+    assert "no round has ended yet" in capsys.readouterr().err
 
 
 def test_damaged_checkpoints_are_named_with_what_is_whole(
