@@ -27,6 +27,7 @@ _NUMBER, _BYTES = 0, 2
 # Kinds of fields of a fixed size.
 _FIXED: Final = {1: 8, 5: 4}
 _VARINT_BYTES: Final = 10
+_MOST_FIELD: Final = 2**29 - 1
 # A key whose encoding is as short as this is its own PeerId (peer-ids specification).
 _INLINED_BYTES: Final = 42
 # As go-libp2p has it; and an exponent beyond 2**31 would make each check of a signature slow.
@@ -60,13 +61,21 @@ def encode_field(number: int, value: bytes | int) -> bytes:
 
 def decode_fields(data: bytes) -> dict[int, int | bytes]:
     """Return the last value of each field of a protobuf message; raises DecodeError."""
-    found: dict[int, int | bytes] = {}
+    return dict(decode_all_fields(data))
+
+
+def decode_all_fields(data: bytes) -> list[tuple[int, int | bytes]]:
+    """Return number and value of each field of a protobuf message; raises DecodeError."""
+    found: list[tuple[int, int | bytes]] = []
     at = 0
     while at < len(data):
         key, at = _varint_at(data, at)
         kind = key & 7
+        if not 0 < key >> 3 <= _MOST_FIELD:
+            raise DecodeError(f"a protobuf field of number {key >> 3}, which no message has")
         if kind == _NUMBER:
-            found[key >> 3], at = _varint_at(data, at)
+            value, at = _varint_at(data, at)
+            found.append((key >> 3, value))
             continue
         if kind == _BYTES:
             size, at = _varint_at(data, at)
@@ -76,7 +85,7 @@ def decode_fields(data: bytes) -> dict[int, int | bytes]:
             raise DecodeError(f"a protobuf field of kind {kind}")
         if size > len(data) - at:
             raise DecodeError("a protobuf field that is cut short")
-        found[key >> 3] = data[at : at + size]
+        found.append((key >> 3, data[at : at + size]))
         at += size
     return found
 
