@@ -54,14 +54,18 @@ VECTORS = (
             ),
             (
                 "",
-                "64b101b1d0be5a8704bd078f9895001fc03e8e9f9522f188dd128d9846d48466"
-                "3414af878d3e46a2f58911a816d6e8346d4ea17a6f2a0bb4ef4ed56c133cff45"
-                "60a34e36ea82109f26cf2e5a5caf992b608d55c747f615e5a3425a7a19eefb8f",
+                (
+                    "64b101b1d0be5a8704bd078f9895001fc03e8e9f9522f188dd128d9846d48466"
+                    "3414af878d3e46a2f58911a816d6e8346d4ea17a6f2a0bb4ef4ed56c133cff45"
+                    "60a34e36ea82109f26cf2e5a5caf992b608d55c747f615e5a3425a7a19eefb8f"
+                ),
             ),
             (
                 "",
-                "87f864c11ba449f46a0a4f4e2eacbb7b0457784f4fca1937f572c93603e9c4d9"
-                "7e5ea11b16f3968710b23a3be3202dc1b5e1ce3c963347491e74f5c0768a9b42",
+                (
+                    "87f864c11ba449f46a0a4f4e2eacbb7b0457784f4fca1937f572c93603e9c4d9"
+                    "7e5ea11b16f3968710b23a3be3202dc1b5e1ce3c963347491e74f5c0768a9b42"
+                ),
             ),
             *_FLYNN_PACKETS,
         ),
@@ -73,21 +77,27 @@ VECTORS = (
         messages=(
             (
                 "746573745f6d73675f30",
-                "358072d6365880d1aeea329adf9121383851ed21a28e3b75e965d0d2cd166254"
-                "746573745f6d73675f30",
+                (
+                    "358072d6365880d1aeea329adf9121383851ed21a28e3b75e965d0d2cd166254"
+                    "746573745f6d73675f30"
+                ),
             ),
             (
                 "746573745f6d73675f31",
-                "64b101b1d0be5a8704bd078f9895001fc03e8e9f9522f188dd128d9846d48466"
-                "3414af878d3e46a2f58911a816d6e8346d4ea17a6f2a0bb4ef4ed56c133cff45"
-                "72e7a2ba5123ac30618b3d205f5c2d17f50cbca216483ac56bcc78e33bf52030"
-                "3278db641e5e731b2e3a",
+                (
+                    "64b101b1d0be5a8704bd078f9895001fc03e8e9f9522f188dd128d9846d48466"
+                    "3414af878d3e46a2f58911a816d6e8346d4ea17a6f2a0bb4ef4ed56c133cff45"
+                    "72e7a2ba5123ac30618b3d205f5c2d17f50cbca216483ac56bcc78e33bf52030"
+                    "3278db641e5e731b2e3a"
+                ),
             ),
             (
                 "746573745f6d73675f32",
-                "87f864c11ba449f46a0a4f4e2eacbb7b0457784f4fca1937f572c93603e9c4d9"
-                "f27e318e43ba630594c4d08eeb3b36d97c7377a2f4f9144b2f0c8095ad921405"
-                "05b2ab53eff244b14138",
+                (
+                    "87f864c11ba449f46a0a4f4e2eacbb7b0457784f4fca1937f572c93603e9c4d9"
+                    "f27e318e43ba630594c4d08eeb3b36d97c7377a2f4f9144b2f0c8095ad921405"
+                    "05b2ab53eff244b14138"
+                ),
             ),
             *_FLYNN_PACKETS,
         ),
@@ -103,21 +113,27 @@ VECTORS = (
         messages=(
             (
                 "4c756477696720766f6e204d69736573",
-                "ca35def5ae56cec33dc2036731ab14896bc4c75dbb07a61f879f8e3afa4c7944"
-                "4c756477696720766f6e204d69736573",
+                (
+                    "ca35def5ae56cec33dc2036731ab14896bc4c75dbb07a61f879f8e3afa4c7944"
+                    "4c756477696720766f6e204d69736573"
+                ),
             ),
             (
                 "4d757272617920526f746862617264",
-                "95ebc60d2b1fa672c1f46a8aa265ef51bfe38e7ccb39ec5be34069f144808843"
-                "81cbad1f276e038c48378ffce2b65285e08d6b68aaa3629a5a8639392490e5b9"
-                "bd5269c2f1e4f488ed8831161f19b7815528f8982ffe09be9b5c412f8a0db50f"
-                "8814c7194e83f23dbd8d162c9326ad",
+                (
+                    "95ebc60d2b1fa672c1f46a8aa265ef51bfe38e7ccb39ec5be34069f144808843"
+                    "81cbad1f276e038c48378ffce2b65285e08d6b68aaa3629a5a8639392490e5b9"
+                    "bd5269c2f1e4f488ed8831161f19b7815528f8982ffe09be9b5c412f8a0db50f"
+                    "8814c7194e83f23dbd8d162c9326ad"
+                ),
             ),
             (
                 "462e20412e20486179656b",
-                "c7195ffacac1307ff99046f219750fc47693e23c3cb08b89c2af808b444850a8"
-                "0ae475b9df0f169ae80a89be0865b57f58c9fea0d4ec82a286427402f113e4b6"
-                "ae769a1d95941d49b25030",
+                (
+                    "c7195ffacac1307ff99046f219750fc47693e23c3cb08b89c2af808b444850a8"
+                    "0ae475b9df0f169ae80a89be0865b57f58c9fea0d4ec82a286427402f113e4b6"
+                    "ae769a1d95941d49b25030"
+                ),
             ),
             (
                 "4361726c204d656e676572",
