@@ -1,8 +1,4 @@
-"""js-libp2p on the other side, in both roles: negotiations, Noise and Yamux.
-
-Set BBNODE_JS to a folder in which `npm install libp2p @libp2p/tcp @libp2p/yamux
-@chainsafe/libp2p-noise` was run; without it the tests are skipped.
-"""
+"""js-libp2p on the other side, in both roles: negotiations, Noise and Yamux."""
 
 from __future__ import annotations
 
@@ -12,20 +8,17 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-import pytest
 import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import peer_of_address
+from tests.interop.installed import JS_FOLDER, needs
 from tests.patience import PATIENCE_S
 from tests.transport.hosts import ECHO, LOOPBACK, OurHost
 
 SIZE = 3 * 1024 * 1024
-FOLDER = os.environ.get("BBNODE_JS", "")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not FOLDER or shutil.which("node") is None, reason="BBNODE_JS is not set"),
-]
+FOLDER = JS_FOLDER
+pytestmark = needs("js-libp2p", FOLDER)
 
 
 def node(*arguments: str) -> list[str]:
