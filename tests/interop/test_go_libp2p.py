@@ -1,8 +1,4 @@
-"""go-libp2p on the other side, in both roles: negotiations, Noise and Yamux.
-
-Set BBNODE_P2PD to go-libp2p's daemon, such as `hivemind/hivemind_cli/p2pd` of PyPI's `hivemind`;
-without it the tests are skipped.
-"""
+"""go-libp2p on the other side, in both roles: negotiations, Noise and Yamux."""
 
 from __future__ import annotations
 
@@ -13,22 +9,18 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-import pytest
 import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.envelope import varint
 from bbnode.ir.peer import PeerId
 from bbnode.transport.libp2p.keys import encode_field
+from tests.interop.installed import P2PD, needs
 from tests.interop.test_js_libp2p import SIZE
 from tests.patience import PATIENCE_S
 from tests.transport.hosts import ECHO, LOOPBACK, OurHost
 
-P2PD = os.environ.get("BBNODE_P2PD", "")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not P2PD, reason="BBNODE_P2PD is not set"),
-]
+pytestmark = needs("go-libp2p's p2pd", P2PD)
 IDENTIFY, CONNECT, STREAM_OPEN, STREAM_HANDLER = range(4)
 
 

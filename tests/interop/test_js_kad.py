@@ -1,15 +1,9 @@
-"""js-libp2p's kad-dht between two hosts of ours: each end finds what only the other one has.
-
-Set BBNODE_JS to a folder in which `npm install libp2p @libp2p/tcp @libp2p/yamux
-@chainsafe/libp2p-noise @libp2p/kad-dht @libp2p/identify @libp2p/ping` was run; without it the tests
-are skipped.
-"""
+"""js-libp2p's kad-dht between two hosts of ours: each end finds what only the other one has."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -21,18 +15,12 @@ from typing import Any
 import pytest
 import trio
 
+from tests.interop.installed import JS_FOLDER, needs
 from tests.patience import PATIENCE_S
 from tests.transport.test_routing import Router, until
 
-FOLDER = os.environ.get("BBNODE_JS", "")
-KAD = Path(FOLDER) / "node_modules" / "@libp2p" / "kad-dht"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not FOLDER or shutil.which("node") is None or not KAD.is_dir(),
-        reason="BBNODE_JS is not set, or has no @libp2p/kad-dht",
-    ),
-]
+FOLDER = JS_FOLDER
+pytestmark = [pytest.mark.slow, needs("js-libp2p", FOLDER)]
 OURS, THEIRS = (hashlib.sha256(name).digest() for name in (b"ours", b"theirs"))
 
 

@@ -1,8 +1,4 @@
-"""js-libp2p on the other side, in both roles: negotiations, Noise and Yamux.
-
-Set BBNODE_JS to a folder in which `npm install libp2p @libp2p/tcp @libp2p/yamux @libp2p/identify
-@libp2p/ping @chainsafe/libp2p-noise` was run; without it the tests are skipped.
-"""
+"""js-libp2p on the other side, in both roles: negotiations, Noise and Yamux."""
 
 from __future__ import annotations
 
@@ -19,17 +15,15 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import peer_of_address
+from tests.interop.installed import JS_FOLDER, needs
 from tests.patience import PATIENCE_S
 from tests.transport.hosts import ECHO, LOOPBACK, OurHost
 from tests.transport.test_foreign import OPEN
 from tests.transport.test_libp2p_backend import make
 
 SIZE = 3 * 1024 * 1024
-FOLDER = os.environ.get("BBNODE_JS", "")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not FOLDER or shutil.which("node") is None, reason="BBNODE_JS is not set"),
-]
+FOLDER = JS_FOLDER
+pytestmark = needs("js-libp2p", FOLDER)
 
 
 def node(*arguments: str, script: str = "echo.mjs") -> list[str]:
@@ -71,6 +65,7 @@ async def test_we_dial_js():
         await process.stdin.aclose()
 
 
+@pytest.mark.slow
 async def test_js_stays_as_a_guest_and_pings_for_long(nursery):
     """Each ping is a stream: it is slowed to its share, for longer than a debt may last."""
     backend = make("a", limits=replace(OPEN, hello_timeout_s=1.0))

@@ -27,6 +27,9 @@ _NUMBER, _BYTES = 0, 2
 # Kinds of fields of a fixed size.
 _FIXED: Final = {1: 8, 5: 4}
 _VARINT_BYTES: Final = 10
+_MOST_NUMBER: Final = 2**64 - 1
+_TAG_BYTES: Final = 5
+_MOST_FIELD: Final = 2**29 - 1
 # A key whose encoding is as short as this is its own PeerId (peer-ids specification).
 _INLINED_BYTES: Final = 42
 # As go-libp2p has it; and an exponent beyond 2**31 would make each check of a signature slow.
@@ -68,8 +71,10 @@ def decode_all_fields(data: bytes) -> list[tuple[int, int | bytes]]:
     found: list[tuple[int, int | bytes]] = []
     at = 0
     while at < len(data):
-        key, at = _varint_at(data, at)
+        key, at = _varint_at(data, at, _TAG_BYTES)
         kind = key & 7
+        if not 0 < key >> 3 <= _MOST_FIELD:
+            raise DecodeError(f"a protobuf field of number {key >> 3}, which no message has")
         if kind == _NUMBER:
             value, at = _varint_at(data, at)
             found.append((key >> 3, value))
@@ -87,12 +92,14 @@ def decode_all_fields(data: bytes) -> list[tuple[int, int | bytes]]:
     return found
 
 
-def _varint_at(data: bytes, at: int) -> tuple[int, int]:
+def _varint_at(data: bytes, at: int, most_bytes: int = _VARINT_BYTES) -> tuple[int, int]:
     """Return a number and where it ends."""
     value = 0
-    for index, byte in enumerate(data[at : at + _VARINT_BYTES]):
+    for index, byte in enumerate(data[at : at + most_bytes]):
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
+            if value > _MOST_NUMBER:
+                raise DecodeError("a protobuf number of over 64 bits")
             return value, at + index + 1
     raise DecodeError("a protobuf number without an end")
 

@@ -785,7 +785,7 @@ class Muxer:
         elif stream is not None:
             if length and not stream.opened_window(length):
                 return f"a window of over {_MOST_WINDOW_BYTES} bytes"
-            if flags & _FIN and stream.end_in:
+            if flags & _FIN and stream.end_in and not flags & _RST:
                 return self._idle(LATE)
             self._on_flags(stream, flags)
         return ""
