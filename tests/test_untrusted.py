@@ -17,6 +17,8 @@ PACKAGE = Path(bbnode.__file__).parent
 DECODING = "ir/decoding.py"
 # What these read was written by this node itself: states of its own components, and snapshots.
 OWN_STATE = {
+    "components/topics.py",
+    "sim/topics.py",
     "components/codecs/base.py",
     "components/data/base.py",
     "components/data/statistics.py",

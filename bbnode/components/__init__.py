@@ -276,6 +276,10 @@ if TYPE_CHECKING:
     from bbnode.components.settings import host_setting as host_setting
     from bbnode.components.settings import local_setting as local_setting
     from bbnode.components.settings import path_setting as path_setting
+    from bbnode.components.topics import BytesTopic as BytesTopic
+    from bbnode.components.topics import NothingPublished as NothingPublished
+    from bbnode.components.topics import Topic as Topic
+    from bbnode.components.topics import TopicConfig as TopicConfig
     from bbnode.ir import types as types
     from bbnode.ir import values as values
     from bbnode.ir.codec import decode_value as decode_value

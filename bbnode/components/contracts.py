@@ -288,6 +288,26 @@ class OpContext(Protocol):
         `ctx.reason`.
         """
 
+    def follow(self, topic: str) -> None:
+        """Have `on_message(ctx, topic, payload)` called for what others publish on a topic.
+
+        A topic's name counts in this node's network. A component that does so has the class
+        attribute `uses_topics = True`, and is refused where the transport carries none.
+        """
+
+    def unfollow(self, topic: str) -> None:
+        """Hear no more of a topic."""
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Publish a message on a topic: whoever follows it gets it, this node does not.
+
+        Without a promise: who is away or overloaded misses it. PayloadTooLarge beyond
+        MAX_TOPIC_BYTES.
+        """
+
+    def publish_event(self, kind: int) -> None:
+        """Publish an event of the program's own (1024 and up) for its `EventSource`s."""
+
     def set_timer(self, key: str, after_ns: int) -> None:
         """Have `on_timer(ctx, key)` called; a timer of the same key is replaced."""
 
@@ -988,6 +1008,7 @@ class ProtocolComponent(Component):
     """
 
     ROLE = "Protocol"
+    uses_topics: ClassVar[bool] = False  # it calls `ctx.follow` or `ctx.publish`
 
     def on_timer(self, ctx: OpContext, key: str) -> None:
         """Handle a timer that is due. One that becomes due while an op runs is handled after it."""
@@ -997,6 +1018,9 @@ class ProtocolComponent(Component):
 
     def on_no_answer(self, ctx: OpContext, tag: str, peer: PeerId) -> None:
         """Handle a request without an answer in time, or to a peer that can't be reached."""
+
+    def on_message(self, ctx: OpContext, topic: str, payload: bytes) -> None:
+        """Handle a message on a topic that is followed; `ctx.source_peer` has published it."""
 
     # `on_peer_down(ctx, peer)`, where a class defines it, is called when a connection with a peer
     # is lost; not while the component is busy, so that it looks at `ctx.peers` now and then too.

@@ -118,6 +118,16 @@ make_inbound = maker(InboundBytes, "peer", "data", "observed", "charge")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopicMessage:
+    """One message on a topic, of the authenticated peer that has published it."""
+
+    peer: PeerId
+    topic: str
+    data: bytes
+    charge: Charge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InboundRefused:
     """A record of an envelope that was dropped at the boundary; `correlation` is what it said."""
 
@@ -252,6 +262,7 @@ class Completed:
 
 Event: TypeAlias = (
     InboundBytes
+    | TopicMessage
     | InboundRefused
     | Invocation
     | PeerConnected
@@ -379,6 +390,21 @@ class Ingress:
         if first and self._wake is not None:
             self._wake()
         return ""
+
+    def push_message(self, peer: PeerId, topic: str, data: bytes) -> bool:
+        """Queue a message on a topic; returns False, and counts it, where it is refused."""
+        with self._lock:
+            if not self.budget.fits(len(data)):
+                self._counts["ingress.dropped"] += 1
+                return False
+            if self._refuses():
+                return False
+            first = not self._events and not self.completions
+            charge = self.budget.take_locked(len(data))
+            self._events.append(TopicMessage(peer=peer, topic=topic, data=data, charge=charge))
+        if first and self._wake is not None:
+            self._wake()
+        return True
 
     def push_invocation(
         self,

@@ -276,6 +276,14 @@ class Node:
             left = f"{rt.ingress.budget.remaining} bytes are left (limit ingress_bytes)"
             self._note_refused(peer, data, "BudgetExceeded", left)
 
+    def deliver_message(self, peer: PeerId, topic: str, data: bytes) -> bool:
+        """Queue a message on a topic, published by an authenticated peer.
+
+        Returns False, and counts it, when there is no room for it (`ingress_bytes`,
+        `ingress_events`).
+        """
+        return self._rt.ingress.push_message(peer, topic, data)
+
     def peer_connected(
         self, peer: PeerId, classes: Iterable[str] = (), addresses: Iterable[Multiaddr] = (),
         crossings: Sequence[Crossing] | None = None,

@@ -401,6 +401,7 @@ class Runtime(Services):
             "round_trips": self.round_trips,
             "component_timers": self.timers,
             "calls": self.calls,
+            "topics": self.messenger.topics,
             "lost_peers": self.lost,
             "refusals": self.refusals,
             "refusals_heard": self.inbound,
@@ -460,6 +461,7 @@ class Runtime(Services):
 # What each event does: one table for all nodes, so that an idle one is small.
 ON_EVENT: Final[Mapping[type, Callable[[Runtime, Any], object]]] = {
     ev.InboundBytes: lambda rt, e: rt.inbound.receive(e),
+    ev.TopicMessage: lambda rt, e: rt.messenger.message(e),
     ev.InboundRefused: lambda rt, e: rt.inbound.refuse_unread(e),
     ev.Invocation: Runtime.invoke,
     ev.TimedInvocation: Runtime.invoke,

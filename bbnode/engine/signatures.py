@@ -22,6 +22,7 @@ _HOOKS: Final = {
     "on_timer": ("key",),
     "on_answer": ("tag", "payload"),
     "on_no_answer": ("tag", "peer"),
+    "on_message": ("topic", "payload"),
     "on_peer_down": ("peer",),
     BOOTSTRAP_METHOD: (),
 }

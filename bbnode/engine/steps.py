@@ -38,6 +38,22 @@ class SendEnvelope:
         return sum(len(part) for part in self.parts)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishMessage:
+    """Publish a message on a topic of the network."""
+
+    topic: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowTopic:
+    """Hand over what is published on a topic, by `Node.deliver_message`, or no more (not `on`)."""
+
+    topic: str
+    on: bool
+
+
 make_send = maker(SendEnvelope, "peer", "addresses", "parts", "tag")
 
 
@@ -317,6 +333,8 @@ class ExecutionEnded:
 
 Step: TypeAlias = (
     SendEnvelope
+    | PublishMessage
+    | FollowTopic
     | AppEvent
     | OutputSkipped
     | OpFailed

@@ -322,6 +322,32 @@ MAX_UNDER_WAY: Final = _cap(
 MAX_TIMERS: Final = _cap(16_384, "timers", "of one component")
 MAX_KEY_CHARS: Final = _cap(256, "characters", "the key of a timer")
 MAX_QUEUED: Final = _cap(1024, "values", "of one queue of a program")
+MAX_TOPICS: Final = _cap(64, "topics", "that one node follows, or publishes to")
+MAX_TOPIC_CHARS: Final = _cap(128, "characters", "the name of a topic, without its network's part")
+MAX_TOPIC_BYTES: Final = _cap(
+    64 * 1024, "bytes", "one message on a topic: each of those who follow it passes it on"
+)
+MAX_TOPIC_RPC_BYTES: Final = _cap(
+    1 << 20, "bytes", "messages and what is said of others, in one frame of GossipSub"
+)
+MAX_TOPIC_CONTROLS: Final = _cap(
+    4 * 64, "entries", "of what one frame says of topics: four for each of 64"
+)
+MAX_TOPIC_IDS: Final = _cap(8192, "ids", "of messages that one frame offers, or asks for")
+MAX_TOPIC_QUEUE: Final = _cap(256, "messages", "of one node that wait to be published")
+MAX_TOPIC_CACHE_BYTES: Final = _cap(
+    8 << 20, "bytes", "messages that are kept for peers that missed them, for five seconds"
+)
+MAX_TOPIC_SEEN: Final = _cap(
+    65_536, "messages", "that are remembered, so that each counts once, by whatever way it comes"
+)
+MAX_TOPIC_PUBLISHERS: Final = _cap(4096, "peers", "whose rates on topics are kept")
+TOPIC_PUBLISHER_RATE: Final = _cap(
+    50.0, "messages/s", "of one publisher, over two seconds; what is more is dropped and counted"
+)
+TOPIC_GIVER_RATE: Final = _cap(
+    500.0, "messages/s", "new ones that one peer passes on, over two seconds; a check takes 0.2 ms"
+)
 MAX_DEADLINE_S: Final = _cap(
     30 * 86_400, "s", "of any deadline that somebody gives: a month; more is a typing error"
 )

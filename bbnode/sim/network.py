@@ -36,6 +36,7 @@ from bbnode.sim.errors import NameTaken, NotReached, TimeStandsStill, UnknownSim
 from bbnode.sim.models import Clock, LinkModel, S
 from bbnode.sim.node import KEPT_STEPS, SimNode, Wire
 from bbnode.sim.secrets import SimSecrets, key_of
+from bbnode.sim.topics import MARK, SimMessage, SimTopics, decode
 from bbnode.sim.trace import Trace, checksum, describe
 
 # The default limit of a run: longer than any deadline that is not a mistake.
@@ -489,6 +490,9 @@ class Network:
         self._counts["envelopes.delivered"] += 1
         source, target = wire.source, wire.target
         self.trace.note(self.now_ns, target.name, f"receive {source.name} {crc}")
+        if data.startswith(MARK):
+            self._hear(wire, data, crc)
+            return
         engine = target.here or target.node
         engine.deliver_inbound(source.peer_id, data, source.address)
 
@@ -514,6 +518,10 @@ class Network:
         if type(step) is steps.RunTask:
             self._counts["tasks"] += 1
             self._agenda.end_task(self.now_ns + node.task_ns, node, step)
+        elif type(step) is steps.FollowTopic:
+            self._follow(node, step)
+        elif type(step) is steps.PublishMessage:
+            self._publish(node, step)
         else:
             node.keep(self.now_ns, step)
 
@@ -539,6 +547,42 @@ class Network:
             counts["envelopes.duplicated" if arrivals else "envelopes.lost"] += 1
         for when_ns in arrivals:
             self._fly(when_ns, (wire, wire.session, data, crc))
+
+    def _follow(self, node: SimNode, step: steps.FollowTopic) -> None:
+        own = node.topics = node.topics or SimTopics()
+        (own.follows.add if step.on else own.follows.discard)(step.topic)
+
+    def _publish(self, node: SimNode, step: steps.PublishMessage) -> None:
+        own = node.topics = node.topics or SimTopics()
+        own.published += 1
+        self._counts["messages.published"] += 1
+        own.heard.add((node.peer_id, own.published), None)
+        message = SimMessage(
+            publisher=node.peer_id,
+            number=own.published,
+            topic=step.topic,
+            payload=step.payload,
+        )
+        data = message.encode()
+        self._pass_on(node, data, checksum(data), None)
+
+    def _hear(self, wire: Wire, data: bytes, crc: str) -> None:
+        """Deliver a message on a topic that has arrived, and pass it on; once each."""
+        node, message = wire.target, decode(data)
+        own = node.topics
+        if own is None or message.topic not in own.follows:
+            return
+        if own.heard.add((message.publisher, message.number), None):
+            self._counts["messages.delivered"] += 1
+            engine = node.here or node.node
+            engine.deliver_message(message.publisher, message.topic, message.payload)
+            self._pass_on(node, data, crc, wire.source)
+
+    def _pass_on(self, node: SimNode, data: bytes, crc: str, giver: SimNode | None) -> None:
+        for wire in node.wires.values():
+            if wire.up and wire.target is not giver:
+                for when_ns in wire.arrivals(self.now_ns):
+                    self._fly(when_ns, (wire, wire.session, data, crc))
 
     def _run_task(self, node: Node, task: steps.RunTask) -> None:
         def work() -> None:

@@ -21,6 +21,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
 from bbnode.sim.errors import NodeIsDown, NodeIsElsewhere
 from bbnode.sim.models import Clock, LinkModel
+from bbnode.sim.topics import SimTopics
 
 _TWO_64: Final = 1 << 64
 
@@ -78,6 +79,7 @@ class SimNode:
         "planned_ns",
         "program",
         "task_ns",
+        "topics",
         "wake_ns",
         "wires",
     )
@@ -111,6 +113,7 @@ class SimNode:
         # Kept by the network: the connections, when it is polled next, and the time
         # for which the agenda has a poll of it already.
         self.wires: dict[PeerId, Wire] = {}
+        self.topics: SimTopics | None = None  # until it has to do with any
         self.wake_ns: int | None = None
         self.planned_ns: int | None = None
         self.life = 0
@@ -249,6 +252,7 @@ class SimNode:
         """Drop everything but the last checkpoint."""
         self.is_up = False
         self.here = None
+        self.topics = self.topics and SimTopics(self.topics.published)
         self.wake_ns = self.planned_ns = None
         self.life += 1
 

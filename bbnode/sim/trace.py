@@ -88,6 +88,10 @@ def describe(step: steps.Step, name_of: Callable[[PeerId], str]) -> str:
     match step:
         case steps.SendEnvelope():
             return f"send {name_of(step.peer)} {step.size} {checksum(*step.parts)}"
+        case steps.PublishMessage():
+            return f"publish {step.topic} {len(step.payload)} {checksum(step.payload)}"
+        case steps.FollowTopic():
+            return f"follow {step.topic} {step.on}"
         case steps.AppEvent():
             return f"event {step.topic} {step.execution} {value_checksum(step.value)}"
         case steps.OutputSkipped():

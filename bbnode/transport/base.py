@@ -40,6 +40,7 @@ from bbnode.transport.errors import DialError, NotSupportedError, StreamBrokenEr
 from bbnode.transport.identity import Identity
 from bbnode.transport.limits import RelaySettings, TransportLimits
 from bbnode.transport.routing import Routing, RoutingSetup
+from bbnode.transport.topics import Topics, TopicSetup
 
 if TYPE_CHECKING:
     # A command that only reads a key or a configuration does without its import time.
@@ -305,6 +306,16 @@ COUNTERS: Final[dict[str, str]] = {
     "protocols.refused": "streams of other protocols refused: no hello yet, or too many",
     "protocols.failed": "handlers of other protocols that ended with an exception",
     "libp2p.failed": "times that py-libp2p's host ended by a fault of its own (once at most)",
+    "topics.published": "messages of this node on topics",
+    "topics.received": "messages of others on topics that were taken",
+    "topics.known": "messages that came again, by another way",
+    "topics.dropped": "messages of this node that could not be published",
+    "topics.malformed": "messages and topics refused: they are none",
+    "topics.forged": "messages refused: the signature is not the publisher's",
+    "topics.replayed": "messages refused: they are of long ago",
+    "topics.oversized": "messages refused: too large",
+    "topics.not_allowed": "messages refused: the publisher is no member, or not allowed here",
+    "topics.flood": "messages and topics refused: too many of one peer",
     "relay.reserved": "reservations given to peers, renewals included",
     "relay.refused": "requests to relay that were refused",
     "relay.circuits_opened": "circuits that were made here between two peers",
@@ -399,6 +410,8 @@ class Capability(enum.Enum):
     STREAMS = "streams"
     # Connections through a third peer: the table `[relay]`.
     RELAYS = "relays"
+    # Messages on topics: components that use them, and `topics.revocations`.
+    TOPICS = "topics"
     # Addresses of IP and TCP: `discovery.mdns`, and the default of `network.listen`.
     IP = "ip"
 
@@ -581,6 +594,12 @@ class Transport(ABC):
         """Return what finds peers by asking others; raises NotSupportedError where nothing does."""
         raise NotSupportedError(
             'this transport has no DHT: routing.dht needs network.transport = "libp2p"'
+        )
+
+    def topics(self, setup: TopicSetup) -> Topics:  # noqa: ARG002
+        """Return what carries topics; to be called once. Raises NotSupportedError."""
+        raise NotSupportedError(
+            'this transport carries no topics: they need network.transport = "libp2p"'
         )
 
     async def probe(self, address: Multiaddr, peer: PeerId) -> None:  # noqa: ARG002

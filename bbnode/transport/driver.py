@@ -26,8 +26,10 @@ from bbnode.transport.errors import (
     EnvelopeTooLargeError,
     NotAllowedError,
     NotConnectedError,
+    NotSupportedError,
     QueueFullError,
 )
+from bbnode.transport.topics import Topics
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class Driver:
         reach: Callable[[steps.SendEnvelope], bool] | None = None,
         keep: Callable[[steps.SendEnvelope], bool] = lambda _step: False,
         doubt: Callable[[seam.DeliveryFailed], bool] = lambda _event: False,
+        topics: Topics | None = None,
         clock_ns: Callable[[], int] = trio_clock_ns,
         worker_threads: int = DEFAULT_WORKER_THREADS,
     ) -> None:
@@ -74,8 +77,9 @@ class Driver:
         takes messages now. `keep` gets an envelope whose peer takes none, and returns True if it is
         sent later, by `send`, or the node hears from others that it failed. `doubt` gets an
         envelope that a peer may have, and returns True if the node hears later, from others, what
-        became of it.
+        became of it. `topics` carries what components publish; without, none can.
         """
+        self._topics = topics
         self._node = node
         self._transport = transport
         self._observe = observe
@@ -229,10 +233,31 @@ class Driver:
         match step:
             case steps.SendEnvelope():
                 self.send(step)
+            case steps.PublishMessage() | steps.FollowTopic():
+                self._for_topics(step)
             case steps.RunTask():
                 nursery.start_soon(self._run_task, step, nursery)
         if self._observe is not None:
             self._tell(self._observe, step)
+
+    def _for_topics(self, step: steps.PublishMessage | steps.FollowTopic) -> None:
+        topics, topic = self._topics, step.topic
+        try:
+            if topics is None:
+                raise NotSupportedError("this host carries no topics")
+            if isinstance(step, steps.PublishMessage):
+                topics.publish(topic, step.payload)
+            elif step.on:
+                topics.follow(
+                    topic, lambda peer, data: self._node.deliver_message(peer, topic, data)
+                )
+            else:
+                topics.leave(topic)
+        except BbnodeError as error:
+            kind = type(error).__name__
+            self._counts[f"driver.{kind}"] += 1
+            if self._counts[f"driver.{kind}"] == 1:  # once: each message may fail so
+                logger.warning("a topic failed", extra={"topic": topic, "reason": str(error)})
 
     def _tell(self, listener: Callable[[Any], None], what: Any) -> None:
         try:

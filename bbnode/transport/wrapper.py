@@ -21,6 +21,7 @@ from bbnode.transport.base import (
     WantedPeer,
 )
 from bbnode.transport.routing import Routing, RoutingSetup
+from bbnode.transport.topics import Topics, TopicSetup
 
 if TYPE_CHECKING:
     import trio
@@ -106,6 +107,9 @@ class TransportWrapper(Transport):
 
     def routing(self, setup: RoutingSetup) -> Routing:
         return self.inner.routing(setup)
+
+    def topics(self, setup: TopicSetup) -> Topics:
+        return self.inner.topics(setup)
 
     async def probe(self, address: Multiaddr, peer: PeerId) -> None:
         await self.inner.probe(address, peer)

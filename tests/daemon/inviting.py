@@ -31,6 +31,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.base import ConnectionClosed, ConnectionOpened
 from bbnode.transport.identity import Identity, create_identity
 from bbnode.transport.libp2p.transport import Libp2pTransport
+from bbnode.transport.topics import TopicSetup
 from tests.daemon.live import compiled
 from tests.patience import PATIENCE_S
 
@@ -48,6 +49,7 @@ class Inviter:
     access: AccessControl
     protocol: AccessProtocol
     backend: Libp2pTransport
+    backend_topics: Any
     # Who connected, with the classes it plays, and who left.
     came: list[tuple[PeerId, tuple[str, ...]]] = field(default_factory=list)
     left: list[tuple[PeerId, str]] = field(default_factory=list)
@@ -134,9 +136,13 @@ def make(folder: Path, *, private: bool, name: str = "server", **flags: Any) -> 
     artifact = assembly.find_artifact(resolved)
     node = assembly.install_node(resolved, artifact, identity, incarnation=1, network=None)
     backend = assembly.make_transport(resolved, artifact, identity, node, access)
-    protocol = AccessProtocol(access, backend, resolved.state_dir, identity)
+    topics = None
+    if assembly.carries_topics(backend, resolved.config):
+        setup = TopicSetup(network=access.network, credentials=lambda: access.credentials)
+        topics = backend.topics(setup)
+    protocol = AccessProtocol(access, backend, resolved.state_dir, identity, topics=topics)
     ping.register(backend)
-    return Inviter(identity, resolved, artifact.sha256, access, protocol, backend)
+    return Inviter(identity, resolved, artifact.sha256, access, protocol, backend, topics)
 
 
 @asynccontextmanager

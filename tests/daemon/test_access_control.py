@@ -121,7 +121,7 @@ def test_a_newer_list_takes_effect_and_is_told_on_once(tmp_path: Path) -> None:
     made = control(tmp_path)
     told: list[str] = []
     made.on_change = lambda: told.append("change")
-    made.on_list = lambda: told.append("list")
+    made.on_list = lambda _listed: told.append("list")
     other = grant(
         OWNER,
         member=OTHER.peer_id,

@@ -107,6 +107,25 @@ def test_a_missing_artifact_and_wrong_settings(node, tmp_path: Path) -> None:
     assert "nobody" in found["components"].detail
 
 
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"network__transport": "lean"}, 'network.transport = "libp2p"'),
+        ({"topics__enabled": False}, "set it to true"),
+        ({}, ""),
+    ],
+)
+def test_a_program_that_uses_topics_where_none_are_carried(node, settings, remedy) -> None:
+    resolved = node(
+        artifact__module="bbnode.examples.bulletin:Bulletin",
+        artifact__targets=["station"],
+        **settings,
+    )
+    found = _found(resolved)["components"]
+    assert found.verdict is (CheckResult.FAILED if remedy else CheckResult.PASSED)
+    assert remedy in found.detail
+
+
 def test_a_disk_that_is_nearly_full(node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MIN_FREE_BYTES", 1 << 60)
     assert _found(node())["disk"].verdict is CheckResult.FAILED

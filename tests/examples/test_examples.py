@@ -34,6 +34,7 @@ from bbnode.daemon.artifacts.build import compile_module
 from bbnode.engine import steps
 from bbnode.examples import (
     both_sides,
+    bulletin,
     component_with_dependency,
     custom_index,
     custom_pass,
@@ -443,6 +444,15 @@ def test_gossip_averaging_gets_to_the_mean(capsys) -> None:
     far = [float(line.rpartition(" ")[2]) for line in progress]
     assert far[0] > 1e-4
     assert far[-1] < 1e-12
+
+
+def test_the_bulletin_reaches_whoever_follows(capsys) -> None:
+    assert printed(capsys, bulletin) == [
+        "station-0 heard: nothing",
+        "station-1 heard: 12.5 of station-0, 13.0 of station-0",
+        "station-2 heard: 12.5 of station-0, 13.0 of station-0",
+        "station-3 heard: 13.0 of station-0",
+    ]
 
 
 def gossiping(*starts: tuple[float, ...]) -> Network:

@@ -90,7 +90,7 @@ class AccessControl:
         # Called with the new credentials when the membership was renewed.
         self.on_credentials: Callable[[bytes], None] = lambda _credentials: None
         # Called after a newer revocation list, to pass it on to other members.
-        self.on_list: Callable[[], None] = lambda: None
+        self.on_list: Callable[[RevocationList], None] = lambda _list: None
 
     @property
     def credentials(self) -> bytes:
@@ -204,7 +204,7 @@ class AccessControl:
         if self._revocations is not None and (
             before is None or before.sequence < self._revocations.sequence
         ):
-            self.on_list()
+            self.on_list(self._revocations)
 
     def _is_renewal(self, found: NodeAccess) -> bool:
         """Return True for a membership of the same network that is valid now."""

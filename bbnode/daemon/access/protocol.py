@@ -1,7 +1,8 @@
 """The access protocol on a node's connections: redeeming tickets, handing on revocations.
 
-Rule: the side that dialled a member offers its newest revocation list and gets the other's; a node
-that learns a newer one passes it on to all its peers. Files are read and written in a worker
+Rule: the side that dialled a member offers its newest revocation list and gets the other's. A newer
+list is published on a topic of the network, and passed on by each node that learns of it to those
+of its peers that do not follow that topic. Files are read and written in a worker
 thread, one request after the other; the policy is updated on the trio thread. A use of a ticket is
 on disk before its answer is made. A refusal is an answer too.
 """
@@ -14,10 +15,11 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import trio
 
+from bbnode.access.conduct import Offence
 from bbnode.access.errors import AccessRefused, GrantError, Refusal, TicketRefused
 from bbnode.access.exchange import (
     ACCESS_PROTOCOL,
@@ -36,17 +38,22 @@ from bbnode.access.ticket import Ledger, ticket_from_bytes
 from bbnode.access.ticket import redeem as redeem_ticket
 from bbnode.daemon.access import files as access_files
 from bbnode.daemon.access.control import AccessControl
-from bbnode.ir.caps import ACCESS_STALL_S, MAX_LISTS_WAITING
+from bbnode.ir.caps import ACCESS_STALL_S, MAX_LISTS_WAITING, MAX_TOPIC_BYTES
 from bbnode.ir.errors import BbnodeError, PeerError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Direction, ProtocolStream, Transport
 from bbnode.transport.errors import StreamBrokenError
+from bbnode.transport.topics import Topics
 
 logger = logging.getLogger(__name__)
 
 # Between two checks for members whose statement has expired: until then they stay connected, but
 # their envelopes are refused.
 DATES_EVERY_S = 60.0
+
+
+# No name that a program can give a topic.
+REVOKED: Final = "~revoked"
 
 
 class AccessSilent(PeerError):
@@ -154,8 +161,12 @@ class AccessProtocol:
         key: SigningKey,
         *,
         unix_s: Callable[[], float] = time.time,
+        topics: Topics | None = None,
     ) -> None:
-        """Answer requests on all connections of `backend`; before it runs."""
+        """Answer requests on all connections of `backend`; before it runs.
+
+        Without `topics` lists go from peer to peer alone.
+        """
         self._control = control
         self._backend = backend
         self._lock = trio.Lock()
@@ -168,7 +179,14 @@ class AccessProtocol:
             on_redeemed=lambda ledger: trio.from_thread.run_sync(control.redeemed, ledger),
         )
         self._ask, self._asked = trio.open_memory_channel[PeerId](MAX_LISTS_WAITING)
-        control.on_list = self._offer_to_all
+        self._last_heard = b""
+        self._heard, self._hearing = trio.open_memory_channel[tuple[PeerId, bytes]](
+            MAX_LISTS_WAITING
+        )
+        self._topics = topics if control.network is not None else None
+        if self._topics is not None:
+            self._topics.follow(REVOKED, self._published)
+        control.on_list = self._spread
         backend.register_protocol(ACCESS_PROTOCOL, self._answer)
 
     def peer_up(self, peer: PeerId) -> None:
@@ -180,6 +198,7 @@ class AccessProtocol:
         """Exchange revocation lists with the peers that came up, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_dates)
+            nursery.start_soon(self._take_published)
             await self._exchange_all()
 
     async def _watch_dates(self) -> None:
@@ -217,9 +236,37 @@ class AccessProtocol:
         logger.info("newer revocation list", extra={"sequence": listed.sequence})
         self._control.took(listed)
 
-    def _offer_to_all(self) -> None:
+    def _spread(self, listed: RevocationList) -> None:
+        """Pass on a list that is newer than what was here."""
+        reached: frozenset[PeerId] = frozenset()
+        if self._topics is not None and len(listed.raw) <= MAX_TOPIC_BYTES:
+            try:
+                if listed.raw != self._last_heard:  # else it is on its way already
+                    self._topics.publish(REVOKED, listed.raw)
+                reached = self._topics.followers(REVOKED)
+            except BbnodeError as error:
+                logger.warning("revocation list not published", extra={"reason": str(error)})
         for info in self._backend.peers():
-            self._queue(info.peer)
+            if info.peer not in reached:
+                self._queue(info.peer)
+
+    def _published(self, peer: PeerId, raw: bytes) -> None:
+        try:
+            self._heard.send_nowait((peer, raw))
+        except trio.WouldBlock:
+            logger.info("no revocation list", extra={"peer": str(peer), "reason": "too many"})
+
+    async def _take_published(self) -> None:
+        async for peer, raw in self._hearing:
+            self._last_heard = raw
+            try:
+                await self._in_thread(self._service.take, raw)
+            except AccessRefused as error:
+                extra = {"peer": str(peer), "reason": str(error)}
+                logger.warning("published revocation list refused", extra=extra)
+                self._control.offence(peer, Offence.FORGED)
+            except BbnodeError as error:
+                logger.error("revocation list not stored", extra={"reason": str(error)})  # noqa: TRY400
 
     def _queue(self, peer: PeerId) -> None:
         try:

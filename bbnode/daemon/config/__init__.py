@@ -290,6 +290,16 @@ class RoutingSection(Section):
     )
 
 
+class TopicsSection(Section):
+    """Topics: messages for whoever follows a topic, passed on from peer to peer (GossipSub)."""
+
+    enabled: bool = _key(
+        True,
+        "carry topics where the transport can: for programs that use some, and for a private "
+        "network's revocation lists, which go from peer to peer otherwise",
+    )
+
+
 _RELAY = RelaySettings()
 # What a relay's answers have room for: 32 bits of seconds, 64 bits of bytes.
 RelayDuration = Annotated[int, Field(ge=1, le=2**32 - 1)]
@@ -578,6 +588,7 @@ class NodeConfig(Section):
     )
     discovery: DiscoverySection = _key(DiscoverySection(), "finding peers")
     routing: RoutingSection = _key(RoutingSection(), "finding them by asking others")
+    topics: TopicsSection = _key(TopicsSection(), "messages that peers pass on to each other")
     relay: RelaySection = _key(
         RelaySection(), "relaying for other peers, and being reached through relays"
     )

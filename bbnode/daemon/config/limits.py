@@ -222,6 +222,9 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
             ("_MAX_PASSED_ON", "walks", "of others at once"),
         ),
         "bbnode.components.placement.rendezvous": (("_MAX_REPLICAS", "replicas", "of an item"),),
+        "bbnode.components.topics": (
+            ("MAX_WAITING", "messages", "that a component of a topic keeps until they are taken"),
+        ),
         "bbnode.components.peer_registry.server": (
             ("MAX_TTL_S", "s", "that an entry of a registry lives without being renewed"),
         ),

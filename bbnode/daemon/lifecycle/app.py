@@ -62,6 +62,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.base import TransportEvent, Unsent
 from bbnode.transport.driver import Driver, StepObserver
 from bbnode.transport.identity import load_or_create_identity
+from bbnode.transport.topics import TopicSetup
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +149,18 @@ class Daemon:
         self._backend = assembly.make_transport(
             resolved, self._artifact, self._identity, self._node, access
         )
-        self._access = AccessProtocol(access, self._backend, self._state_dir, self._identity)
+        topics = None
+        if assembly.carries_topics(self._backend, config):
+            topics = self._backend.topics(
+                TopicSetup(
+                    network=access.network,
+                    credentials=lambda: access.credentials,
+                    on_fault=lambda peer, fault: self._conduct.misused_topic(peer, fault),
+                )
+            )
+        self._access = AccessProtocol(
+            access, self._backend, self._state_dir, self._identity, topics=topics
+        )
         self._discovery = Discovery(
             self._node,
             self._backend,
@@ -173,6 +185,7 @@ class Daemon:
             reach=self._discovery.reach,
             keep=lambda step: self._resend.keep(step),
             doubt=lambda event: self._restarts.doubt(event),
+            topics=topics,
         )
         self._resend = Resend(
             saved.unsent if saved else (),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
@@ -255,6 +255,7 @@ def make_transport(
         ),
     )
     _check_capabilities(transport, config, access)
+    check_topics(node, config, transport.capabilities)
     access.on_change = transport.reauthorize
     access.on_credentials = transport.set_credentials
     artifact_exchange.serve(transport, artifact_source(resolved, artifact))
@@ -282,6 +283,25 @@ def _check_capabilities(transport: Transport, config: NodeConfig, access: Access
                 f"the transport {config.network.transport!r} has no {capability.value}, which "
                 f"{key} needs: leave it out, or choose another network.transport"
             )
+
+
+def check_topics(node: Node, config: NodeConfig, capabilities: Container[Capability]) -> None:
+    """Raise NotSupportedError for a component that uses topics where none are carried."""
+    user = next((s for s in node.slots if getattr(node.component(s), "uses_topics", False)), None)
+    if user is None or (config.topics.enabled and Capability.TOPICS in capabilities):
+        return
+    what = f"slot {user!r} ({node.binding(user).type_name}) uses topics"
+    if Capability.TOPICS in capabilities:
+        raise NotSupportedError(f"{what}, and topics.enabled is false: set it to true")
+    raise NotSupportedError(
+        f"{what}, which the transport {config.network.transport!r} does not carry: set "
+        'network.transport = "libp2p", or run a program without them'
+    )
+
+
+def carries_topics(transport: Transport, config: NodeConfig) -> bool:
+    """Return True if a node with this transport carries topics."""
+    return config.topics.enabled and Capability.TOPICS in transport.capabilities
 
 
 def _transport_limits(envelope_bytes: int | None, *, guests: bool) -> TransportLimits:

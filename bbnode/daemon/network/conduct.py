@@ -19,6 +19,7 @@ from bbnode.engine import steps
 from bbnode.ir.address import peer_of_address
 from bbnode.ir.peer import PeerId
 from bbnode.transport.routing import RoutingFault
+from bbnode.transport.topics import TopicFault
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,16 @@ OFFENCE_OF_FAULT: Final[Mapping[RoutingFault, Offence]] = {
     RoutingFault.CONTRADICTION: Offence.MISLED,
     RoutingFault.FLOOD: Offence.TOO_LARGE,
     RoutingFault.MISLED: Offence.MISLED,
+}
+OFFENCE_ON_TOPIC: Final[Mapping[TopicFault, Offence]] = {
+    TopicFault.MALFORMED: Offence.UNDECODABLE,
+    TopicFault.FORGED: Offence.FORGED,
+    TopicFault.REPLAYED: Offence.FORGED,
+    TopicFault.OVERSIZED: Offence.TOO_LARGE,
+    # Who has passed it on may not have heard yet that its publisher was revoked.
+    TopicFault.NOT_ALLOWED: Offence.NOT_ITS_CLASS,
+    # What is too much is dropped, whoever it is of; a busy program is no attack.
+    TopicFault.FLOOD: Offence.TOO_LARGE,
 }
 
 
@@ -93,6 +104,10 @@ class ConductWatch:
     def misrouted(self, peer: PeerId, fault: RoutingFault) -> None:
         """Handle what a peer did wrong when it was asked about others, or asked."""
         self._note(peer, OFFENCE_OF_FAULT[fault])
+
+    def misused_topic(self, peer: PeerId, fault: TopicFault) -> None:
+        """Handle a fault of a peer on a topic."""
+        self._note(peer, OFFENCE_ON_TOPIC[fault])
 
     def _note(self, peer: PeerId, offence: Offence) -> None:
         if self._access.offence(peer, offence):

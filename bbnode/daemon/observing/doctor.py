@@ -35,6 +35,7 @@ from bbnode.ir import installation
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.interrupts import let_stop
+from bbnode.transport.base import Capability
 from bbnode.transport.identity import Identity, create_identity, load_identity
 from bbnode.transport.registry import OVER_TCP, transport_names
 
@@ -443,8 +444,12 @@ def _components(context: CheckContext) -> Finding:
     """Check that the targets can be installed with the components and settings of this node."""
     if context.artifact is None:
         return _skipped("there is no artifact")
+    config = context.resolved.config
     try:
         node = _installed(context, context.artifact)
+        if config.network.transport in OVER_TCP:
+            lean = config.network.transport == "lean"
+            assembly.check_topics(node, config, () if lean else (Capability.TOPICS,))
     except BbnodeError as error:
         return _failed(str(error), "install what is missing, or correct [slots]")
     if not context.running:

@@ -98,7 +98,7 @@ def _tensor(array: np.ndarray[Any, Any]) -> Any:
 def step_to_event(step: steps.Step) -> dict[str, Any] | None:
     """Return the event of a step; None for steps that only the driver acts on."""
     match step:
-        case steps.SendEnvelope() | steps.RunTask():
+        case steps.SendEnvelope() | steps.RunTask() | steps.PublishMessage() | steps.FollowTopic():
             return None
         case steps.AppEvent():
             return {

@@ -50,7 +50,32 @@ class LearnAddresses:
     addresses: tuple[Multiaddr, ...]
 
 
-Action: TypeAlias = SendMessage | SetTimer | CancelTimer | LearnAddresses
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishOnTopic:
+    """Publish a message on a topic."""
+
+    topic: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """Have the component hear what is published on a topic, or hear it no more."""
+
+    topic: str
+    on: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishEvent:
+    """Publish an event of the program on the bus."""
+
+    kind: int
+
+
+Action: TypeAlias = (
+    SendMessage | SetTimer | CancelTimer | LearnAddresses | PublishOnTopic | Follow | PublishEvent
+)
 
 
 # Suffixes that the components of one process ask for: those of its programs' slots.

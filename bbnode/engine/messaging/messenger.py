@@ -28,20 +28,25 @@ from bbnode.engine.errors import (
 )
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import OWED, EntryPlan, Frame, Op
-from bbnode.engine.ingress import InboundBytes
+from bbnode.engine.ingress import InboundBytes, TopicMessage
 from bbnode.engine.messaging.actions import (
     Action,
     CancelTimer,
+    Follow,
     LearnAddresses,
+    PublishEvent,
+    PublishOnTopic,
     SendMessage,
     SetTimer,
     suffix_of,
 )
 from bbnode.engine.messaging.pending import ComponentTimers, PendingCall, PendingCalls
+from bbnode.engine.messaging.topics import FollowedTopics
 from bbnode.engine.ops.role import bind_method
 from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.peers.round_trips import RoundTrips
 from bbnode.engine.reports import Reports
+from bbnode.engine.steps import PublishMessage
 from bbnode.engine.suspensions import Waiting
 from bbnode.engine.wire.decoder import Decoder
 from bbnode.engine.wire.inbound import InboundDedup
@@ -68,13 +73,14 @@ _KIND_SUFFIX = {
 class _Hooks:
     """The methods of one component that the engine itself calls; None where it has none."""
 
-    __slots__ = ("on_answer", "on_no_answer", "on_peer_down", "on_timer")
+    __slots__ = ("on_answer", "on_message", "on_no_answer", "on_peer_down", "on_timer")
 
     def __init__(self, make: Callable[[str, int], EntryPlan | None]) -> None:
         self.on_timer = make("on_timer", 1)
         self.on_answer = make("on_answer", 2)
         self.on_no_answer = make("on_no_answer", 2)
         self.on_peer_down = make("on_peer_down", 1)
+        self.on_message = make("on_message", 2)
 
 
 @dataclass(eq=False, repr=False)
@@ -99,6 +105,7 @@ class ComponentMessenger:
         "reports",
         "round_trips",
         "timers",
+        "topics",
     )
 
     cells: Sequence[ComponentCell]
@@ -115,6 +122,7 @@ class ComponentMessenger:
     refusals: Refusals
 
     def __post_init__(self) -> None:
+        self.topics = FollowedTopics(self.reports)
         self.plans: list[EntryPlan] = []  # all of this node, in an order that never changes
         self._routes: dict[bytes, dict[CorrelationKind, EntryPlan]] = {}
         self._sites: dict[bytes, int] = {}  # suffix -> its name in the window of seen messages
@@ -324,6 +332,31 @@ class ComponentMessenger:
         elif tells:
             self.refusals.at_arrival(peer, said.kind, said.wire_req_id, why)
 
+    def message(self, event: TopicMessage) -> None:
+        """Tell the components that follow a topic what a peer has published there."""
+        try:
+            reason = self.neighbours.governor.check_inbound(event.peer)
+            if reason is not None:
+                self.reports.counts[f"topics.denied.{reason.value}"] += 1
+                return
+            for cell_at in self.topics.followers(event.topic):
+                plan = self._hooks[cell_at].on_message
+                if plan is None:
+                    continue
+                full = self.executor.under_way[cell_at] >= MAX_UNDER_WAY
+                frame = None if full else self.executor.start(plan)
+                if frame is None:
+                    self.reports.counts["topics.too_busy"] += 1
+                    continue
+                self.reports.counts["topics.delivered"] += 1
+                self.decoder.charge(types.BYTES, event.data)
+                frame.source_peer = event.peer
+                frame.hold_charge(event.charge.hold())
+                frame.values[:2] = (event.topic, event.data)
+                self.executor.launch(frame)
+        finally:
+            event.charge.release()
+
     # -- due -------------------------------------------------------------------------
 
     def timer_is_due(self, number: int) -> None:
@@ -423,6 +456,15 @@ class ComponentMessenger:
                 refused = self.neighbours.book.merge_claimed(action.peer, raws)
                 if refused:
                     self.reports.counts["addresses.refused"] += refused
+            elif isinstance(action, PublishOnTopic):
+                self.reports.counts["topics.published"] += 1
+                self.reports.steps.append(
+                    PublishMessage(topic=action.topic, payload=action.payload)
+                )
+            elif isinstance(action, Follow):
+                self.topics.set(cell_at, action.topic, on=action.on)
+            elif isinstance(action, PublishEvent):
+                self.reports.bus.publish(action.kind)
 
     def _send(self, cell_at: int, frame: Frame, op: Op, message: SendMessage) -> None:
         kind = CorrelationKind.NONE if message.tag is None else CorrelationKind.REQUEST

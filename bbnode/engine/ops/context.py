@@ -12,19 +12,31 @@ from collections.abc import Sequence
 from multiaddr import Multiaddr
 
 from bbnode.components.contracts import ComponentError, HostSecrets, PeersView
+from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
 from bbnode.engine.errors import PayloadTooLarge
 from bbnode.engine.ingress import Completed, Ingress
 from bbnode.engine.messaging.actions import (
     Action,
     CancelTimer,
+    Follow,
     LearnAddresses,
+    PublishEvent,
+    PublishOnTopic,
     SendMessage,
     SetTimer,
     suffix_of,
 )
+from bbnode.engine.messaging.topics import is_topic
 from bbnode.engine.peers.neighbours import PeersWithSelf
 from bbnode.engine.services import Services
-from bbnode.ir.caps import MAX_ASKED, MAX_CALLS, MAX_KEY_CHARS, MAX_TIMERS
+from bbnode.ir.caps import (
+    MAX_ASKED,
+    MAX_CALLS,
+    MAX_KEY_CHARS,
+    MAX_TIMERS,
+    MAX_TOPIC_BYTES,
+    MAX_TOPIC_CHARS,
+)
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.peer import PeerId
 from bbnode.ir.shapes import Dim
@@ -204,6 +216,39 @@ class CallContext:
         )
         return wire_req_id
 
+    def follow(self, topic: str) -> None:
+        """As the contract says."""
+        rt = self._running("follow")
+        self._check_topic(rt, topic)
+        self._check_hook(rt, "on_message")
+        self._ask(Follow(topic=topic, on=True))
+
+    def unfollow(self, topic: str) -> None:
+        """As the contract says."""
+        self._check_topic(self._running("unfollow"), topic)
+        self._ask(Follow(topic=topic, on=False))
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """As the contract says."""
+        self._check_topic(self._running("publish"), topic)
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            raise ComponentError(f"publish: a message is bytes, not {type(payload).__name__}")
+        if len(payload) > MAX_TOPIC_BYTES:
+            raise PayloadTooLarge(
+                f"publish: a message of {len(payload)} bytes on a topic; at most "
+                f"{MAX_TOPIC_BYTES} are carried (MAX_TOPIC_BYTES); send what is larger to each peer"
+            )
+        self._ask(PublishOnTopic(topic=topic, payload=bytes(payload)))
+
+    def publish_event(self, kind: int) -> None:
+        """As the contract says."""
+        self._running("publish_event")
+        if type(kind) is not int or not FIRST_PROGRAM_KIND <= kind <= MAX_KIND:
+            raise ComponentError(
+                f"publish_event: kind {kind!r}; a program's own are {FIRST_PROGRAM_KIND} and up"
+            )
+        self._ask(PublishEvent(kind=kind))
+
     def set_timer(self, key: str, after_ns: int) -> None:
         """As the contract says."""
         rt = self._running("set_timer")
@@ -254,6 +299,19 @@ class CallContext:
                 "(limit envelope_bytes)"
             )
         return suffix_of(slot, op)
+
+    def _check_topic(self, rt: Services, topic: str) -> None:
+        component = rt.cells[self._cell_at].component
+        if not getattr(component, "uses_topics", False):
+            raise ComponentError(
+                f"{type(component).__qualname__} uses topics and does not say so: give the class "
+                "uses_topics = True, so that a host without topics can refuse it"
+            )
+        if not is_topic(topic):
+            raise ComponentError(
+                f"{topic!r} is no name of a topic: 1 to {MAX_TOPIC_CHARS} letters, digits and "
+                "any of . _ - /"
+            )
 
     def _check_hook(self, rt: Services, name: str) -> None:
         component = rt.cells[self._cell_at].component

@@ -53,6 +53,11 @@ _ROWS: dict[str, tuple[type, RowForm[Any]]] = {
             {"peer": PEER, "data": PLAIN, "observed": optional(ADDRESS), "charge": CHARGE},
         ),
         (
+            "message",
+            ev.TopicMessage,
+            {"peer": PEER, "topic": PLAIN, "data": PLAIN, "charge": CHARGE},
+        ),
+        (
             "refused",
             ev.InboundRefused,
             {

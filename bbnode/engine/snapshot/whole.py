@@ -58,6 +58,10 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+# Tables that snapshots of earlier versions do not have: these saved nothing that belongs there.
+_EMPTY_BEFORE = frozenset({"topics"})
+
+
 @_collector_paused()
 def take_snapshot(rt: Runtime) -> bytes:
     """Return the state of a node between two polls.
@@ -93,6 +97,8 @@ def restore_snapshot(rt: Runtime, data: bytes, *, same_life: bool) -> None:
             "the snapshot was made with another artifact, or other targets of it; start this node "
             "without it"
         )
+    for name in _EMPTY_BEFORE - set(fields["tables"]):
+        del tables[name]
     if set(fields["tables"]) != set(tables):
         raise SnapshotRefused("the snapshot was made by another version of bbnode")
     incarnation, own = rt.incarnation, neighbours.own_addresses

@@ -27,7 +27,7 @@ _NUMBER, _BYTES = 0, 2
 # Kinds of fields of a fixed size.
 _FIXED: Final = {1: 8, 5: 4}
 _VARINT_BYTES: Final = 10
-_MOST_NUMBER: Final = 2**64 - 1
+_MOST_U64: Final = 2**64 - 1
 _TAG_BYTES: Final = 5
 _MOST_FIELD: Final = 2**29 - 1
 # A key whose encoding is as short as this is its own PeerId (peer-ids specification).
@@ -98,7 +98,7 @@ def _varint_at(data: bytes, at: int, most_bytes: int = _VARINT_BYTES) -> tuple[i
     for index, byte in enumerate(data[at : at + most_bytes]):
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
-            if value > _MOST_NUMBER:
+            if value > _MOST_U64:
                 raise DecodeError("a protobuf number of over 64 bits")
             return value, at + index + 1
     raise DecodeError("a protobuf number without an end")

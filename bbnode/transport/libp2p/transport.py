@@ -46,6 +46,7 @@ from bbnode.transport.links.framing import Lane
 from bbnode.transport.links.link import Link, LinkState
 from bbnode.transport.links.transport import LinkTransport
 from bbnode.transport.routing import Routing, RoutingSetup
+from bbnode.transport.topics import Topics, TopicSetup
 
 if TYPE_CHECKING:
     from bbnode.transport.libp2p.py_libp2p.host import PyLibp2p
@@ -61,7 +62,7 @@ _RELAY_S: Final = 10.0
 class Libp2pTransport(LinkTransport):
     """A Transport over TCP, Noise and Yamux, as libp2p specifies them."""
 
-    capabilities = frozenset(Capability)
+    capabilities = frozenset(Capability) - {Capability.TOPICS}
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class Libp2pTransport(LinkTransport):
             listen_endpoint(address)
         self._listen = tuple(dict.fromkeys(listen))
         self._announce = tuple(announce)
+        self._authorizer = authorizer
         relay = relay or RelaySettings()
         # A peer's circuits, and requests under way.
         relay_streams = relay.circuits_per_peer + 4
@@ -143,6 +145,7 @@ class Libp2pTransport(LinkTransport):
         self._py_libp2p: PyLibp2p | None = None
         if py_libp2p:
             self._py_libp2p = self._host.other = self._with_py_libp2p(identity)
+            self.capabilities = frozenset(Capability)  # type: ignore[misc]  # of this one
         # Called when `listen_addresses` has changed.
         self.on_addresses: Callable[[], None] = lambda: None
         self._addresses: list[Multiaddr] = []
@@ -214,6 +217,13 @@ class Libp2pTransport(LinkTransport):
                     connection.close()
                 else:
                     connection.link.close("the search is over")
+
+    def topics(self, setup: TopicSetup) -> Topics:
+        if self._py_libp2p is None:
+            return super().topics(setup)
+        from bbnode.transport.libp2p.py_libp2p.topics import GossipTopics
+
+        return GossipTopics(self._py_libp2p, setup, self._authorizer, self._counters)
 
     def _with_py_libp2p(self, identity: Identity) -> PyLibp2p:
         try:

@@ -90,6 +90,7 @@ class PyLibp2p:
         self._admits = admits
         self._counters = counters
         self._connections: dict[Connection, LentConnection] = {}
+        self._on_run: list[Callable[[], None]] = []
         # Streams in the hands of py-libp2p.
         self._streams: set[MuxedStream] = set()
         pair = create_new_key_pair(identity.seed)
@@ -118,6 +119,8 @@ class PyLibp2p:
                 self._swarm.tasks = tasks
                 async with self.host.run(listen_addrs=list(self._ours.listening)):
                     started = True
+                    for begin in self._on_run:
+                        begin()
                     task_status.started()
                     await trio.sleep_forever()
         except Exception:
@@ -130,6 +133,19 @@ class PyLibp2p:
             self._swarm.connections.clear()
             for connection in list(self._connections):
                 self.ended(connection)
+
+    @property
+    def is_running(self) -> bool:
+        """True while services can be started."""
+        return self._swarm.tasks is not None
+
+    def when_running(self, begin: Callable[[], None]) -> None:
+        """Have `begin` called once services can be started; before `run`."""
+        self._on_run.append(begin)
+
+    def start_soon(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """Run a function of a service in the background; what it raises ends it alone."""
+        self._swarm.start_soon(function, *args)
 
     # -- connections -----------------------------------------------------------------------
 
