@@ -127,7 +127,8 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "SecureTraining": {
         "": PLAIN,
-        "groups": {**PLAIN, "clients": 12, "groups": 3, "clip": 0.5, "norm": 2.0},
+        "groups": {**PLAIN, "clients": 12, "groups": 3, "clip": 0.5, "norm": 2.0,
+                   "corrupt": 0.05},
         "weighted": {**PLAIN, "weighted": True, "max_samples": 1000, "threshold": 4},
         "noise": {**PLAIN, "clients": 8, "norm": 1.0, "client_noise": 0.1, "neighbours": 6,
                   "corrupt": 0.1, "levels": 512},
