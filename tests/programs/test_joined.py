@@ -76,7 +76,7 @@ def joined(*bases: type, **given: Any) -> Any:
     for base in bases:
         wanted |= {k: v for k, v in NEEDED.get(base.__name__, {}).items() if k != "local"}
     wanted |= given
-    return cls(**{k: v for k, v in wanted.items() if k in cls.__dataclass_fields__})
+    return cls(**{k: v for k, v in wanted.items() if k in cls.arguments()})
 
 
 def ids(pair: Any) -> str:
@@ -326,7 +326,7 @@ def trains_another(self: Any, g: Graph, weights: Output) -> Any:
 
 
 def cohort_without_keys(self: Any, g: Graph, tick: Output) -> Output:
-    return FederatedTraining.cohort(self, g, tick)
+    return self.cohort_slot.sample(g, n=self.clients, after=tick)
 
 
 def keeps_the_mean(self: Any, g: Graph, asked: Request) -> Any:
@@ -363,7 +363,7 @@ def test_a_subclass_that_undoes_the_method_is_refused(
     checks = {"check": check_nothing} if unchecked else {}
     cls = type("Mine", (method,), {**own, **checks})
     fields = {**SOFTMAX, **QUIET}
-    program = cls(**{k: v for k, v in fields.items() if k in cls.__dataclass_fields__})
+    program = cls(**{k: v for k, v in fields.items() if k in cls.arguments()})
     with pytest.raises(RecordingError) as caught:
         program.build()
     assert method.__name__ in str(caught.value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bbnode.components import FedAvg, FedAvgConfig, concrete
 from bbnode.dsl import AggregatorSlot, Graph, Output, types
 from bbnode.programs.gossip.averaging import EXCHANGES, ExchangingProgram
@@ -13,7 +11,6 @@ from bbnode.programs.training import TrainingProgram
 MIXES = ("push", *EXCHANGES)
 
 
-@dataclass(kw_only=True, eq=False)
 class PeerTraining(PeersProgram, TrainingProgram):
     """Base of training in which each peer has its own weights, and evaluates them itself."""
 
@@ -49,7 +46,6 @@ class PeerTraining(PeersProgram, TrainingProgram):
         self.require("evaluate", isinstance(self.evaluate, bool), "true or false")
 
 
-@dataclass(kw_only=True, eq=False)
 class GossipTraining(ExchangingProgram, PeerTraining):
     """Gossip learning (Ormándi, Hegedűs and Jelasity, 2013, doi:10.1002/cpe.2858), by averaging.
 
