@@ -104,9 +104,10 @@ class ReadyProgram(Checks, Module):
         dataclass(kw_only=True, eq=False)(cls)
         fields = dataclasses.fields(cls)
         keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-        cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [keyword(each.name, default=_default(each)) for each in fields]
-        )
+        parameters = [keyword(each.name, default=_default(each)) for each in fields]
+        if cls.PARTS:
+            parameters.append(inspect.Parameter("settings", inspect.Parameter.VAR_KEYWORD))
+        cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
     def __init__(self, **arguments: Any) -> None:
         """Take arguments by name.
