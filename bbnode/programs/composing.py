@@ -106,6 +106,7 @@ class RoundPart:
         guards: steps in which an author's class may not have its own, since a promise rests on
             them.
         wishes: values of other settings, where the author says none.
+        needs: values that other settings have to have, each with the reason.
         changes: what it changes that others may depend on, in words that `refuses` of these has.
         refuses: what others may not change, each with the reason.
         lacks: settings that other parts of the slot have, each with the reason why it has none.
@@ -117,6 +118,7 @@ class RoundPart:
     claims: ClassVar[tuple[str, ...]] = ()
     guards: ClassVar[tuple[str, ...]] = ()
     wishes: ClassVar[Mapping[str, Any]] = {}
+    needs: ClassVar[Mapping[str, tuple[bool, str]]] = {}
     changes: ClassVar[frozenset[str]] = frozenset()
     refuses: ClassVar[Mapping[str, str]] = {}
     lacks: ClassVar[Mapping[str, str]] = {}
@@ -194,6 +196,15 @@ def contradiction(parts: Iterable[RoundPart]) -> tuple[RoundPart, RoundPart, str
             for changed, why in one.refuses.items():
                 if changed in other.changes:
                     return one, other, why
+        first, second = pair
+        for name in first.needs.keys() & second.needs.keys():
+            (a, why), (b, other_why) = first.needs[name], second.needs[name]
+            if a != b:
+                return (
+                    first,
+                    second,
+                    f"one needs {name}={a} ({why}), and one {name}={b} ({other_why})",
+                )
         for one, other in (pair, pair[::-1]):
             for name in one.claims:
                 if other.has(name) and (name in other.claims or not one.has(name)):

@@ -432,6 +432,9 @@ class FederatedTraining(AskingProgram):
         self.require_one_of("evaluate", PLACES)
         self._keep_guarded()
         for part in parts_of(self):
+            for name, (value, why) in part.needs.items():
+                now = getattr(self, name)
+                self.require(name, now == value, f"{str(value).lower()}: {why}")
             if part is not self.course:
                 part.check(self, checks_of(self, part))
 

@@ -362,7 +362,7 @@ class TrainingProgram(ReadyProgram):
     @property
     def _loss_settings(self) -> LossSettings:
         names = [each.name for each in dataclasses.fields(LossSettings)]
-        return LossSettings(**{name: getattr(self, name) for name in names})
+        return LossSettings(**{name: getattr(self.train, name) for name in names})
 
     @property
     def _of_classes(self) -> bool:
@@ -395,7 +395,7 @@ class TrainingProgram(ReadyProgram):
     @property
     def _config(self) -> OnnxModelConfig:
         content = self.forward.SerializeToString(deterministic=True)
-        given = {each.name: getattr(self, each.name) for each in PASSED}
+        given = {each.name: getattr(self.train, each.name) for each in PASSED}
         given |= {"outputs": self.chosen, "losses": self._losses if len(self._losses) > 1 else ()}
         given |= {"loss": self.main_loss, "learning_rate": self.learning_rate, "seed": self.seed}
         try:

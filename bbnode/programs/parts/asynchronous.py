@@ -148,6 +148,10 @@ class Mixed(Asynchronous):
     versions ago it began, and s is as `staleness` says.
     """
 
+    needs: ClassVar[Mapping[str, tuple[bool, str]]] = {
+        "deltas": (False, "weights are mixed into weights")
+    }
+
     mixing: float = 0.6  # alpha, above 0 and up to 1
 
     @property
@@ -173,7 +177,6 @@ class Mixed(Asynchronous):
         super().check(program, own)
         own.require_numbers("mixing")
         own.require("mixing", self.mixing <= 1, "a number above 0 and up to 1")
-        program.require("deltas", not program.deltas, "false: weights are mixed into weights")
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,9 @@ class Buffered(Asynchronous):
     """
 
     wishes: ClassVar[Mapping[str, Any]] = {"deltas": True}
+    needs: ClassVar[Mapping[str, tuple[bool, str]]] = {
+        "deltas": (True, "moves of the weights are added up")
+    }
 
     buffer: int = 10  # K: updates that make a step, at most one of a client for each version
 
@@ -196,4 +202,3 @@ class Buffered(Asynchronous):
         """Check the settings. Raises BadArgument."""
         super().check(program, own)
         own.require_counts(buffer=1)
-        program.require("deltas", program.deltas, "true: moves of the weights are added up")

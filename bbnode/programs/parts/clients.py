@@ -61,16 +61,13 @@ class AnswersMoves(ClientPart):
 
     changes: ClassVar[frozenset[str]] = frozenset({"answer", "extra"})
     wishes: ClassVar[Mapping[str, Any]] = {"deltas": True}
+    needs: ClassVar[Mapping[str, tuple[bool, str]]] = {"deltas": (True, "the answers are moves")}
 
     def parts(self, p: FederatedTraining, g: Graph, mean: Output) -> tuple[Output, Output]:
         """Return the move and the other numbers of a mean of answers."""
         compute = BackendSlot("compute")
         begin, middle, end = (g.constant([at]) for at in (0, p.moved_size, p.answer_size))
         return compute.slice(g, mean, begin, middle), compute.slice(g, mean, middle, end)
-
-    def check(self, program: Any, own: Checks) -> None:  # noqa: ARG002
-        """Check the settings. Raises BadArgument."""
-        program.require("deltas", program.deltas is True, "true: the answers are moves")
 
     def require_sgd(self, program: Any, *, momentum: bool = False) -> None:
         """Refuse an optimizer of the clients whose moves are no sum of gradients."""
@@ -147,7 +144,6 @@ class ControlVariates(AnswersMoves):
 
     def check(self, program: Any, own: Checks) -> None:
         """Check the settings. Raises BadArgument."""
-        super().check(program, own)
         self.require_sgd(program)
         own.require_counts(population=0)
         enough = self.population == 0 or self.population >= program.clients
@@ -193,7 +189,6 @@ class Normalised(AnswersMoves):
 
     def check(self, program: Any, own: Checks) -> None:
         """Check the settings. Raises BadArgument."""
-        super().check(program, own)
         self.require_sgd(program, momentum=True)
         own.require_not_negative("proximal")
         if program.momentum or self.proximal:
@@ -246,6 +241,9 @@ class Fair(AnswersMoves):
     changes: ClassVar[frozenset[str]] = frozenset({"answer", "extra", "loss"})
     claims: ClassVar[tuple[str, ...]] = ("client_update", "local_training", "answer")
     wishes: ClassVar[Mapping[str, Any]] = {"deltas": True, "weighted": False}
+    needs: ClassVar[Mapping[str, tuple[bool, str]]] = {
+        **AnswersMoves.needs, "weighted": (False, "the losses are what clients weigh"),
+    }  # fmt: skip
 
     q: float = 0.2
     lipschitz: float = 0.0  # L; 0: 1 / `learning_rate`, as the authors have it
@@ -281,12 +279,9 @@ class Fair(AnswersMoves):
         move, h = self.parts(p, g, mean)
         return BackendSlot("compute").div(g, move, h), stats
 
-    def check(self, program: Any, own: Checks) -> None:
+    def check(self, program: Any, own: Checks) -> None:  # noqa: ARG002
         """Check the settings. Raises BadArgument."""
-        super().check(program, own)
         own.require_not_negative("q", "lipschitz")
-        losses = "false: the losses are what clients weigh"
-        program.require("weighted", not program.weighted, losses)
 
 
 @dataclass(frozen=True)
@@ -297,6 +292,9 @@ class InnerSteps(ClientPart):
 
     claims: ClassVar[tuple[str, ...]] = ("local_training", "client_model")
     wishes: ClassVar[Mapping[str, Any]] = {"deltas": True, "weighted": False}
+    needs: ClassVar[Mapping[str, tuple[bool, str]]] = {
+        "deltas": (True, "moves of the weights are what is averaged")
+    }
 
     inner_steps: int = 500  # H: of each client in a round, in as many epochs as it takes
 
@@ -320,8 +318,6 @@ class InnerSteps(ClientPart):
         program.require("max_steps", program.max_steps == 0, "0: inner_steps says how many")
         one = program.accumulate == 1
         program.require("accumulate", one, "1: a batch is an inner step")
-        moves = "true: moves of the weights are what is averaged"
-        program.require("deltas", program.deltas, moves)
 
 
 def _vector(p: FederatedTraining, slot: str) -> ModelSlot:

@@ -72,6 +72,9 @@ class Masks(PrivatePart):
     guards: ClassVar[tuple[str, ...]] = ("protected", "gathered")
     # With `weighted` a client weighs the examples that it claims; nobody can check them.
     wishes: ClassVar[Mapping[str, Any]] = {"deltas": True, "weighted": False}
+    needs: ClassVar[Mapping[str, tuple[bool, str]]] = {
+        "deltas": (True, "weights are no small numbers, as updates are")
+    }
 
     corrupt: float = 1 / 3  # part of the clients that may collude with the server
     threshold: int = 0  # clients that have to stay, of each group; 0: the fewest that are safe
@@ -164,8 +167,6 @@ class Masks(PrivatePart):
         for name in ("norm", "client_noise"):
             own.require(name, _is_number(getattr(self, name)), "0 or a number above")
         own.require("corrupt", _is_part(self.corrupt), "a number from 0 to below 1")
-        moves = "true: weights are no small numbers, as updates are"
-        program.require("deltas", program.deltas, moves)
         stay = "0: `threshold` says how many have to stay"
         program.require("quorum", not program.quorum, stay)
         here = "'server' or 'none': what clients measure would be no secret"

@@ -99,6 +99,14 @@ class Combine(RoundPart):
         return frozenset({"rule", "compared"} if hasattr(config(), "byzantine") else {"rule"})
 
     @property
+    def needs(self) -> Mapping[str, tuple[bool, str]]:  # type: ignore[override]
+        """Return that answers are moves, where it combines these."""
+        found = class_of(self.rule)
+        if found is None or not getattr(found, "of_deltas", False):
+            return {}
+        return {"deltas": (True, f"{found.TYPE_NAME} combines changes of the weights")}
+
+    @property
     def refuses(self) -> Mapping[str, str]:  # type: ignore[override]
         """Return numbers of another kind, where it combines moves by their lengths."""
         if not getattr(class_of(self.rule), "of_deltas", False):
@@ -109,10 +117,7 @@ class Combine(RoundPart):
         """Check the settings. Raises BadArgument."""
         for name in ("deltas", "weighted"):
             own.require(name, isinstance(getattr(self, name), bool | None), "true or false")
-        found = self.taken(program)
-        if getattr(found, "of_deltas", False):
-            of_changes = f"True, since {found.TYPE_NAME} combines changes of the weights"
-            program.require("deltas", program.deltas, of_changes)
+        _ = self.taken(program)
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,12 @@ class Coded(RoundPart):
         return frozenset() if self.codec is None else frozenset({"codes"})
 
     @property
+    def needs(self) -> Mapping[str, tuple[bool, str]]:  # type: ignore[override]
+        """Return that answers are moves, where they have a code."""
+        moved = "codec= encodes how far clients moved the weights; set deltas=True as well"
+        return {} if self.codec is None else {"deltas": (True, moved)}
+
+    @property
     def refuses(self) -> Mapping[str, str]:  # type: ignore[override]
         """Return numbers of another kind in answers that have a code."""
         bent = "codec= would bend the numbers that an answer has behind the move of weights"
@@ -157,10 +168,6 @@ class Coded(RoundPart):
         """Check the settings. Raises BadArgument."""
         if self.codec is not None:
             _ = program.codec_class("codec")
-            if not program.deltas:
-                raise own.bad(
-                    "codec= encodes how far clients moved the weights; set deltas=True as well"
-                )
         if self.codec_down is not None and program.codec_class("codec_down").of_deltas:
             raise own.bad(
                 "codec_down= encodes weights, and this codec is for deltas; take another, such as "

@@ -75,6 +75,10 @@ class ClientPrivacy(PrivatePart):
     claims: ClassVar[tuple[str, ...]] = (*_OWN_STEPS, "ask")
     guards: ClassVar[tuple[str, ...]] = _OWN_STEPS
     wishes: ClassVar[Mapping[str, Any]] = {"deltas": True, "weighted": False}
+    needs: ClassVar[Mapping[str, tuple[bool, str]]] = {
+        "deltas": (True, "what is clipped is the move of the weights"),
+        "weighted": (False, "a weight would tell, and be no bound"),
+    }
 
     noise: float = 1.0  # deviation of the sum's noise over the clip
     clip: float = 1.0  # the largest L2 norm of a client's move
@@ -158,11 +162,6 @@ class ClientPrivacy(PrivatePart):
 
     def check(self, program: Any, own: Checks) -> None:
         """Check the settings. Raises BadArgument."""
-        program.require(
-            "deltas", program.deltas, "true: what is clipped is the move of the weights"
-        )
-        no_weight = "false: a weight would tell, and be no bound"
-        program.require("weighted", not program.weighted, no_weight)
         here = "'server' or 'none': what clients measure has no noise"
         program.require("evaluate", program.evaluate in ("server", "none"), here)
         own.require_numbers("noise", "clip", "epsilon", "delta", "clip_rate")
