@@ -209,7 +209,7 @@ def contradiction(parts: Iterable[RoundPart]) -> tuple[RoundPart, RoundPart, str
             for name in one.claims:
                 if other.has(name) and (name in other.claims or not one.has(name)):
                     what = STEPS[name]
-                    return one, other, f"each has its own of {what} ({name})"
+                    return one, other, f"both define {what} ({name})"
     return None
 
 
