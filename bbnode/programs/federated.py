@@ -422,7 +422,7 @@ class FederatedTraining(AskingProgram):
         if self.evaluate in ("server", "both") and self.test_data().concrete is None:
             bound[TEST_SLOT] = self.source
         if self.holds_out:
-            slot = cohort_slot("metrics", MetricsMean, self.clients)
+            slot = cohort_slot("metrics", MetricsMean, self.course.clients)
             bound |= bound_slots((slot, MetricsMean))
         return bound
 

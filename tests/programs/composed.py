@@ -112,6 +112,7 @@ class Said:
     """A program in numpy: its parts, and what lasts from round to round."""
 
     parts: Sequence[RoundPart]
+    start: Vector
     state: dict[Any, Any] = field(default_factory=dict)
     stepped: dict[Any, Any] = field(default_factory=dict)
 
@@ -144,7 +145,7 @@ class Said:
         """Return how far a client moves from w; what it keeps, it keeps in the state."""
         own = self.part(OwnModel)
         if own:
-            mine = self.state.get(("own", id(client)), w)
+            mine = self.state.get(("own", id(client)), self.start)
             self.state["own", id(client)] = client.trained(
                 mine, own.personal_epochs, proximal=own.proximal, anchor=w
             )
@@ -257,6 +258,7 @@ class Composed:
             table(count, at + 1, opposite=not at and not alike) for at, count in enumerate(COUNTS)
         ]
         self.nodes: list[SimNode] = []
+        self.edges: list[SimNode] = []
         for at, client in enumerate(self.clients):
             data = {"data": _written(folder, f"c{at}", client)}
             self.nodes.append(self.net.add(f"c{at}", artifact, ["client"], config=data))
@@ -266,7 +268,7 @@ class Composed:
             half = len(ids) // EDGES
             for at in range(EDGES):
                 peers = {"cohort": {"peers": ids[at * half : (at + 1) * half]}}
-                self.net.add(f"edge-{at}", artifact, ["edge"], config=peers)
+                self.edges.append(self.net.add(f"edge-{at}", artifact, ["edge"], config=peers))
         own = isinstance(program.combine, Trusted)
         config = {"data": _written(folder, "root", ROOT)} if own else {}
         self.server = self.net.add("server", artifact, ["server"], config=config)
@@ -276,6 +278,16 @@ class Composed:
     def weights(self) -> Vector:
         """The server's weights, float64."""
         return np.asarray(self.server.component("global").params(None)).astype(np.float64)
+
+    @property
+    def in_order(self) -> list[Client]:
+        """The clients by their PeerIds, and those of an edge by that of the edge first."""
+        pairs, below = [*zip(self.nodes, self.clients, strict=True)], len(self.nodes) // EDGES
+        groups = [pairs]
+        if self.edges:
+            asked = sorted(range(EDGES), key=lambda at: self.edges[at].peer_id)
+            groups = [pairs[at * below : (at + 1) * below] for at in asked]
+        return [c for each in groups for _, c in sorted(each, key=lambda pair: pair[0].peer_id)]
 
     def round(self, node: SimNode | None = None) -> None:
         """Make a round of the server, or a turn of a client; none of it may fail."""
@@ -295,12 +307,9 @@ def _written(folder: Path, name: str, client: Client) -> dict[str, str]:
 
 def deviation(folder: Path, program: Any, parts: Sequence[RoundPart], rounds: int = 2) -> float:
     """Make rounds of a program; return how far its weights are from numpy's, and own models."""
-    made, said = Composed(folder, program), Said(parts)
-    w = made.weights
-    order = made.clients
-    if said.part(InTurn):
-        pairs = zip(made.nodes, made.clients, strict=True)
-        order = [client for _, client in sorted(pairs, key=lambda pair: pair[0].peer_id)]
+    made = Composed(folder, program)
+    w, order = made.weights, made.in_order
+    said = Said(parts, w)
     for _ in range(rounds):
         if said.part(Mixed):
             for node, client in zip(made.nodes, made.clients, strict=True):

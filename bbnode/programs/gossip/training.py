@@ -104,5 +104,7 @@ class GossipTraining(ExchangingProgram, PeerTraining):
         self.require_one_of("mix", MIXES)
         self.require_counts(neighbours=1)
         self.require_numbers("deadline_s")
+        waits = self.mix != "push" or self.deadline_s == ExchangingProgram.deadline_s
+        self.require("deadline_s", waits, 'left out with mix="push": nobody is waited for')
         one = self.mix == "push" or self.neighbours == 1
         self.require("neighbours", one, '1 but with mix="push": an exchange is one of two')

@@ -25,19 +25,20 @@ class Course(RoundPart):
 
     Attributes:
         home: the class of peer that begins a round.
-        selector: of whom is asked, where it is no setting.
+        selector, clients: of whom is asked, where these are no settings.
     """
 
     slot: ClassVar[str] = "course"
     home: ClassVar[str] = "server"
     selector: ClassVar[Selects] = ConnectedView
+    clients: ClassVar[int] = 1
 
 
 @dataclass(frozen=True)
 class Asking(Course):
     """Base of courses in which a server asks clients."""
 
-    clients: int = 4  # peers that a round asks
+    clients: int = 4  # type: ignore[misc]  # peers that a round asks
     deadline_s: float = 60.0  # that a round waits for its answers, seconds
     selector: Selects = ConnectedView  # type: ignore[misc]  # chooses the clients; a PeerSelector, as `concrete(…)` too
 

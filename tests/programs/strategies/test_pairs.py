@@ -185,7 +185,10 @@ def test_each_pair_that_is_recorded_runs(folder: Path) -> None:
         (("DiLoCo", "FedAdam"), "DiLoCo and FedAdam do not go together"),
         (("FedYogi", "FedAvgM"), "FedYogi and FedAvgM do not go together"),
         (("Ditto", "FedPer"), "Ditto and FedPer do not go together"),
-        (("Scaffold", "FedPer"), "Scaffold .* FedPer .* both define how an answer stands for weights"),
+        (
+            ("Scaffold", "FedPer"),
+            "Scaffold .* FedPer .* define how an answer stands",
+        ),
         (("FedPer", "FLTrustTraining"), "to which no other compares"),
         (("Scaffold", "FLTrustTraining"), "to which no other compares"),
         (("HierarchicalTraining", "FLTrustTraining"), "edges train nothing"),
