@@ -200,16 +200,12 @@ def contradiction(parts: Iterable[RoundPart]) -> tuple[RoundPart, RoundPart, str
         for name in first.needs.keys() & second.needs.keys():
             (a, why), (b, other_why) = first.needs[name], second.needs[name]
             if a != b:
-                return (
-                    first,
-                    second,
-                    f"one needs {name}={a} ({why}), and one {name}={b} ({other_why})",
-                )
+                apart = f"one needs {name}={a} ({why}), and one {name}={b} ({other_why})"
+                return first, second, apart
         for one, other in (pair, pair[::-1]):
             for name in one.claims:
                 if other.has(name) and (name in other.claims or not one.has(name)):
-                    what = STEPS[name]
-                    return one, other, f"both define {what} ({name})"
+                    return one, other, f"both define {STEPS[name]} ({name})"
     return None
 
 
@@ -263,10 +259,12 @@ class _Own(Checks):
 
 
 def is_ours(cls: type) -> bool:
+    """Return True for a class of this package."""
     return cls.__module__.startswith(f"{__package__}.")
 
 
 def is_authors(cls: type) -> bool:
+    """Return True for a program of an author."""
     return hasattr(cls, "PARTS") and not is_ours(cls)
 
 
@@ -306,29 +304,24 @@ def _plain(cls: Any, slot: str) -> Any:
 def as_parts(cls: Any, slot: str, value: Any) -> Any:
     """Return what an argument has as parts. Raises BadArgument for what is none."""
     plain = _plain(cls, slot)
-    if plain is not None and plain.alone and not isinstance(several(value)[0], RoundPart):
+    if plain is not None and plain.alone and not any(map(_is_part, several(value))):
         value = type(plain)(value)
-    fitting = sorted({each.__name__ for each in _kinds(RoundPart) if each.slot == slot})
-    near = difflib.get_close_matches(slot, settings_of(cls), n=1, cutoff=0.8)
-    for each in several(value):
-        good = isinstance(each, RoundPart) and each.slot == slot
-        if not good and not (each is None and plain is None):
-            hint = f"{each.slot}={type(each).__name__}(…)" if isinstance(each, RoundPart) else ""
-            hint = (
-                f"; this one is {hint}"
-                if hint
-                else f"; or did you mean {near[0]!r}?"
-                if near
-                else ""
-            )
-            raise bad_argument(
-                cls, f"{slot}={each!r:.60} has to be one of {', '.join(fitting)}{hint}"
-            )
-    found = tuple(each for each in several(value) if each is not None)
+    found = tuple(each for each in several(value) if each is not None or plain is not None)
+    wrong = [each for each in found if not _is_part(each) or each.slot != slot]
+    if wrong or (plain is not None and not found):
+        fitting = ", ".join(sorted({e.__name__ for e in _kinds(RoundPart) if e.slot == slot}))
+        near = difflib.get_close_matches(slot, settings_of(cls), n=1, cutoff=0.8)
+        hint = f"; this one is {wrong[0]}" if any(map(_is_part, wrong)) else ""
+        hint = hint or (f"; or did you mean {near[0]!r}?" if near else "")
+        raise bad_argument(cls, f"{slot}={value!r:.60} has to be one of {fitting}{hint}")
     if len(found) > 1 and not all(each.several for each in found):
         names = " and ".join(type(each).__name__ for each in found)
         raise bad_argument(cls, f"{slot}: {names} are the same step of a round; take one of them")
     return found if len(found) > 1 else (found or (None,))[0]
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, RoundPart)
 
 
 def brought(cls: Any, slot: str) -> Any:
@@ -357,14 +350,10 @@ def brought(cls: Any, slot: str) -> Any:
 
 def bringer(cls: type, part: RoundPart) -> type | None:
     """Return the first class that gave a program a part of this kind."""
-    return next(
-        (
-            base
-            for base in reversed(cls.__mro__)
-            if any(type(each) is type(part) for each in several(vars(base).get(part.slot)))
-        ),
-        None,
-    )
+    for base in reversed(cls.__mro__):
+        if type(part) in map(type, several(vars(base).get(part.slot))):
+            return base
+    return None
 
 
 def label_of(cls: type, part: RoundPart) -> str:
@@ -387,10 +376,8 @@ def refuse_unknown(of: Any, name: str) -> None:
     known = (of.__mro__[1] if is_class else of).arguments()
     near = difflib.get_close_matches(name, known, n=1)
     why = next((each.lacks[name] for each in parts_of(of) if name in each.lacks), None)
-    kinds = (
-        each for each in _kinds(RoundPart) if each.slot in of.PARTS and name in each.settings()
-    )
-    other = next(kinds, None)
+    kinds = (each for each in _kinds(RoundPart) if each.slot in of.PARTS)
+    other = next((each for each in kinds if name in each.settings()), None)
     if why is not None:
         raise bad_argument(of, f"it has no argument {name!r}: {why}; leave it out")
     if other is not None:
@@ -403,9 +390,11 @@ def refuse_unknown(of: Any, name: str) -> None:
 
 
 def bad_argument(of: Any, what: str) -> BadArgument:
+    """Return the error for an argument of a program, or of its class; see `ReadyProgram.bad`."""
     cls = of if isinstance(of, type) else type(of)
     return BadArgument(what + _joined(cls), cls.__name__)
 
 
 def steps_of(cls: type) -> str:
+    """Return the names of the steps that a class itself has."""
     return ", ".join(name for name in STEPS if name in vars(cls))

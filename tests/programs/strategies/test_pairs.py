@@ -35,8 +35,10 @@ from bbnode.programs import (
 )
 from bbnode.programs.parts import (
     Adam,
+    ClientPrivacy,
     ControlVariates,
     LocalTraining,
+    Masks,
     Momentum,
     OwnModel,
     Proximal,
@@ -235,6 +237,24 @@ def test_one_of_two_is_taken_where_the_class_says_which() -> None:
     chosen, both = Chosen(**SOFTMAX), Both()
     assert chosen.client == both.client == Proximal(0.5)
     assert (both.clients, both.server) == (2, Momentum())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"client": Adam()}, r"client=Adam.* one of .*Proximal; this one is server=Adam\(\)"),
+        ({"client": 3}, "client=3 has to be one of .*; or did you mean 'clients'"),
+        ({"server": (Adam(), Momentum())}, "server: Adam and Momentum are the same step"),
+        ({"train": None}, "train=None has to be one of LocalTraining"),
+        ({"course": "ring"}, "course='ring' has to be one of AllAtOnce, Buffered, InTurn"),
+        ({"privacy": [Masks(), ClientPrivacy()]}, r"privacy=Masks\(\) and privacy=ClientPrivacy"),
+        ({"proximal": 0.5}, r"no argument 'proximal'; it is of client=Proximal\(…\)"),
+        ({"clints": 3}, "no argument 'clints'; did you mean 'clients'"),
+    ],
+)
+def test_what_is_no_part_of_an_argument_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadArgument, match=said):
+        FederatedTraining(model=SOFTMAX["model"], **given)
 
 
 def test_a_setting_of_two_parts_is_said_in_one_of_them() -> None:
