@@ -32,6 +32,7 @@ from bbnode.programs import (
     Scaffold,
     SecureTraining,
 )
+from bbnode.programs.parts import AllAtOnce
 from bbnode.sim import SimNode
 from tests.programs.files import compiled
 from tests.programs.strategies.federation import SOFTMAX, Federation, normalised
@@ -180,10 +181,7 @@ def check(folder: Path, *bases: type) -> None:
 def of_a_star(pair: tuple[type, type]) -> bool:
     """True for strategies with the rounds of `FederatedTraining`, which `Federation` makes."""
     return all(
-        each in STRATEGIES
-        and each.body is FederatedTraining.body
-        and each.respond is FederatedTraining.respond
-        and each.__name__ != "FLTrustTraining"
+        each in STRATEGIES and type(each.course) is AllAtOnce and each.__name__ != "FLTrustTraining"
         for each in pair
     )
 
