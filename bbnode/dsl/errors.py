@@ -17,7 +17,10 @@ from bbnode.ir.errors import AuthorError, MissingFile
 
 # A custom op records itself when its author calls it; the arguments of a program are checked where
 # its class is made; numpy reads what it is given.
-_PACKAGES = ("bbnode.dsl.", "bbnode.ops.", "bbnode.programs.arguments.", "numpy.")
+_PACKAGES = (
+    "bbnode.dsl.", "bbnode.ops.", "bbnode.programs.arguments.", "bbnode.programs.composing.",
+    "numpy.",
+)  # fmt: skip
 # A context variable, so that two threads that build programs do not see each other's.
 _PATH: ContextVar[str] = ContextVar("bbnode_module_path", default="")
 

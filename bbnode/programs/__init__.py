@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from bbnode.programs.agreement import AgreeOnSchema
 from bbnode.programs.arguments import ReadyProgram
-from bbnode.programs.asynchronous import AsynchronousTraining, FedAsync, FedBuff
 from bbnode.programs.clustering import FederatedKMeans
 from bbnode.programs.federated import FederatedSGD, FederatedTraining
 from bbnode.programs.gossip import (
@@ -27,7 +26,31 @@ from bbnode.programs.gossip import (
 )
 from bbnode.programs.metrics import Metric, metric
 from bbnode.programs.pipeline import Pipeline
-from bbnode.programs.private import DPFedAvg, DPSGDTraining
+from bbnode.programs.presets import (
+    AsynchronousTraining,
+    CyclicTraining,
+    DiLoCo,
+    Ditto,
+    DPFedAvg,
+    DPSGDTraining,
+    FedAdagrad,
+    FedAdam,
+    FedAsync,
+    FedAvgM,
+    FedBN,
+    FedBuff,
+    FedNova,
+    FedOpt,
+    FedPer,
+    FedProx,
+    FedRep,
+    FedYogi,
+    FLTrustTraining,
+    HierarchicalTraining,
+    QFedAvg,
+    Scaffold,
+    SecureTraining,
+)
 from bbnode.programs.retrieval import (
     EmbedAndSearch,
     PeerToPeerSearch,
@@ -35,25 +58,12 @@ from bbnode.programs.retrieval import (
     ShardedSearch,
     VectorStore,
 )
-from bbnode.programs.robust import FLTrustTraining
-from bbnode.programs.secure import SecureTraining
 from bbnode.programs.split import SplitLearning, VerticalLearning
 from bbnode.programs.statistics import (
     FederatedHistograms,
     FederatedQuantiles,
     FederatedStatistics,
 )
-from bbnode.programs.strategies.drift import FedNova, FedProx, QFedAvg, Scaffold
-from bbnode.programs.strategies.personal import Ditto, FedBN, FedPer, FedRep
-from bbnode.programs.strategies.server_optimizers import (
-    DiLoCo,
-    FedAdagrad,
-    FedAdam,
-    FedAvgM,
-    FedOpt,
-    FedYogi,
-)
-from bbnode.programs.strategies.topologies import CyclicTraining, HierarchicalTraining
 from bbnode.programs.training import TrainingProgram
 from bbnode.programs.trees import FederatedTrees
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,6 @@ _PROTOCOL = "secagg"
 _SUMS = 3  # of each column: of ones, values and squares
 
 
-@dataclass(kw_only=True, eq=False)
 class AgreeOnSchema(FederatedStatistics):
     """Columns, classes, categories, ranges and statistics of the data of all clients.
 

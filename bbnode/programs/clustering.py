@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -34,7 +33,6 @@ from bbnode.programs.training import TRAIN_SLOT
 _OWN_STEPS = 5  # of Lloyd that a client makes for a start
 
 
-@dataclass(kw_only=True, eq=False)
 class FederatedKMeans(MeasuringProgram):
     """One step of k-means (Lloyd, 1982, doi:10.1109/TIT.1982.1056489) over all clients' examples.
 

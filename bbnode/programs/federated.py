@@ -1,22 +1,21 @@
-"""Federated training of any model: FedAvg, and the base of the strategies that change a part of it.
+"""Federated training of any model: FedAvg, and what other methods are parts of.
 
-Rule: each part of a round is a method of `FederatedTraining`, so that a strategy is what it
-replaces and nothing else.
+Rule: each part of a round is a step of `FederatedTraining`, so that a method is what it replaces
+and nothing else.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, ClassVar
 
 from bbnode.components import (
     Aggregator,
     Codec,
     ConnectedView,
-    FedAvg,
     Metadata,
     MetricsMean,
     PeerSelector,
@@ -38,30 +37,25 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.programs.arguments import bound_slots, cohort_slot, enough
+from bbnode.programs.composing import RoundPart, checks_of, label_of, parts_of, step
+from bbnode.programs.parts.plain import Aggregated, AllAtOnce, Coded, Combine, Course
 from bbnode.programs.training import TEST_SLOT, TRAIN_SLOT, TrainingProgram, component_of
 
 PLACES = ("server", "clients", "both", "none")
 
 AGGREGATOR_SLOT = "aggregator"
-
-# What combines the answers of a round: a class, its TYPE_NAME, or a class with settings.
-Combines: TypeAlias = str | type[Aggregator] | ConcreteSpec
-Codes: TypeAlias = str | type[Codec] | ConcreteSpec
-Selects: TypeAlias = str | type[PeerSelector] | ConcreteSpec
 MIN_CODED_VALUES = 1 << 16  # that one code may always stand for: 256 KiB of float32
 
 
-@dataclass(kw_only=True, eq=False)
 class AskingProgram(TrainingProgram):
     """Base of programs in which a server asks a cohort of clients for their part."""
 
     home = "server"
+    PARTS: ClassVar[tuple[str, ...]] = ("train", "course")
 
-    clients: int = 4  # peers that a round asks
-    quorum: int = 0  # answers that are enough at the deadline; 0: as `enough` says: of 3 clients 2
-    deadline_s: float = 60.0  # that a round waits for its answers, seconds
-    selector: Selects = ConnectedView  # chooses the clients; a PeerSelector, as `concrete(…)` too
+    course: Course = AllAtOnce()
 
+    @step
     def cohort(self, g: Graph, tick: Output) -> Output:
         """Choose the clients of a round, once it is begun."""
         return self.cohort_slot.sample(g, n=self.clients, after=tick)
@@ -69,12 +63,13 @@ class AskingProgram(TrainingProgram):
     @property
     def cohort_slot(self) -> PeerSelectorSlot:
         """The slot of who chooses clients."""
-        given = self.selector if isinstance(self.selector, ConcreteSpec) else None
+        given = self.course.selector if isinstance(self.course.selector, ConcreteSpec) else None
         return PeerSelectorSlot("cohort", peer_class="client", concrete=given)
 
+    @step
     def heard(self, g: Graph, asked: Request) -> None:
         """Tell the selector of the answers to a request, where it learns from them."""
-        if self._selector_class.observes:
+        if self.selector_class.observes:
             self.cohort_slot.observed(g, asked.responses)
 
     @property
@@ -83,15 +78,22 @@ class AskingProgram(TrainingProgram):
         return False
 
     @property
-    def _selector_class(self) -> type[PeerSelector]:
+    def selector_class(self) -> type[PeerSelector]:
+        """The class of what chooses clients. Raises BadArgument for none."""
+        if "selector" not in self.course.settings():
+            return ConnectedView
         found: type[PeerSelector] = component_of(
             self, "selector", PeerSelector, "bbnode.ConnectedView"
         )
         return found
 
+    @step
     def ask(self, g: Graph, name: str, peers: Output, value: Output) -> Request:
         """Send a value to clients and wait for their answers, as quorum and deadline say."""
-        quorum = self.quorum or enough(self.clients)
+        return self.requested(g, name, peers, value, self.quorum or enough(self.clients))
+
+    def requested(self, g: Graph, name: str, peers: Output, value: Output, quorum: int) -> Request:
+        """Send a value to peers, so many of whose answers are enough at the deadline."""
         return g.request(
             name, peers, value, quorum=quorum, deadline=float(self.deadline_s),
             codec=self.codec_of_questions(),
@@ -104,26 +106,16 @@ class AskingProgram(TrainingProgram):
     def check(self) -> None:
         """Check the arguments. Raises BadArgument."""
         super().check()
-        self.require_counts(clients=1, quorum=0)
-        most = f"an integer between 0 (the default) and clients={self.clients}"
-        self.require("quorum", self.quorum <= self.clients, most)
-        self.require_numbers("deadline_s")
-        found = self._selector_class
-        if found.observes == "metadata" and not self.answers_tell:
-            raise self.bad(
-                f"selector={found.TYPE_NAME} learns from what clients tell of their training, which"
-                " their answers do not say here; take another, such as bbnode.PowerOfTwoChoices"
-            )
+        self.course.check(self, checks_of(self, self.course))
 
     def bindings(self) -> Mapping[str, Any]:
         """Return the classes of the slots."""
-        bound = {**super().bindings(), "cohort": self._selector_class}
-        if isinstance(self.selector, ConcreteSpec):
-            del bound["cohort"]  # the program says it, with its settings
-        return bound
+        bound = super().bindings()
+        if isinstance(self.course.selector, ConcreteSpec):
+            return bound  # the program says it, with its settings
+        return {**bound, "cohort": self.selector_class}
 
 
-@dataclass(kw_only=True, eq=False)
 class FederatedTraining(AskingProgram):
     """One round of FedAvg (McMahan et al., 2017, arXiv:1602.05629); invoke it once per round.
 
@@ -144,19 +136,36 @@ class FederatedTraining(AskingProgram):
     - "both": then what the clients measured is "clients_loss" and so on.
     - "none".
 
-    A strategy is a subclass that overrides steps of a round, in this order: `cohort`, `sent`,
-    `client_update`, `combined`, `server_update`; and `server_model` or `client_model`, where these
-    have other settings. What keeps answers secret overrides the two steps around the wire,
-    `protected` and `gathered`, which no strategy has.
+    A method is a part of a program, or several: `FederatedTraining(client=Proximal(0.5),
+    server=Adam(tau=1e-2))` (`bbnode.programs.parts`). The settings of its parts are arguments too,
+    by their names: `clients`, `quorum`, `deadline_s`, `selector`, `aggregator`, `deltas`,
+    `weighted`, `codec`, `codec_down`. Programs such as `FedProx` are these parts by their papers'
+    names.
+
+    A strategy of one's own is a subclass that overrides steps of a round, in this order: `cohort`,
+    `sent`, `client_update`, `combined`, `server_update`; and `server_model` or `client_model`,
+    where these have other settings. What keeps answers secret has the two steps around the wire,
+    `protected` and `gathered`.
     """
 
-    evaluate: str = "server"
-    aggregator: Combines = FedAvg  # an Aggregator: a class, its TYPE_NAME, or `concrete(…)`
-    deltas: bool = False  # clients answer how far they moved the weights, not the weights
-    codec: Codes | None = None  # of answers, with `deltas`: a Codec as `aggregator` is one
-    codec_down: Codes | None = None  # of the weights that clients get; not one of deltas
-    weighted: bool = True  # an answer weighs as many examples as it is made of, or else one
+    # From the outermost to what is asked last, of the parts that add to a step.
+    PARTS = (
+        "course", "privacy", "personal", "client", "combine", "server", "compress", "train",
+    )  # fmt: skip
 
+    evaluate: str | None = None  # None: "server", or what a part wishes
+    client: RoundPart | None = (
+        None  # how a client trains: Proximal, ControlVariates, …; None: plainly
+    )
+    server: RoundPart | None = (
+        None  # the step of the server: SGD, Momentum, Adam, …; None: to the mean
+    )
+    combine: Combine = Aggregated()  # of answers: Krum, Median, …, or an Aggregator
+    privacy: RoundPart | Sequence[RoundPart] | None = None  # Masks, ClientPrivacy, ExamplePrivacy
+    compress: Coded = Coded()  # of what travels, or a Codec of answers
+    personal: RoundPart | None = None  # what stays on a client: Layers, OwnModel
+
+    @step
     def body(self, g: Graph) -> None:
         """Record a round."""
         self.check()
@@ -173,6 +182,7 @@ class FederatedTraining(AskingProgram):
         loaded = self.server_model.load_parameters(g, weights)
         self.results(g, asked.responses.peers, weights, stats, loaded)
 
+    @step
     def respond(self, g: Graph, asked: Request) -> None:
         """Answer a request, on who was asked, with its `client_update`."""
         tensor, told = self.client_update(g, asked)
@@ -181,6 +191,7 @@ class FederatedTraining(AskingProgram):
         tensor, told = self.protected(g, asked, tensor, told)
         asked.respond(g.bundle([tensor, told]), codec=self.codec_of_answers())
 
+    @step
     def protected(
         self, g: Graph, asked: Request, tensor: Output, told: Output  # noqa: ARG002
     ) -> tuple[Output, Output]:  # fmt: skip
@@ -203,37 +214,45 @@ class FederatedTraining(AskingProgram):
         g.output("model", weights)
 
     @property
+    @step
     def answers_tell(self) -> bool:
         """Return True if an answer has the Metadata of the client's training: if it is weighted."""
-        return self.weighted
+        return bool(self.weighted)
 
     @property
+    @step
     def server_model(self) -> ModelSlot:
         """The slot of the server's model."""
         return self.held_model("global")
 
     @property
+    @step
     def client_model(self) -> ModelSlot:
         """The slot of the model that a client trains."""
         return self.trained_model("local")
 
     @property
+    @step
     def evaluated_model(self) -> ModelSlot:
         """The slot of the model that a client evaluates."""
         return self.client_model
 
+    @step
     def sent(self, g: Graph, peers: Output) -> Output:
         """Return what travels to `peers`: the server's weights, [P] float32."""
         return self.outgoing(g, self.server_model.params(g, after=peers))
 
+    @step
     def outgoing(self, g: Graph, weights: Output) -> Output:  # noqa: ARG002
         """Return what travels to clients of the server's weights [P]: all of them."""
         return weights
 
+    @step
     def client_loads(self, g: Graph, received: Output) -> Output:
         """Load on a client the `outgoing` that it received; a CommandId."""
         return self.client_model.load_parameters(g, received)
 
+    @step
     def client_update(self, g: Graph, asked: Request) -> tuple[Output, Output]:
         """Train on a client from `asked.received`; return its tensor [P] and its Metadata.
 
@@ -243,79 +262,95 @@ class FederatedTraining(AskingProgram):
         self.client_loads(g, asked.received)
         return self.local_training(g, asked.received)
 
+    @step
     def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
         """Train the client's model, which has loaded `weights`; return as `client_update` does."""
         model, ready = self.client_model, self.ready(g, weights)
         trained = model.train(g, epochs=self.epochs, batch=self.batch, after=ready)
         return self.answer(g, model.params(g), weights), trained
 
+    @step
     def ready(self, g: Graph, after: Output) -> Output | None:
         """Keep what a client evaluates on out of its training, which begins after the result."""
         return self.train_part(g, after) if self.holds_out else None
 
-    def keep_steps(self, keeper: type, owner: type, *steps: str) -> None:
-        """Raise BadArgument where a class has its own of the steps that a promise rests on.
+    @step
+    def trained_model(self, slot: str, **other: Any) -> ModelSlot:
+        """Return a slot for the model where it is trained, with `other` settings of it."""
+        return super().trained_model(slot, **other)
 
-        Args:
-            keeper: the class whose promise it is.
-            owner: the class whose steps have to be the ones that are used.
-            steps: names of methods.
-        """
-        for step in steps:
-            first = next(base for base in type(self).__mro__ if step in vars(base))
-            if first is not owner:
-                raise self.bad(
-                    f"{first.__name__} has a {step} of its own, and without that of "
-                    f"{owner.__name__} {keeper.__name__} would not act; leave one of the two out, "
-                    f"or change another step, such as local_training or server_update"
-                )
-
-    def keep_fence(self, keeper: type, fence: Fence, function: Function) -> None:
+    def keep_fence(self, keeper: RoundPart, fence: Fence, function: Function) -> None:
         """Raise BadArgument where values of examples leave, in what was recorded, unprotected."""
-        mine = type(self).__name__
+        mine, kept = type(self).__name__, label_of(type(self), keeper)
         fence = replace(fence, open_slots=(TEST_SLOT, *self.public_slots))
         missing = fence.missing(function)
         if missing:
             raise self.bad(
-                f"{keeper.__name__} does not act in {mine}, which never comes to its "
-                f"{', '.join(missing)}; call its steps by super(), or leave it out"
+                f"{kept} does not act in {mine}, which never comes to its {', '.join(missing)}; "
+                "call its steps by super(), or leave it out"
             )
         leaks = fence.leaks(function)
         if leaks:
             raise self.bad(
                 f"{mine} sends or hands out {leaks[0]}, which tells of examples and is not "
-                f"protected by {keeper.__name__}; send nothing but what client_update returns, or "
-                "name the slot in public_slots where its examples are nobody's secret"
+                f"protected by {kept}; send nothing but what client_update returns, or name the "
+                "slot in public_slots where its examples are nobody's secret"
             )
+
+    def _keep_guarded(self) -> None:
+        """Raise BadArgument where an author's class has its own of a step that a part keeps."""
+        for part in parts_of(self):
+            unmade = [name for name in part.claims if not part.has(name)]
+            for name in (*part.guards, *unmade):
+                owner = next((base for base in type(self).__mro__ if name in vars(base)), None)
+                if owner is not None and owner not in FederatedTraining.__mro__:
+                    raise self.bad(
+                        f"{owner.__name__} has a {name} of its own, by which what "
+                        f"{label_of(type(self), part)} promises would not hold; change another "
+                        "step of a round, such as server_update"
+                    )
+
+    @step
+    def check_recorded(self, function: Function) -> None:
+        """Check what was recorded, as parts say. Raises BadArgument."""
+        super().check_recorded(function)
+        self._keep_guarded()
 
     # Slots whose examples are nobody's secret, as of a server's own: see `dsl.Fence.open_slots`.
     public_slots: ClassVar[tuple[str, ...]] = ()
 
-    # Numbers of another kind that an answer has behind the move of the weights: what clips, encodes
-    # or scales answers would bend them.
-    extra_numbers = 0
+    @property
+    @step
+    def moved_size(self) -> int:
+        """The length of what an answer says of weights."""
+        return self.size
 
     @property
+    @step
+    def extra_numbers(self) -> int:
+        """The numbers of another kind that an answer has behind what it says of weights.
+
+        What clips, encodes or scales answers would bend them.
+        """
+        return 0
+
+    @property
+    @step
     def answer_size(self) -> int:
         """The length of the tensor that a client answers."""
-        return self.size + self.extra_numbers
+        return self.moved_size + self.extra_numbers
 
-    def refuse_extra_numbers(self, what: str) -> None:
-        """Raise BadArgument where answers have numbers that `what` would bend."""
-        if self.extra_numbers:
-            raise self.bad(
-                f"{what} would bend the {self.extra_numbers} number(s) that each answer has behind "
-                "the move of the weights; leave it out, or take a strategy without"
-            )
-
+    @step
     def answer(self, g: Graph, trained: Output, weights: Output) -> Output:
         """Return the tensor that stands for trained weights, [P], as `deltas` says."""
         return BackendSlot("compute").sub(g, trained, weights) if self.deltas else trained
 
+    @step
     def combined(self, g: Graph, asked: Request) -> tuple[Output, Output]:
         """Combine the answers on the server; return a tensor [P] and its Metadata."""
         return self.gathered(g, asked)
 
+    @step
     def gathered(self, g: Graph, asked: Request) -> tuple[Output, Output]:
         """Return the mean of the answers, as `protected` sent them: the first step on the server.
 
@@ -329,6 +364,7 @@ class FederatedTraining(AskingProgram):
         slot.contribute_all(g, asked.responses)
         return slot.aggregate(g)
 
+    @step
     def server_update(self, g: Graph, mean: Output, stats: Output) -> Output:  # noqa: ARG002
         """Return the new weights [P], which the server's model loads, from what was combined."""
         if not self.deltas:
@@ -338,7 +374,7 @@ class FederatedTraining(AskingProgram):
 
     def aggregator_slot(self, name: str = AGGREGATOR_SLOT) -> AggregatorSlot:
         """Return a slot that combines answers; its tensors have the model's size."""
-        given, found = self.aggregator, self._aggregator_class
+        given, found = self.combine.rule, self.aggregator_class
         settings = stored_settings(given.config) if isinstance(given, ConcreteSpec) else {}
         if "shape" in {field.name for field in fields(found.Config)} and not settings.get("shape"):
             # All peers have the model, so a tensor of another size is a lie, whoever has sent more.
@@ -362,7 +398,7 @@ class FederatedTraining(AskingProgram):
         given = getattr(self, argument)
         if given is None:
             return None
-        found = self._codec_class(argument)
+        found = self.codec_class(argument)
         # A code may stand for some more than the model, as a strategy may send more, but not for a
         # million times as much.
         most = max(MIN_CODED_VALUES, 8 * self.size, self.answer_size)
@@ -379,13 +415,14 @@ class FederatedTraining(AskingProgram):
             settings |= stored_settings(given.config)
         return CodecSlot(argument, concrete=concrete(found, **settings))
 
+    @step
     def bindings(self) -> Mapping[str, Any]:
         """Return the classes of the slots; "test" and "metrics" only where they are used."""
         bound = {**super().bindings()}
         if self.evaluate in ("server", "both") and self.test_data().concrete is None:
             bound[TEST_SLOT] = self.source
         if self.holds_out:
-            slot = cohort_slot("metrics", MetricsMean, self.clients)
+            slot = cohort_slot("metrics", MetricsMean, self.course.clients)
             bound |= bound_slots((slot, MetricsMean))
         return bound
 
@@ -393,34 +430,46 @@ class FederatedTraining(AskingProgram):
         """Check the arguments. Raises BadArgument."""
         super().check()
         self.require_one_of("evaluate", PLACES)
-        for name in ("deltas", "weighted"):
-            self.require(name, isinstance(getattr(self, name), bool), "true or false")
-        found = self._aggregator_class
-        if getattr(found, "of_deltas", False):
-            of_changes = f"True, since {found.TYPE_NAME} combines changes of the weights"
-            self.require("deltas", self.deltas, of_changes)
-            self.refuse_extra_numbers(f"aggregator={found.TYPE_NAME}")
-        if self.codec is not None:
-            _ = self._codec_class("codec")
-            self.refuse_extra_numbers("codec=")
-            if not self.deltas:
-                raise self.bad(
-                    "codec= encodes how far clients moved the weights; set deltas=True as well"
-                )
-        if self.codec_down is not None and self._codec_class("codec_down").of_deltas:
-            raise self.bad(
-                "codec_down= encodes weights, and this codec is for deltas; take another, such as "
-                "bbnode.BFloat16Codec"
-            )
+        self._keep_guarded()
+        for part in parts_of(self):
+            for name, (value, why) in part.needs.items():
+                now = getattr(self, name)
+                self.require(name, now == value, f"{str(value).lower()}: {why}")
+            if part is not self.course:
+                part.check(self, checks_of(self, part))
 
-    def _codec_class(self, argument: str) -> type[Codec]:
+    @property
+    def deltas(self) -> bool:
+        """True if clients answer how far they moved the weights, and not the weights."""
+        return bool(self._wished("deltas", self.combine.deltas, default=False))
+
+    @property
+    def weighted(self) -> bool:
+        """True if an answer weighs as many examples as it is made of, and not one."""
+        return bool(self._wished("weighted", self.combine.weighted, default=True))
+
+    def _wished(self, name: str, said: Any, *, default: Any) -> Any:
+        """Return what the author says, or what a part wishes, or a default."""
+        wished = (each.wishes[name] for each in parts_of(self) if name in each.wishes)
+        return next(wished, default) if said is None else said
+
+    def _settle(self) -> None:
+        self.evaluate = self._wished("evaluate", self.evaluate, default="server")
+
+    @property
+    def home(self) -> str:  # type: ignore[override]
+        """The class of peer that begins a round."""
+        return self.course.home
+
+    def codec_class(self, argument: str) -> type[Codec]:
+        """Return the class of a codec. Raises BadArgument for none."""
         found: type[Codec] = component_of(self, argument, Codec, "bbnode.Int8Codec")
         return found
 
     @property
-    def _aggregator_class(self) -> type[Aggregator]:
-        found: type[Aggregator] = component_of(self, "aggregator", Aggregator, "bbnode.FedAvg")
-        return found
+    def aggregator_class(self) -> type[Aggregator]:
+        """The class of what combines answers. Raises BadArgument for none."""
+        return self.combine.taken(self)
 
     @property
     def holds_out(self) -> bool:
@@ -457,7 +506,6 @@ class FederatedTraining(AskingProgram):
             g.output(prefix + name, value)
 
 
-@dataclass(kw_only=True, eq=False)
 class FederatedSGD(AskingProgram):
     """One step of federated SGD (McMahan et al., 2017, section 3); invoke it once per step.
 
@@ -518,6 +566,8 @@ class FederatedSGD(AskingProgram):
     def check(self) -> None:
         """Check the arguments. Raises BadArgument."""
         super().check()
+        if type(self.course) is not AllAtOnce:
+            raise self.bad(f"course={self.course} has to be AllAtOnce(…)")
         self.require("evaluate", isinstance(self.evaluate, bool), "true or false")
         self.require("epochs", self.epochs == 1, "1: a step has one batch of each client")
         one = self._config.accumulate == 1

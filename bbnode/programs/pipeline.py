@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +14,6 @@ from bbnode.dsl import Graph, OnnxModule, OnnxPipeline
 from bbnode.programs.arguments import ReadyProgram
 
 
-@dataclass(kw_only=True, eq=False)
 class Pipeline(ReadyProgram):
     """A model in stages, for inference: forward only, nothing is trained.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -30,7 +30,7 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.ir.errors import BbnodeError
-from bbnode.programs.federated import Codes
+from bbnode.programs.parts.plain import Codes
 from bbnode.programs.training import TRAIN_SLOT, Forward, TrainingProgram, component_of
 
 BOTTOM, TOP, HEAD = "bottom", "top", "head"
@@ -40,7 +40,6 @@ _LOSS_SETTINGS = (
 )  # fmt: skip
 
 
-@dataclass(kw_only=True, eq=False)
 class SplitLearning(TrainingProgram):
     """One step of split learning (Gupta and Raskar, 2018, arXiv:1810.06060), on a client's batch.
 
@@ -230,7 +229,6 @@ class SplitLearning(TrainingProgram):
         _ = self.parts
 
 
-@dataclass(kw_only=True, eq=False)
 class VerticalLearning(TrainingProgram):
     """One step of split learning over columns (Vepakomma et al., 2018, arXiv:1812.00564).
 

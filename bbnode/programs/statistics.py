@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,6 @@ MAX_COUNTING_ROUNDS = 64  # that quantiles may take
 Numbers = float | Sequence[float] | None
 
 
-@dataclass(kw_only=True, eq=False)
 class MeasuringProgram(ReadyProgram):
     """Base of programs in which a server asks a cohort of clients what is in their slots "data"."""
 
@@ -78,7 +76,6 @@ class MeasuringProgram(ReadyProgram):
         _ = self.source
 
 
-@dataclass(kw_only=True, eq=False)
 class FederatedStatistics(MeasuringProgram):
     """Count, mean and standard deviation of each feature over the examples of all clients.
 
@@ -137,7 +134,6 @@ class FederatedStatistics(MeasuringProgram):
         self.require("test", isinstance(self.test, bool), "True or False")
 
 
-@dataclass(kw_only=True, eq=False)
 class CountingProgram(MeasuringProgram):
     """Base of programs that count how many values of each column lie between which edges.
 
@@ -277,7 +273,6 @@ class CountingProgram(MeasuringProgram):
         return found
 
 
-@dataclass(kw_only=True, eq=False)
 class FederatedHistograms(CountingProgram):
     """A histogram of each column over the examples of all clients, exact, as numpy counts it.
 
@@ -321,7 +316,6 @@ class FederatedHistograms(CountingProgram):
         self.require("bins", self.bins <= MAX_BINS, f"an integer of at most {MAX_BINS}")
 
 
-@dataclass(kw_only=True, eq=False)
 class FederatedQuantiles(CountingProgram):
     """Quantiles of each column over the examples of all clients, to a tolerance.
 

@@ -76,9 +76,17 @@ def unread(program: Module) -> Iterator[str]:
     if any(_is_opaque(*step) for step in _reached(order)):
         return  # an author's method may read any of them
     named = frozenset().union(*(_named(_order(base)) for base in order))
+    parts = getattr(program, "PARTS", ())  # which say themselves whether they act
     for each in _fields(type(program)).values():
-        if each.name not in named and getattr(program, each.name) != _first_default(order, each):
+        if each.name in named or each.name in parts:
+            continue
+        if getattr(program, each.name) != _first_default(order, each):
             yield each.name
+    if "train" in parts:
+        train: Any = vars(program)["train"]
+        for name, default in train.settings().items():
+            if name not in named and getattr(train, name) != default:
+                yield name
 
 
 def two_meanings(program: type) -> Iterator[tuple[str, type, type]]:

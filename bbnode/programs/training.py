@@ -11,9 +11,9 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from onnx import ModelProto, TensorProto
 from pydantic import TypeAdapter, ValidationError
@@ -44,6 +44,7 @@ from bbnode.dsl import (
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.intake import ModelNotTaken, read_model
 from bbnode.programs.arguments import ReadyProgram
+from bbnode.programs.local import PASSED, LocalTraining
 from bbnode.programs.metrics import Metric, metric
 
 logger = logging.getLogger(__name__)
@@ -66,26 +67,6 @@ PERPLEXITY = "perplexity"  # of the loss itself
 NOT_OF_ALL = frozenset({"auc", "r2"})  # metrics that some examples do not have
 OF_CLASSES = "accuracy, top2 and the like, f1_macro, f1_micro, auc (two classes), perplexity"
 
-# Fields of `OnnxModelConfig` that a program gives by arguments of its own.
-_GIVEN = frozenset({"model", "loss", "losses", "learning_rate", "seed"})
-_OF_NODES = frozenset({"check"})  # which each node says for itself
-_PASSED = tuple(f for f in dataclasses.fields(OnnxModelConfig) if f.name not in _GIVEN | _OF_NODES)
-
-if TYPE_CHECKING:
-    ModelSettings = ReadyProgram
-else:
-    # The settings of a model are arguments of all training programs, each with its default.
-    ModelSettings = dataclasses.make_dataclass(
-        "ModelSettings",
-        [
-            (each.name, each.type, dataclasses.field(default=each.default, kw_only=True))
-            for each in _PASSED
-        ],
-        bases=(ReadyProgram,),
-        namespace={"__module__": __name__, "__doc__": "Settings of `OnnxModel` as arguments."},
-        eq=False,
-    )
-
 # The types that inputs of a model may have, by ONNX's numbers.
 _INPUT_TYPES: Mapping[int, types.TypeNode] = {
     TensorProto.FLOAT: types.TENSOR_FLOAT,
@@ -97,29 +78,23 @@ TEST_SLOT = "test"  # a file of held-out examples
 HELD_OUT_SLOT = "held_out"  # the part "test" of the file that a peer trains on the part "train" of
 
 
-@dataclass(kw_only=True, eq=False)
-class TrainingProgram(ModelSettings):
-    """Base of training programs: the model, its data, and the settings of the training.
+class TrainingProgram(ReadyProgram):
+    """Base of training programs: the model, its data, and how a peer trains on these.
 
-    Every other setting of `OnnxModel` is an argument too, by its name: `optimizer`, `momentum`,
-    `schedule`, `clip_norm`, `trainable`, `lora` and so on (`bbnode components show
-    bbnode.OnnxModel` lists them).
+    Each setting of `LocalTraining` is an argument too, by its name: `epochs`, `optimizer`,
+    `momentum`, `schedule`, `clip_norm`, `trainable`, `lora` and so on.
 
     The slot "data" has the examples that a peer trains on. Where peers that train evaluate too,
     their slot "held_out" has the part of the same data set that they do not train on. Settings
     of the slots (`path` and so on) are each node's own.
     """
 
+    PARTS: ClassVar[tuple[str, ...]] = ("train",)
+
     model: Forward | None = None  # see `Forward`; relative paths start at the working directory
-    epochs: int = 1  # this and the next three: of the training on each peer
-    batch: int = 32
-    learning_rate: float = 0.1
-    # One of `bbnode.components.LOSSES`, of the first of `outputs`; or of several outputs, the first
-    # of which metrics take: {"logits": "softmax_cross_entropy", "aux": ("mse", 0.3)}, weighted.
-    loss: str | Mapping[str, str | tuple[str, float]] = "softmax_cross_entropy"
-    metrics: tuple[str, ...] = ()  # see `bbnode.programs.metric`; empty: the loss's own
     data: Source = ArrayDataSource  # a DataSource, or its TYPE_NAME
-    seed: int = 0  # of the weights of an MLP, and of Dropout in training mode
+    metrics: tuple[str, ...] = ()  # see `bbnode.programs.metric`; empty: the loss's own
+    train: LocalTraining = LocalTraining()
 
     @cached_property
     def forward(self) -> ModelProto:
@@ -387,7 +362,7 @@ class TrainingProgram(ModelSettings):
     @property
     def _loss_settings(self) -> LossSettings:
         names = [each.name for each in dataclasses.fields(LossSettings)]
-        return LossSettings(**{name: getattr(self, name) for name in names})
+        return LossSettings(**{name: getattr(self.train, name) for name in names})
 
     @property
     def _of_classes(self) -> bool:
@@ -420,7 +395,7 @@ class TrainingProgram(ModelSettings):
     @property
     def _config(self) -> OnnxModelConfig:
         content = self.forward.SerializeToString(deterministic=True)
-        given = {each.name: getattr(self, each.name) for each in _PASSED}
+        given = {each.name: getattr(self.train, each.name) for each in PASSED}
         given |= {"outputs": self.chosen, "losses": self._losses if len(self._losses) > 1 else ()}
         given |= {"loss": self.main_loss, "learning_rate": self.learning_rate, "seed": self.seed}
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -36,7 +35,6 @@ from bbnode.programs.training import HELD_OUT_SLOT, NOT_OF_ALL, TEST_SLOT, TRAIN
 _END = (1 << 63) - 1  # of a slice that goes to the end
 
 
-@dataclass(kw_only=True, eq=False)
 class FederatedTrees(MeasuringProgram):
     """A round of boosting, in which each client grows trees: bagging over clients.
 

@@ -31,6 +31,7 @@ from bbnode.programs import (
     QFedAvg,
     Scaffold,
 )
+from bbnode.programs.parts import ControlVariates, InTurn, Trusted
 from bbnode.verify import reference as numpy_
 from bbnode.verify.check import Compared, checked
 from bbnode.verify.reference import RATE, SIZES, STEPS, Client, Move, Step, Vector
@@ -45,7 +46,8 @@ EDGES: Final[Mapping[str, Any]] = {
 
 def made(program: type[Any], **given: Any) -> Any:
     """Return a program of softmax regression."""
-    return program(**{**SOFTMAX, **given})
+    known = {name: value for name, value in SOFTMAX.items() if name in program.arguments()}
+    return program(**{**known, **given})
 
 
 def by_formula(
@@ -56,7 +58,7 @@ def by_formula(
     moved: dict[Any, Any] = {}
     stepped: dict[Any, Any] = {}
     step = step or numpy_.added()
-    in_turn = isinstance(star.program, CyclicTraining)
+    in_turn = isinstance(star.program.course, InTurn)
     groups = [[each] for each in star.in_turn] if in_turn else [star.peers]
     for number, found in enumerate(star.rounds(rounds), start=1):
         for group in groups:
@@ -184,7 +186,7 @@ CLIENTS: dict[str, tuple[type[FederatedTraining], dict[str, Any], Move, str, str
 
 def server_slots(folder: Path, program: Any) -> dict[str, Any]:
     """Return the settings of a server that has examples of its own, where it needs them."""
-    needs = isinstance(program, FLTrustTraining)
+    needs = isinstance(program.combine, Trusted)
     return {"data": written(folder, "root", ROOT)} if needs else {}
 
 
@@ -197,7 +199,7 @@ def _client(name: str) -> None:
         star = Star(folder, one, numpy_.clients(), server=server_slots(folder, one))
         start = star.start
         yield from by_formula(star, move)
-        if isinstance(one, Scaffold):
+        if isinstance(one.client, ControlVariates):
             # Once more in numpy: the variates themselves, which the weights show a round later.
             w = start
             state: dict[Any, Any] = {}

@@ -10,7 +10,7 @@ import numpy as np
 
 from bbnode.compiler import Compiler
 from bbnode.components import values
-from bbnode.programs import HierarchicalTraining
+from bbnode.programs.parts import TwoLevels
 from bbnode.sim import Network, SimNode
 from bbnode.verify.check import RoundFailed
 from bbnode.verify.reference import CLASSES, FEATURES, RATE, SIZES, STEPS, Client, Vector
@@ -48,7 +48,7 @@ class Star:
         for at, client in enumerate(clients):
             config = {slot: written(folder, f"c{at}", client), **(settings or {}).get(at, {})}
             self.nodes.append(self.net.add(f"c{at}", artifact, ["client"], config=config))
-        if isinstance(program, HierarchicalTraining):
+        if isinstance(getattr(program, "course", None), TwoLevels):
             ids = [str(node.peer_id) for node in self.nodes]
             for name, members in (("edge-0", ids[:2]), ("edge-1", ids[2:])):
                 self.net.add(name, artifact, ["edge"], config={"cohort": {"peers": members}})

@@ -29,8 +29,8 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.examples.federated_digits import FederatedRound
+from bbnode.programs import Scaffold
 from bbnode.programs.retrieval.store import VectorStore
-from bbnode.programs.strategies.drift import Scaffold
 
 
 class Relay(Module):

@@ -32,6 +32,7 @@ from bbnode.programs import (
     Scaffold,
     SecureTraining,
 )
+from bbnode.programs.parts import AllAtOnce
 from bbnode.sim import SimNode
 from tests.programs.files import compiled
 from tests.programs.strategies.federation import SOFTMAX, Federation, normalised
@@ -76,7 +77,7 @@ def joined(*bases: type, **given: Any) -> Any:
     for base in bases:
         wanted |= {k: v for k, v in NEEDED.get(base.__name__, {}).items() if k != "local"}
     wanted |= given
-    return cls(**{k: v for k, v in wanted.items() if k in cls.__dataclass_fields__})
+    return cls(**{k: v for k, v in wanted.items() if k in cls.arguments()})
 
 
 def ids(pair: Any) -> str:
@@ -180,10 +181,7 @@ def check(folder: Path, *bases: type) -> None:
 def of_a_star(pair: tuple[type, type]) -> bool:
     """True for strategies with the rounds of `FederatedTraining`, which `Federation` makes."""
     return all(
-        each in STRATEGIES
-        and each.body is FederatedTraining.body
-        and each.respond is FederatedTraining.respond
-        and each.__name__ != "FLTrustTraining"
+        each in STRATEGIES and type(each.course) is AllAtOnce and each.__name__ != "FLTrustTraining"
         for each in pair
     )
 
@@ -326,7 +324,7 @@ def trains_another(self: Any, g: Graph, weights: Output) -> Any:
 
 
 def cohort_without_keys(self: Any, g: Graph, tick: Output) -> Output:
-    return FederatedTraining.cohort(self, g, tick)
+    return self.cohort_slot.sample(g, n=self.clients, after=tick)
 
 
 def keeps_the_mean(self: Any, g: Graph, asked: Request) -> Any:
@@ -363,7 +361,7 @@ def test_a_subclass_that_undoes_the_method_is_refused(
     checks = {"check": check_nothing} if unchecked else {}
     cls = type("Mine", (method,), {**own, **checks})
     fields = {**SOFTMAX, **QUIET}
-    program = cls(**{k: v for k, v in fields.items() if k in cls.__dataclass_fields__})
+    program = cls(**{k: v for k, v in fields.items() if k in cls.arguments()})
     with pytest.raises(RecordingError) as caught:
         program.build()
     assert method.__name__ in str(caught.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from typing import Any
 
@@ -54,8 +53,7 @@ def same_again(program: Module, compiler: Compiler) -> bool:
 
 def program_of(name: str) -> ReadyProgram:
     cls = READY[name]
-    fields = {field.name for field in dataclasses.fields(cls)}
-    plain = {"model": (FEATURES, CLASSES)} if "model" in fields else {}
+    plain = {"model": (FEATURES, CLASSES)} if "model" in cls.arguments() else {}
     return cls(**{**plain, **GIVEN.get(name, {})})
 
 

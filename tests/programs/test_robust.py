@@ -55,7 +55,7 @@ def test_norm_clipping_takes_changes(tmp_path: Path) -> None:
         weights = weights + federation.mean(short)
         close(outputs["model"], weights)
         assert outputs["stats"]["shortened"] == 3
-    with pytest.raises(BadArgument, match=r"deltas=False has to be True.*NormClipping"):
+    with pytest.raises(BadArgument, match=r"deltas=False has to be true.*NormClipping"):
         compiled(training(aggregator=clipping))
 
 

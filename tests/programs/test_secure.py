@@ -87,7 +87,7 @@ class Federation:
 
     def mean(self, *left_out: str) -> np.ndarray:
         """The mean of the updates, of numpy's sum of quantised values."""
-        ring = RoundPlan.of(self.program.settings).ring
+        ring = RoundPlan.of(self.program.privacy.agreed(self.program)).ring
         weighted = self.program.weighted
         summed, total = np.zeros(self.program.size, np.int64), 0
         for name, (update, weight) in self.updates.items():

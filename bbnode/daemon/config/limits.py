@@ -541,12 +541,11 @@ def _unit_by_name(name: str) -> str:
     return next((unit for end, unit in _UNITS if name.endswith(end)), name.removeprefix("max_"))
 
 
-def _bound_of(field: dataclasses.Field[Any]) -> float | None:
-    """Return the default of a field that bounds something; None for others."""
-    value = field.default
+def _bound_of(name: str, value: object) -> float | None:
+    """Return the default of an argument or field that bounds something; None for others."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if _BOUNDS.fullmatch(field.name) else None
+    return value if _BOUNDS.fullmatch(name) else None
 
 
 def _arguments() -> Iterator[Cap]:
@@ -556,20 +555,20 @@ def _arguments() -> Iterator[Cap]:
     seen: set[tuple[str, object]] = set()
     for name in programs.__all__:
         cls = getattr(programs, name)
-        if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        if not (isinstance(cls, type) and issubclass(cls, programs.ReadyProgram)):
             continue
-        for field in dataclasses.fields(cls):
-            value = _bound_of(field)
-            if value is None or (field.name, value) in seen:
+        for argument, default in cls.arguments().items():
+            value = _bound_of(argument, default)
+            if value is None or (argument, value) in seen:
                 continue
-            seen.add((field.name, value))
+            seen.add((argument, value))
             yield Cap(
                 section="Arguments of programs",
-                name=f"{name}.{field.name}",
+                name=f"{name}.{argument}",
                 value=value,
-                unit=_unit_by_name(field.name),
-                reason=_OF_ARGUMENTS[field.name],
-                setting=f"`{field.name}=` of this program and of others with this default",
+                unit=_unit_by_name(argument),
+                reason=_OF_ARGUMENTS[argument],
+                setting=f"`{argument}=` of this program and of others with this default",
             )
 
 
@@ -583,7 +582,7 @@ def _settings() -> Iterator[Cap]:
         config = component_class(type_name).Config
         meanings = {each.name: each.meaning for each in component_settings(config)}
         for field in dataclasses.fields(config):
-            value = _bound_of(field)
+            value = _bound_of(field.name, field.default)
             if value is not None:
                 yield Cap(
                     section="Settings of components",

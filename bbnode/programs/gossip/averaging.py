@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bbnode.components import PairwiseMean, concrete
 from bbnode.dsl import Graph, Output, ProtocolSlot, peer_lists, types
 from bbnode.programs.gossip.peers import PeersProgram
@@ -11,7 +9,6 @@ from bbnode.programs.gossip.peers import PeersProgram
 EXCHANGES = ("pairwise", "push_pull")
 
 
-@dataclass(kw_only=True, eq=False)
 class ExchangingProgram(PeersProgram):
     """Base of programs in which pairs of peers take the mean of what they hold."""
 
@@ -43,7 +40,6 @@ class ExchangingProgram(PeersProgram):
         return held, stats
 
 
-@dataclass(kw_only=True, eq=False)
 class PairwiseAveraging(ExchangingProgram):
     """The mean of all peers' vectors, by exchanges of pairs.
 

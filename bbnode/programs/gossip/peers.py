@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bbnode.components import ConnectedView, ConstantView, PeerSelector, concrete
 from bbnode.dsl import ConcreteSpec, Graph, Output, PeerSelectorSlot
 from bbnode.programs.arguments import ReadyProgram
-from bbnode.programs.federated import Selects
+from bbnode.programs.parts.plain import Selects
 from bbnode.programs.training import component_of
 
 
-@dataclass(kw_only=True, eq=False)
 class PeersProgram(ReadyProgram):
     """Base of programs whose peers are all of the class "peer"; their slot "cohort" selects."""
 

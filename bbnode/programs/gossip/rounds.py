@@ -8,7 +8,6 @@ its own, and puts a token into the queue that the tick waits at.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bbnode.components import RoundMixing, concrete
@@ -23,7 +22,6 @@ GRACE_S = 30.0
 S_NS = 1_000_000_000
 
 
-@dataclass(kw_only=True, eq=False)
 class MixingProgram(PeersProgram):
     """Base of programs of rounds on a graph."""
 
@@ -84,7 +82,6 @@ class MixingProgram(PeersProgram):
         self.require("members", texts, "a list of PeerIds")
 
 
-@dataclass(kw_only=True, eq=False)
 class DecentralizedSGD(MixingProgram, PeerTraining):
     """D-PSGD: local steps, and a mean with one's neighbours on a graph.
 
@@ -139,7 +136,6 @@ class DecentralizedSGD(MixingProgram, PeerTraining):
             self.require_one_of("graph", ("ring", "torus", "complete"))
 
 
-@dataclass(kw_only=True, eq=False)
 class GridProgram(MixingProgram):
     """Base of programs of Moshpit's groups: lines of a grid, along another axis in each round.
 
@@ -163,7 +159,6 @@ class GridProgram(MixingProgram):
         self.require("side", self.side != 1, "0 (as many as it takes), or 2 and more")
 
 
-@dataclass(kw_only=True, eq=False)
 class MoshpitAveraging(GridProgram):
     """Rounds of means within Moshpit's groups, without training.
 
@@ -185,7 +180,6 @@ class MoshpitAveraging(GridProgram):
         g.output("stats", stats)
 
 
-@dataclass(kw_only=True, eq=False)
 class MoshpitTraining(GridProgram, PeerTraining):
     """Moshpit SGD: local steps, and a mean within a group, another one in each round.
 

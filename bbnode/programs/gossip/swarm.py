@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from bbnode.components import Aggregator, FedAvg, SwarmRounds, concrete
@@ -14,7 +13,6 @@ from bbnode.programs.training import component_of
 QUEUE = "round"
 
 
-@dataclass(kw_only=True, eq=False)
 class SwarmTraining(PeerTraining):
     """Rounds of FedAvg whose coordinator is another peer in each.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bbnode.components import FedAvg, FedAvgConfig, concrete
 from bbnode.dsl import AggregatorSlot, Graph, Output, types
 from bbnode.programs.gossip.averaging import EXCHANGES, ExchangingProgram
@@ -13,7 +11,6 @@ from bbnode.programs.training import TrainingProgram
 MIXES = ("push", *EXCHANGES)
 
 
-@dataclass(kw_only=True, eq=False)
 class PeerTraining(PeersProgram, TrainingProgram):
     """Base of training in which each peer has its own weights, and evaluates them itself."""
 
@@ -49,7 +46,6 @@ class PeerTraining(PeersProgram, TrainingProgram):
         self.require("evaluate", isinstance(self.evaluate, bool), "true or false")
 
 
-@dataclass(kw_only=True, eq=False)
 class GossipTraining(ExchangingProgram, PeerTraining):
     """Gossip learning (Ormándi, Hegedűs and Jelasity, 2013, doi:10.1002/cpe.2858), by averaging.
 
@@ -108,5 +104,7 @@ class GossipTraining(ExchangingProgram, PeerTraining):
         self.require_one_of("mix", MIXES)
         self.require_counts(neighbours=1)
         self.require_numbers("deadline_s")
+        waits = self.mix != "push" or self.deadline_s == ExchangingProgram.deadline_s
+        self.require("deadline_s", waits, 'left out with mix="push": nobody is waited for')
         one = self.mix == "push" or self.neighbours == 1
         self.require("neighbours", one, '1 but with mix="push": an exchange is one of two')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 from bbnode.components import Index, concrete
@@ -17,7 +17,6 @@ Searches: TypeAlias = str | type[Index] | ConcreteSpec
 SHOWN_INDEX = "bbnode.FlatIndex"
 
 
-@dataclass(kw_only=True, eq=False)
 class RetrievalProgram(ReadyProgram):
     """Base of programs with an index in their slot "index".
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from bbnode.components import ConnectedView, Model, OrtBackend
@@ -25,7 +24,6 @@ TEXT: Final = "text"  # the entry of an item's metadata that holds its text
 _SHOWN: Final = "bbnode.TextEncoder"
 
 
-@dataclass(kw_only=True, eq=False)
 class EmbedAndSearch(ShardedSearch):
     """A `ShardedSearch` of texts, which peers of the class `encoder` make vectors of.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +19,7 @@ from bbnode.dsl import (
     peer_lists,
     types,
 )
-from bbnode.programs.federated import Selects
+from bbnode.programs.parts.plain import Selects
 from bbnode.programs.retrieval.base import RetrievalProgram
 from bbnode.programs.training import component_of
 
@@ -28,7 +27,6 @@ _MAX_BITS = 24
 _FLIPPED = 8  # of the bits that a query is least sure of, so many may be flipped
 
 
-@dataclass(kw_only=True, eq=False)
 class PeerToPeerSearch(RetrievalProgram):
     """A search over items that peers keep for each other, without anybody who knows where they are.
 

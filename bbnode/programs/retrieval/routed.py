@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from bbnode.components import CentroidSelector, ConnectedView, OrtBackend, concrete
@@ -14,7 +13,6 @@ from bbnode.programs.retrieval.sharded import ShardedSearch
 _NS = 1_000_000_000
 
 
-@dataclass(kw_only=True, eq=False)
 class RoutedSearch(ShardedSearch):
     """A search over shards of items that are alike: a query is asked of the `ask` nearest ones.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from bbnode.components import ConnectedView, ItemPlacement, PeerSelector, concrete
@@ -17,12 +16,11 @@ from bbnode.dsl import (
     peer_lists,
     types,
 )
-from bbnode.programs.federated import Selects
+from bbnode.programs.parts.plain import Selects
 from bbnode.programs.retrieval.base import RetrievalProgram
 from bbnode.programs.training import component_of
 
 
-@dataclass(kw_only=True, eq=False)
 class ShardedSearch(RetrievalProgram):
     """A search that asks the indexes of many peers, and merges what they find.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bbnode.dsl import Graph, types
 from bbnode.programs.retrieval.base import RetrievalProgram
 
 
-@dataclass(kw_only=True, eq=False)
 class VectorStore(RetrievalProgram):
     """An index on one node, of class "store".
 

@@ -34,9 +34,11 @@ from bbnode.programs import (
 )
 from tests.programs.strategies.federation import SIZES, SOFTMAX, Federation, close
 
+ALONE = {name: value for name, value in SOFTMAX.items() if name != "clients"}
+
 
 def made(base: type[AsynchronousTraining], **given: Any) -> AsynchronousTraining:
-    return base(**{**SOFTMAX, **given})
+    return base(**{**ALONE, **given})
 
 
 def turn(federation: Federation, client: int) -> None:
@@ -269,16 +271,20 @@ def test_clients_beyond_the_bound_are_forgotten_oldest_first() -> None:
         (FedBuff, {"quorum": 2}, "quorum"),
         (FedBuff, {"evaluate": "clients"}, "evaluate"),
         (FedBuff, {"aggregator": "bbnode.Median"}, "aggregator"),
-        (type("Wrong", (FedAsync, FedAdam), {}), {}, "FedBuff"),
-        (type("Wrong", (FedBuff, Scaffold), {}), {}, "round"),
-        (type("Wrong", (FedBuff, CyclicTraining), {}), {}, "round"),
-        (type("Wrong", (CyclicTraining, FedBuff), {}), {}, "round"),
-        (type("Wrong", (FedBuff, SecureTraining), {}), {"codec": None}, "would not act"),
+        (FedBuff, {"clients": 3}, "clients ask by themselves"),
+        (FedAsync, {"clients": 3}, "clients ask by themselves"),
+        (FedBuff, {"weighted": False}, "counts by its staleness"),
+        (FedAsync, {"weighted": True}, "counts by its staleness"),
+        ((FedAsync, FedAdam), {}, "FedBuff"),
+        ((FedBuff, Scaffold), {}, "round"),
+        ((FedBuff, CyclicTraining), {}, "round"),
+        ((CyclicTraining, FedBuff), {}, "round"),
+        ((FedBuff, SecureTraining), {"codec": None}, "FedBuff and SecureTraining"),
     ],
 )
 def test_arguments_are_checked(base: Any, given: dict[str, Any], says: str) -> None:
     with pytest.raises(BadArgument, match=says):
-        made(base, **given).build()
+        made(type("Wrong", base, {}) if isinstance(base, tuple) else base, **given).build()
 
 
 @register_component
@@ -300,7 +306,7 @@ def test_a_liar_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
         def client_model(self) -> ModelSlot:
             return ModelSlot("local", concrete=concrete(LyingWorker, self._config))
 
-    federation = Federation(tmp_path, made(FedAsync), (None, None, Liar(**SOFTMAX)))
+    federation = Federation(tmp_path, made(FedAsync), (None, None, Liar(**ALONE)))
     start = federation.start
     turn(federation, 2)
     (failure,) = federation.server.failures()

@@ -220,8 +220,8 @@ def test_strategies_of_clients_go_with_those_of_the_server(tmp_path: Path) -> No
         (QFedAvg, {"q": float("inf")}, "q=inf has to be"),
         (QFedAvg, {"weighted": True}, "weighted=True has to be false"),
         (QFedAvg, {"qq": 1}, "qq"),
-        (QFedAvg, {"codec": "bbnode.Int8Codec"}, "codec= would bend the 1 number"),
-        (FedNova, {"aggregator": "bbnode.NormClipping"}, "NormClipping would bend the 1 number"),
+        (QFedAvg, {"codec": "bbnode.Int8Codec"}, "codec= would bend the numbers"),
+        (FedNova, {"aggregator": "bbnode.NormClipping"}, "NormClipping.* would bend the numbers"),
     ],
 )
 def test_wrong_arguments_are_refused(

@@ -14,9 +14,13 @@ import pytest
 
 from bbnode import programs
 from bbnode.components import values
-from bbnode.dsl import BadArgument, Graph, Output
+from bbnode.dsl import BackendSlot, BadArgument, Graph, Output
 from bbnode.programs import (
+    AsynchronousTraining,
     Ditto,
+    DPFedAvg,
+    DPSGDTraining,
+    FedAdam,
     FederatedTraining,
     FedNova,
     FedPer,
@@ -28,6 +32,16 @@ from bbnode.programs import (
     Scaffold,
     SplitLearning,
     steps,
+)
+from bbnode.programs.parts import (
+    Adam,
+    ClientPrivacy,
+    ControlVariates,
+    LocalTraining,
+    Masks,
+    Momentum,
+    OwnModel,
+    Proximal,
 )
 from bbnode.sim import Network
 from bbnode.verify import TOLERANCE, reference
@@ -80,8 +94,10 @@ def made(*names: str, **more: Any) -> Any:
         given |= ARGUMENTS.get(name, {})
     if "FedBN" in names and "local" in given:
         given["local"] = ("head",)
-    bases = tuple(READY[name] for name in names)
-    return type("Both", bases, {})(**{**given, **more})
+    cls: Any = type("Both", tuple(READY[name] for name in names), {})
+    if issubclass(cls, AsynchronousTraining):
+        del given["clients"]
+    return cls(**{**given, **more})
 
 
 def accepted() -> list[tuple[str, str]]:
@@ -105,8 +121,9 @@ def test_no_strategy_of_a_pair_is_dropped_in_silence() -> None:
     alone = {name: digest(name) for name in STRATEGIES}
     good = accepted()
     assert len(good) > len(PAIRS) // 2
-    same = [pair for pair in good if digest(*pair) in (alone[pair[0]], alone[pair[1]])]
-    assert same == []
+    both = {pair: digest(*pair) for pair in good}
+    assert [pair for pair in good if both[pair] in (alone[pair[0]], alone[pair[1]])] == []
+    assert [(a, b) for a, b in good if both[a, b] != both.get((b, a))] == []
 
 
 @pytest.fixture(scope="module")
@@ -156,33 +173,30 @@ def test_each_pair_that_is_recorded_runs(folder: Path) -> None:
     assert failed == {}
 
 
-@pytest.mark.parametrize("first", STRATEGIES)
-def test_no_strategy_drops_a_step_of_its_own_bases(first: str) -> None:
-    assert steps.dropped(READY[first]) is None
-    assert list(steps.two_meanings(READY[first])) == []
-
-
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (("Scaffold", "FedProx"), "Scaffold and FedProx .* proximal would have no effect"),
-        (("FedProx", "Scaffold"), "Scaffold and FedProx .* proximal would have no effect"),
-        (("QFedAvg", "FedProx"), "QFedAvg and FedProx .* proximal would have no effect"),
-        (("FedProx", "QFedAvg"), "QFedAvg and FedProx .* proximal would have no effect"),
-        (("DiLoCo", "FedProx"), "DiLoCo and FedProx .* proximal would have no effect"),
-        (("FedRep", "FedProx"), "FedRep and FedProx .* proximal would have no effect"),
-        (("Scaffold", "QFedAvg"), "QFedAvg.* q and lipschitz would have no effect"),
-        (("QFedAvg", "Scaffold"), "(QFedAvg|Scaffold) and (QFedAvg|Scaffold) do not go together"),
-        (("Scaffold", "FedNova"), "FedNova"),
-        (("FedNova", "Scaffold"), "FedNova"),
-        (("FedAvgM", "FedAdam"), "FedAvgM and FedAdam .* beta1 and beta2 would have no effect"),
-        (("FedYogi", "FedAvgM"), "FedYogi|FedAdam"),
-        (("Ditto", "FedProx"), "an argument proximal of its own"),
-        (("Ditto", "FedPer"), "of which FedPer sends a part"),
-        (("FedPer", "FLTrustTraining"), "to which no such answer compares"),
-        (("Scaffold", "FLTrustTraining"), "to which no such answer compares"),
+        (("Scaffold", "FedProx"), r"client=ControlVariates\(…\), client=Proximal\("),
+        (("FedProx", "Scaffold"), "FedProx and Scaffold do not go together"),
+        (("QFedAvg", "FedProx"), "QFedAvg and FedProx do not go together"),
+        (("DiLoCo", "FedProx"), "DiLoCo and FedProx do not go together"),
+        (("FedRep", "FedProx"), "FedRep and FedProx .* both define the training of a client"),
+        (("Scaffold", "QFedAvg"), "Scaffold and QFedAvg do not go together"),
+        (("Scaffold", "FedNova"), "Scaffold and FedNova do not go together"),
+        (("FedAvgM", "FedAdam"), "FedAvgM and FedAdam do not go together"),
+        (("DiLoCo", "FedAdam"), "DiLoCo and FedAdam do not go together"),
+        (("FedYogi", "FedAvgM"), "FedYogi and FedAvgM do not go together"),
+        (("Ditto", "FedPer"), "Ditto and FedPer do not go together"),
+        (
+            ("Scaffold", "FedPer"),
+            "Scaffold .* FedPer .* define how an answer stands",
+        ),
+        (("FedPer", "FLTrustTraining"), "to which no other compares"),
+        (("Scaffold", "FLTrustTraining"), "to which no other compares"),
         (("HierarchicalTraining", "FLTrustTraining"), "edges train nothing"),
-        (("CyclicTraining", "HierarchicalTraining"), "each client is waited for by itself"),
+        (("CyclicTraining", "HierarchicalTraining"), "CyclicTraining and HierarchicalTraining"),
+        (("FedAsync", "CyclicTraining"), "FedAsync and CyclicTraining do not go together"),
+        (("DPFedAvg", "SecureTraining"), "DPFedAvg and SecureTraining do not go together"),
     ],
     ids=lambda each: "+".join(each) if isinstance(each, tuple) else "",
 )
@@ -201,36 +215,83 @@ def test_programs_of_different_kinds_do_not_go_together(first: str) -> None:
         one = READY[first]
         if not (bodies[first] and bodies[second]) or issubclass(one, each) or issubclass(each, one):
             continue
-        lost = steps.dropped(type("Both", (one, each), {}))
-        assert lost is not None, second
+        with pytest.raises(BadArgument, match=rf"{first} and {second} "):
+            type("Both", (one, each), {})()
 
 
-def test_a_third_base_and_a_subclass_change_nothing() -> None:
-    class Middle(Scaffold, FedProx):
-        pass
+def test_one_of_two_is_taken_where_the_class_says_which() -> None:
+    with pytest.raises(BadArgument, match="Scaffold and FedProx do not go together"):
 
-    class Both(Middle, READY["FedAvgM"]):  # type: ignore[name-defined, misc]
+        class Middle(Scaffold, FedProx):
+            proximal = 0.5
+
+    class Chosen(Scaffold, FedProx):
+        client = Proximal(0.5)
+
+    class Own(FedProx):
         proximal = 0.5
 
-    for program in (Middle, Both):
-        with pytest.raises(BadArgument, match="Scaffold and FedProx do not go together"):
-            program(**SOFTMAX).build()
+    class Both(Own, READY["FedAvgM"]):  # type: ignore[name-defined, misc]
+        clients = 2
+
+    chosen, both = Chosen(**SOFTMAX), Both()
+    assert chosen.client == both.client == Proximal(0.5)
+    assert (both.clients, both.server) == (2, Momentum())
 
 
-def test_an_author_may_join_them_or_replace_a_step() -> None:
-    class Joined(FedProx, FedNova):
-        def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
-            return FedNova.local_training(self, g, weights)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"client": Adam()}, r"client=Adam.* one of .*Proximal; this one is server=Adam\(\)"),
+        ({"client": 3}, "client=3 has to be one of .*; or did you mean 'clients'"),
+        ({"server": (Adam(), Momentum())}, "server: Adam and Momentum are the same step"),
+        ({"train": None}, "train=None has to be one of LocalTraining"),
+        ({"course": "ring"}, "course='ring' has to be one of AllAtOnce, Buffered, InTurn"),
+        ({"privacy": [Masks(), ClientPrivacy()]}, r"privacy=Masks\(\) and privacy=ClientPrivacy"),
+        ({"proximal": 0.5}, r"no argument 'proximal'; it is of client=Proximal\(…\)"),
+        ({"clints": 3}, "no argument 'clints'; did you mean 'clients'"),
+    ],
+)
+def test_what_is_no_part_of_an_argument_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadArgument, match=said):
+        FederatedTraining(model=SOFTMAX["model"], **given)
 
+
+def test_a_setting_of_two_parts_is_said_in_one_of_them() -> None:
+    class Both(Ditto, FedProx):
+        pass
+
+    with pytest.raises(BadArgument, match=r"proximal is a setting of .* say it in one of these"):
+        Both(**SOFTMAX, proximal=0.5)
+    both = Both(**SOFTMAX, client=Proximal(0.5), personal=OwnModel(0.2))
+    assert (both.client.proximal, both.personal.proximal) == (0.5, 0.2)
+    # One that means the same to both is one.
+    privacy = type("Private", (DPFedAvg, DPSGDTraining), {"accountant": "pld"})
+    assert [each.accountant for each in privacy().privacy] == ["pld", "pld"]
+
+
+def test_an_author_may_replace_a_step_of_what_he_knows_only() -> None:
     class Own(FedProx):
         def local_training(self, g: Graph, weights: Output) -> tuple[Output, Output]:
             model, ready = self.client_model, self.ready(g, weights)
             trained = model.train(g, epochs=1, batch=1, after=ready)
             return self.answer(g, model.params(g), weights), trained
 
-    assert steps.dropped(Joined) is None
-    assert steps.dropped(Own) is None
+    class Halved(FederatedTraining):
+        def server_update(self, g: Graph, mean: Output, stats: Output) -> Output:
+            return BackendSlot("compute").mul(g, mean, g.constant(0.5))
+
+    class Wider(FederatedTraining):
+        def server_update(self, g: Graph, mean: Output, stats: Output) -> Output:
+            return super().server_update(g, mean, stats)
+
     Own(**SOFTMAX).build()
+    type("Both", (Wider, FedAdam), {})(**SOFTMAX).build()
+    for bases, given in (((Halved, FedAdam), {}), ((Halved,), {"server": Adam()})):
+        with pytest.raises(BadArgument, match=r"Halved has its own of server_update.*Adam"):
+            type("Both", bases, {})(**SOFTMAX, **given).build()
+    with pytest.raises(BadArgument, match=r"Own has a local_training of its own.*ControlVariates"):
+        type("Both", (Own,), {"client": ControlVariates()})(**SOFTMAX).build()
 
 
 # --- arguments --------------------------------------------------------------------------------
@@ -312,14 +373,15 @@ def test_an_argument_may_be_read_by_a_helper_or_by_name() -> None:
 
 
 # The arguments that no step reads are checked to be left alone.
-LEFT_ALONE = {"quorum", "aggregator", "epochs", "metrics"}
+LEFT_ALONE = {"epochs", "metrics"}
 
 
 @pytest.mark.parametrize("name", [name for name in READY if name != "TrainingProgram"])
 def test_each_argument_of_a_ready_program_is_read_or_refused(name: str) -> None:
-    order = steps._order(READY[name])
-    unread = [each for each in steps._fields(READY[name]) if each not in steps._named(order)]
-    assert {*unread} <= LEFT_ALONE
+    cls = READY[name]
+    of_train = LocalTraining.settings() if "train" in cls.PARTS else {}
+    own = {*steps._fields(cls), *of_train} - {*cls.PARTS}
+    assert {each for each in own if each not in steps._named(steps._order(cls))} <= LEFT_ALONE
 
 
 @pytest.mark.parametrize("base", [FedNova, QFedAvg, Scaffold, Ditto, FedPer])

@@ -71,7 +71,7 @@ def test_each_client_evaluates_its_own_model(tmp_path: Path) -> None:
 
 def test_normalisation_stays_with_its_client(tmp_path: Path) -> None:
     program = made(FedBN, model=normalised())
-    assert program.kept == {"bn.scale", "bn.bias", "bn.mean", "bn.var"}
+    assert program.personal.kept(program) == {"bn.scale", "bn.bias", "bn.mean", "bn.var"}
     federation = Federation(tmp_path, program)
     start = federation.start
     *_, found = federation.rounds(3)
@@ -80,7 +80,7 @@ def test_normalisation_stays_with_its_client(tmp_path: Path) -> None:
         spans[name] = slice(at, at := at + int(np.prod(shape)))
     own = [node.component("local").params(None) for node in federation.nodes]
     for name, span in spans.items():
-        if name in program.kept:
+        if name in program.personal.kept(program):
             assert np.array_equal(found["model"][span], start[span].astype(np.float32))
             assert not np.allclose(own[0][span], own[1][span])
         else:

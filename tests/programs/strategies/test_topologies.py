@@ -15,6 +15,7 @@ from bbnode.programs import (
     FedAdam,
     FedBN,
     FederatedTraining,
+    FedNova,
     FedProx,
     HierarchicalTraining,
     Scaffold,
@@ -166,7 +167,7 @@ def test_other_strategies_go_with_two_levels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "given", "said"),
     [
-        (CyclicTraining, {"quorum": 2}, "quorum=2 has to be 0"),
+        (CyclicTraining, {"quorum": 2}, "no argument 'quorum': each client is waited for"),
         (HierarchicalTraining, {"edges": 0}, "edges=0 has to be"),
         (HierarchicalTraining, {"edge_quorum": 3}, "edge_quorum=3 has to be .* edges=2"),
         (HierarchicalTraining, {"edge_deadline_s": 60.0}, "edge_deadline_s=60.0 has to be below"),
@@ -195,8 +196,8 @@ def test_control_variates_do_not_go_with_them(base: type[FederatedTraining]) -> 
 
 
 def test_arguments_of_several_bases_are_those_of_the_first_that_sets_them() -> None:
-    class Both(CyclicTraining, Scaffold, FedAdam):
-        pass
+    class Both(CyclicTraining, FedNova, FedAdam):
+        weighted = False
 
     class Local(FedProx, FedBN):
         local = ("layer0.*",)

@@ -1,1 +1,0 @@
-"""Strategies of federated training: each is `FederatedTraining` with other steps of a round."""
