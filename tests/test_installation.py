@@ -113,7 +113,7 @@ def test_pip_without_a_compiler_names_what_it_could_not_make(
     done = run(python, "-m", "pip", "install", checkout, cwd=tmp_path, env=no_compiler)
     assert done.returncode != 0
     assert "fastecdsa" in "\n".join(done.stdout.strip().splitlines()[-4:]), done.stdout[-4000:]
-    for page in ("README.md", "deploy/README.md"):
+    for page in ("docs/install.md", "deploy/README.md"):
         told = (checkout / page).read_text("utf-8")
         assert "fastecdsa" in told
         assert "libgmp-dev" in told

@@ -1,4 +1,4 @@
-"""What the README tells a user is what the program does."""
+"""The README, and the pages that it leads to, say what the program does."""
 
 from __future__ import annotations
 
@@ -14,21 +14,41 @@ import pytest
 from bbnode import templates
 from bbnode.cli import exits
 from bbnode.cli.main import command_names, main
+from bbnode.compiler.driver.targets import target_names
 from bbnode.components import values
+from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.config import sources
 from bbnode.daemon.lifecycle import assembly
 from bbnode.sim import Network
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README, COMMANDS, NODES, INDEX = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "docs/commands.md", "docs/nodes.md", "docs/index.md")
+)
+
+
+def test_the_program_is_one(tmp_path: Path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    file = tmp_path / "readme_program.py"
+    file.write_text(program, encoding="utf-8")
+    compiled = compile_module(f"{file}:Training", {})
+    assert {each.partition("#")[0] for each in target_names(compiled)} == {"server", "client"}
+
+
+def test_the_index_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(([^)#]+)", INDEX))
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages <= linked
 
 
 def test_every_exit_code_stands_there() -> None:
-    rows = re.findall(r"^\| (\d) \| (.+) \|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| (\d) \| (.+) \|$", COMMANDS, re.MULTILINE)
     assert {int(code): text for code, text in rows} == exits.MEANINGS
 
 
 def test_every_command_stands_there() -> None:
-    assert set(re.findall(r"^\| `bbnode (\w+)", README, re.MULTILINE)) == set(command_names())
+    assert set(re.findall(r"^\| `bbnode (\w+)", COMMANDS, re.MULTILINE)) == set(command_names())
 
 
 def test_two_nodes_by_hand_make_a_round(
@@ -39,7 +59,7 @@ def test_two_nodes_by_hand_make_a_round(
     monkeypatch.chdir(tmp_path / "my-training")
     monkeypatch.syspath_prepend(str(tmp_path / "my-training"))
     runpy.run_module("my_training.data", run_name="__main__")
-    (block,) = re.findall(r"## Two nodes by hand.*?```sh\n(.*?)```", README, re.DOTALL)
+    (block,) = re.findall(r"## Two nodes by hand.*?```sh\n(.*?)```", NODES, re.DOTALL)
     said = block.replace("\\\n", " ")
     invoked: list[str] = []
     for line in said.splitlines():
@@ -70,7 +90,7 @@ def test_two_nodes_by_hand_make_a_round(
 
 
 def test_the_example_configuration_is_one(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    (example,) = re.findall(r"```toml\n(.*?)```", NODES, re.DOTALL)
     assert tomllib.loads(example)
     file = tmp_path / "node.toml"
     file.write_text(example, encoding="utf-8")

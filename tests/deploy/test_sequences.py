@@ -1,4 +1,4 @@
-"""The commands of README, deploy/README and docs/for-real, verbatim, in a root of their own.
+"""The commands of the pages that install and run nodes, verbatim, in a root of their own.
 
 Rule: the root is this machine's, below an overlay that is thrown away, without a network; the
 processes end with it. A line that cannot run so stands in LEFT_OUT, with the reason: a new one is
@@ -21,7 +21,7 @@ import pytest
 from tests.deploy.compose import DEPLOY
 
 ROOT = DEPLOY.parent
-PAGES = ("README.md", "deploy/README.md", "docs/for-real.md")
+PAGES = ("README.md", "docs/nodes.md", "deploy/README.md", "docs/for-real.md")
 PATIENCE_S = 850.0
 
 BLOCK = re.compile(r"^#+ ([^\n]+)$|^```sh ?(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -30,7 +30,6 @@ BLOCK = re.compile(r"^#+ ([^\n]+)$|^```sh ?(\w*)\n(.*?)^```$", re.MULTILINE | re
 LEFT_OUT = {
     "./scripts/demo": "makes .venv from PyPI",
     ". .venv/bin/activate": "PATH has the environment that the page of services makes",
-    "bbnode join bbnode1:…": "stands for a ticket",
     "bbnode join @ticket  ": "asks somebody at a terminal",
     "bbnode join @ticket --user": "asks somebody at a terminal",
     "bbnode join @ticket --system": "asks somebody at a terminal",
@@ -177,7 +176,9 @@ def scripts() -> dict[str, str]:
     """What is run, in order; each leaves no process."""
     deploy = [b for b in blocks("deploy/README.md") if b.heading not in SECTIONS_LEFT_OUT]
     (install, *rest) = deploy
-    first = "\n".join(block.script() for block in blocks("README.md"))
+    first = "\n".join(
+        block.script() for page in ("README.md", "docs/nodes.md") for block in blocks(page)
+    )
     real = [
         "mkdir -p /srv/server /srv/laptop; export HOME=/srv/server",
         "HERE_server=/srv/server HERE_laptop=/srv/laptop",
@@ -196,8 +197,8 @@ def scripts() -> dict[str, str]:
     real.append("test -s $HERE_server/model.onnx")
     return {
         "install": f"cd {ROOT}\n{install.script()}\nbbnode version\n",
-        "README.md": "mkdir -p /srv/own; cd /srv/own; export HOME=/srv/own\n"
-        f"{first}\ntest -s trained.onnx\n{END_OF_PAGE}",
+        "README.md, docs/nodes.md": "mkdir -p /srv/own; cd /srv/own; export HOME=/srv/own\n"
+        f"{first}\ntest -s trained.onnx\ncd /\n",
         "docs/for-real.md": "\n".join(real) + f"\n{END_OF_PAGE}",
         "deploy/README.md": f"cd {ROOT}; export HOME=/root\n"
         + "\n".join(block.script() for block in rest)
