@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if not os.environ.get("ORT_DISABLE_TELEMETRY"):
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from bbnode.api import aio as aio
