@@ -248,6 +248,7 @@ def _dht() -> Checks:
 
 
 _ACCESS = (AccessRefused,)
+_RELAY_PEER = keys.encode_field(1, _PEER.to_bytes())
 _RELAY = (relay.RelayMessageError, StreamBrokenError)
 
 DECODERS: dict[str, Decoder] = {
@@ -304,9 +305,22 @@ DECODERS: dict[str, Decoder] = {
         (FrameError,),
     ),
     "relay_request": Decoder(
-        _read(relay.read_request), (b"\x01\x00", b"\x02\x22" + _PEER.to_bytes()), _RELAY
+        _read(relay.read_request), (b"\x02\x08\x00", b"\x2c\x08\x01\x12\x28" + _RELAY_PEER), _RELAY
     ),
-    "relay_answer": Decoder(_read(relay.read_answer), (bytes(13), b"\x06" + b"\x01" * 12), _RELAY),
+    "relay_answer": Decoder(
+        _read(relay.read_answer),
+        (
+            b"\x05\x08\x02\x28\xcc\x01",
+            b"\x13\x08\x02\x1a\x06\x08\xff\xff\xff\xff\x0f\x22\x04\x08\x78\x10\x01\x28\x64",
+        ),
+        _RELAY,
+    ),
+    "relay_offer": Decoder(
+        _read(relay.read_offer), (b"\x2c\x08\x00\x12\x28" + _RELAY_PEER,), _RELAY
+    ),
+    "relay_acceptance": Decoder(
+        _read(relay.read_acceptance), (b"\x04\x08\x01\x20\x64",), _RELAY
+    ),
     "ticket": Decoder(_text(ticket.parse_ticket), (_TICKET.text.encode(),), _ACCESS),
     "ticket_bytes": Decoder(ticket.ticket_from_bytes, (_TICKET.raw,), _ACCESS),
     "membership": Decoder(
