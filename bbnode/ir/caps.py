@@ -390,6 +390,10 @@ MAX_RESERVATION_S: Final = _cap(
 MIN_CIRCUIT_BYTES: Final = _cap(
     64 * 1024, "bytes", "that a circuit has to carry: handshakes and hellos, and some"
 )
+MAX_PUNCH_ADDRESSES: Final = _cap(
+    8, "addresses", "of its own that a peer may name for a direct connection"
+)
+MAX_PUNCHES: Final = _cap(3, "attempts", "to replace one circuit by a direct connection")
 RELAY_BURST: Final = _cap(64.0, "requests", "of one peer to a relay, at once")
 RELAY_PER_S: Final = _cap(8.0, "requests/s", "of one peer after that")
 RELAY_REQUEST_S: Final = _cap(5.0, "s", "for a request to a relay, or for its offer, to come")

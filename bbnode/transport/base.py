@@ -344,8 +344,12 @@ COUNTERS: Final[dict[str, str]] = {
     "relay.useless": "circuits refused: the relay lets too little through",
     "relay.another_peer": "circuits refused: another peer was there than the relay had said",
     "relay.uninvited": "circuits refused: offered by a peer with which there is no reservation",
+    "relay.addresses": "addresses that peers behind relays gave, at which another peer was",
     "relay.silent": "times that a relay, or a user of it, owed a message that did not come",
     "relay.flood": "requests to relay refused: too many of one peer",
+    "punch.tried": "attempts to replace a circuit, which a peer dialled, by a direct connection",
+    "punch.done": "those that have made one",
+    "punch.failed": "those that have not; the circuit stays",
 }
 
 

@@ -107,6 +107,8 @@ class RelayFault(enum.StrEnum):
     ANOTHER_PEER = "another_peer"
     # A circuit of somebody with whom there is no reservation.
     UNINVITED = "uninvited"
+    # An address that it says is its own, at which another peer is.
+    ADDRESSES = "addresses"
     # Silence where an answer is due.
     SILENT = "silent"
     # More requests than a peer may send.

@@ -30,13 +30,15 @@ from tests.transport.test_relay import QUICK, join, payload, until
 OPEN = replace(QUICK, foreign_hosts=True)
 
 
-def make(name: str, *, listen=(), py_libp2p: bool = False, **relay: Any) -> Libp2pTransport:
+def make(name: str, *, listen=(), **settings: Any) -> Libp2pTransport:
+    """A node that takes guests; `py_libp2p` says whether it has their host, where it is given."""
+    own = {"py_libp2p": settings.pop("py_libp2p")} if "py_libp2p" in settings else {}
     return Libp2pTransport(
         Identity.from_seed(name.encode() * 32),
         listen=list(listen),
-        relay=RelaySettings(**relay),
+        relay=RelaySettings(**settings),
         limits=OPEN,
-        py_libp2p=py_libp2p,
+        **own,
     )
 
 

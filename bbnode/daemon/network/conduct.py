@@ -57,6 +57,7 @@ OFFENCE_OF_RELAYING: Final[Mapping[seam.RelayFault, Offence]] = {
     seam.RelayFault.ANOTHER_PEER: Offence.MISLED,
     # Ours may be over where theirs is not.
     seam.RelayFault.UNINVITED: Offence.MISLED,
+    seam.RelayFault.ADDRESSES: Offence.MISLED,
     seam.RelayFault.SILENT: Offence.SLOW,
     seam.RelayFault.FLOOD: Offence.TOO_LARGE,
 }

@@ -28,6 +28,7 @@ from bbnode.transport.libp2p.identify import (
     IDENTIFY_PROTOCOL,
     PING_PROTOCOL,
     answer_pings,
+    ask_observed,
     identify_message,
 )
 from bbnode.transport.libp2p.muxer import MuxedStream, UnreadBytes
@@ -301,21 +302,75 @@ class Libp2pHost:
     # -- outbound ----------------------------------------------------------------------------
 
     async def dial(
-        self, address: Multiaddr, peer: PeerId, *, for_other: bool = False
+        self, address: Multiaddr, peer: PeerId, *, for_other: bool = False, source: int = 0
     ) -> Connection:
         """Connect with `peer` at an address of TCP, or through a relay; raises DialError.
 
         `for_other`: the other host wants it. It has time-outs of its own; cancelled, it leaves
-        nothing behind. Raises DecodeError for an address through more than one relay.
+        nothing behind. `source` is that of `tcp.connect`. Raises DecodeError for an address through
+        more than one relay.
         """
         if is_relayed(address):
             if self.dial_circuit is None:
                 raise DialError(f"cannot dial {address}: no relays are used here; set relay.use")
             return await self.dial_circuit(address, peer, for_other=for_other)
-        stream = await connect(address)
+        stream = await connect(address, source)
         endpoint = remote_endpoint(stream) or ("0.0.0.0", 0)
+        local_port = stream.socket.getsockname()[1]
         way = tcp_address(*endpoint)
-        return await self.dial_over(SocketWire(stream), way, peer, for_other=for_other)
+        made = await self.dial_over(SocketWire(stream), way, peer, for_other=for_other)
+        made.local_port = local_port
+        return made
+
+    async def meet(self, address: Multiaddr, peer: PeerId, *, source: int) -> Connection:
+        """Connect with `peer`, which dials us at the same moment and begins; raises DialError.
+
+        `source` is that of `tcp.connect`. Cancelled, it leaves nothing behind.
+        """
+        stream = await connect(address, source)
+        remote, tasks = remote_endpoint(stream), self._tasks
+        wire = SocketWire(stream)
+        place = None
+        if remote is not None and tasks is not None:
+            place = self._admission.accept(
+                remote[0], trio.current_time(), lambda _reason: wire.close()
+            )
+        if remote is None or tasks is None or place is None:
+            wire.close()
+            raise DialError(f"cannot use {address}: too many connections, or we are stopping")
+        send, receive = trio.open_memory_channel[Connection | OtherPeerError](1)
+
+        async def serve() -> None:
+            with send:
+                try:
+                    await self._serve(
+                        wire, tcp_address(*remote), place, send.send_nowait, source=peer
+                    )
+                except OtherPeerError as error:
+                    send.send_nowait(error)
+                finally:
+                    self._admission.left(place)
+
+        tasks.start_soon(serve, name=f"connection with {peer.short}")
+        try:
+            made = await receive.receive()
+        except trio.EndOfChannel:
+            raise DialError(f"cannot use {address}: {peer} did not begin there") from None
+        except trio.Cancelled:
+            wire.close()
+            raise
+        if isinstance(made, OtherPeerError):
+            raise DialError(f"cannot use {address}: {made}") from made
+        return made
+
+    async def observed(self, connection: Connection) -> Multiaddr | None:
+        """Return where a peer sees us come from, None if it does not say so in time."""
+        with trio.move_on_after(DIALLED_HANDSHAKE_S):
+            try:
+                return await ask_observed(connection)
+            except (PeerError, StreamBrokenError) as error:
+                log.debug("%s does not say where it sees us: %s", connection.peer, error)
+        return None
 
     async def dial_over(
         self, wire: ByteWire, way: Multiaddr, peer: PeerId, *, for_other: bool = False

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from multiaddr import Multiaddr
 
+from bbnode.access.decision import Standing
 from bbnode.ir import installation
 from bbnode.ir.address import is_relayed, peer_of_address, split_circuit
-from bbnode.ir.caps import MAX_STREAMS
+from bbnode.ir.caps import MAX_RELAY_MESSAGE_BYTES, MAX_STREAMS
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import (
@@ -40,6 +41,7 @@ from bbnode.transport.libp2p.muxer import MuxedStream
 from bbnode.transport.libp2p.protocols import ProtocolRules, Protocols
 from bbnode.transport.libp2p.relay.client import RelayClient
 from bbnode.transport.libp2p.relay.messages import HOP_PROTOCOL, STOP_PROTOCOL
+from bbnode.transport.libp2p.relay.punching import PUNCH_PROTOCOL, HolePuncher
 from bbnode.transport.libp2p.relay.server import RelayServer
 from bbnode.transport.libp2p.tcp import listen_endpoint
 from bbnode.transport.limits import RelaySettings, TransportLimits
@@ -134,6 +136,14 @@ class Libp2pTransport(LinkTransport):
             )
         self._relays = relay.through
         self._relay_client: RelayClient | None = None
+        self._puncher: HolePuncher | None = None
+        self._host.for_guests.add(PUNCH_PROTOCOL)
+        self._protocols.set_rules(
+            PUNCH_PROTOCOL,
+            ProtocolRules(
+                streams_per_peer=1, window_bytes=MAX_RELAY_MESSAGE_BYTES, for_guests=True
+            ),
+        )
         self._relay_server: RelayServer | None = None
         if relay.serve:
             self._relay_server = RelayServer(
@@ -154,6 +164,16 @@ class Libp2pTransport(LinkTransport):
                 on_change=lambda: self.on_addresses(),
                 blame=self._misused,
             )
+            self._puncher = HolePuncher(
+                self._host,
+                self._protocols,
+                self._counters,
+                link_of=self._direct_link,
+                is_good=self._is_good,
+                blame=self._misused,
+                retry_s=self._limits.direct_retry_s,
+            )
+            self._handle_protocol(PUNCH_PROTOCOL)
             self._host.dial_circuit = partial(self._dial_circuit, self._relay_client)
             self._handle_protocol(STOP_PROTOCOL)
         self._py_libp2p: PyLibp2p | None = None
@@ -409,7 +429,18 @@ class Libp2pTransport(LinkTransport):
                 link,
                 name=f"reservation with {link.peer.short}",
             )
+            if self._puncher is not None and is_relayed(connection.way):
+                tasks.start_soon(
+                    self._puncher.upgrade, link, name=f"hole punch with {link.peer.short}"
+                )
         return True
+
+    def _is_good(self, link: Link) -> bool:
+        """Return True for a member, and for a peer that we want or have dealt with."""
+        place = link.place
+        return place is not None and (
+            place.standing is Standing.MEMBER or self._table.knows(link.peer)
+        )
 
     def _foreign(self, connection: Connection) -> bool:
         """Let a host stay that uses what any host of libp2p speaks, if there is room for such."""

@@ -65,6 +65,7 @@ from bbnode.transport.libp2p import handshake, keys, negotiation
 from bbnode.transport.libp2p.py_libp2p.dht.checks import Checks
 from bbnode.transport.libp2p.py_libp2p.dht.stores import KnownPeers, Providers
 from bbnode.transport.libp2p.relay import messages as relay
+from bbnode.transport.libp2p.relay import punching
 from bbnode.transport.links.framing import FrameDecoder, FrameType, Lane, encode_header
 from bbnode.transport.links.hello import decode_hello, encode_hello
 from bbnode.transport.routing import RoutingRefused, RoutingSetup, dht_protocol
@@ -317,6 +318,11 @@ DECODERS: dict[str, Decoder] = {
     ),
     "relay_offer": Decoder(
         _read(relay.read_offer), (b"\x2c\x08\x00\x12\x28" + _RELAY_PEER,), _RELAY
+    ),
+    "punch_step": Decoder(
+        _read(lambda stream: punching.read_step(stream, punching.PunchStep.CONNECT)),
+        (b"\x02\x08\x64", b"\x0d\x08\x64\x12\x08\x04\x7f\x00\x00\x01\x06\x00\x01\x00"),
+        _RELAY,
     ),
     "relay_acceptance": Decoder(
         _read(relay.read_acceptance), (b"\x04\x08\x01\x20\x64",), _RELAY

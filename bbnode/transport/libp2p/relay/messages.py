@@ -137,7 +137,7 @@ async def write_request(stream: ProtocolStream, request: RelayRequest) -> None:
     body = encode_field(_TYPE, request.ask)
     if request.peer is not None:
         body += encode_field(_PEER, _peer_message(request.peer))
-    await _write(stream, body)
+    await write_message(stream, body)
 
 
 async def read_request(stream: ProtocolStream) -> RelayRequest:
@@ -163,7 +163,7 @@ async def write_answer(stream: ProtocolStream, answer: RelayAnswer) -> None:
         )
         body += encode_field(_RESERVATION, reservation)
     body += _limit_field(_HOP_LIMIT, answer.limit) + encode_field(_HOP_STATUS, answer.status)
-    await _write(stream, body)
+    await write_message(stream, body)
 
 
 async def read_answer(stream: ProtocolStream) -> RelayAnswer:
@@ -190,7 +190,7 @@ async def read_answer(stream: ProtocolStream) -> RelayAnswer:
 async def write_offer(stream: ProtocolStream, offer: CircuitOffer) -> None:
     """Offer a circuit to a peer; raises StreamBrokenError."""
     body = encode_field(_TYPE, _STOP_CONNECT) + encode_field(_PEER, _peer_message(offer.source))
-    await _write(stream, body + _limit_field(_STOP_LIMIT, offer.limit))
+    await write_message(stream, body + _limit_field(_STOP_LIMIT, offer.limit))
 
 
 async def read_offer(stream: ProtocolStream) -> CircuitOffer:
@@ -207,7 +207,7 @@ async def read_offer(stream: ProtocolStream) -> CircuitOffer:
 async def write_acceptance(stream: ProtocolStream, status: RelayStatus) -> None:
     """Take a circuit (OK), or say why not; raises StreamBrokenError."""
     body = encode_field(_TYPE, _STOP_STATUS_TYPE) + encode_field(_STOP_STATUS, status)
-    await _write(stream, body)
+    await write_message(stream, body)
 
 
 async def read_acceptance(stream: ProtocolStream) -> RelayStatus:
@@ -223,12 +223,16 @@ async def read_acceptance(stream: ProtocolStream) -> RelayStatus:
 # -- parts -----------------------------------------------------------------------------------------
 
 
-async def _write(stream: ProtocolStream, body: bytes) -> None:
+async def write_message(stream: ProtocolStream, body: bytes) -> None:
+    """Send one message with its length; raises StreamBrokenError."""
     await stream.write(varint(len(body)) + body)
 
 
-async def _read(stream: ProtocolStream) -> dict[int, int | bytes]:
-    """Read one message, and nothing of what comes after it; return its fields."""
+async def read_message(stream: ProtocolStream) -> bytes:
+    """Read one message of MAX_RELAY_MESSAGE_BYTES at most, and nothing of what comes after it.
+
+    Raises RelayMessageError and StreamBrokenError.
+    """
     size = 0
     for index in range(_LENGTH_BYTES):
         (byte,) = await read_exactly(stream, 1)
@@ -242,7 +246,12 @@ async def _read(stream: ProtocolStream) -> dict[int, int | bytes]:
             f"{stream.peer} sends a message of {size} bytes; at most {MAX_RELAY_MESSAGE_BYTES} are "
             "read"
         )
-    raw = await read_exactly(stream, size)
+    return await read_exactly(stream, size)
+
+
+async def _read(stream: ProtocolStream) -> dict[int, int | bytes]:
+    """Read one message; return its fields."""
+    raw = await read_message(stream)
     with Boundary(f"{stream.peer} sends no message of relays", RelayMessageError):
         return decode_fields(raw)
 
