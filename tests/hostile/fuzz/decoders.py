@@ -46,6 +46,7 @@ from bbnode.ir.envelope import (
     WireEnvelope,
     decode_envelope,
     encode_envelope,
+    varint,
 )
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
@@ -250,6 +251,14 @@ def _dht() -> Checks:
 
 _ACCESS = (AccessRefused,)
 _RELAY_PEER = keys.encode_field(1, _PEER.to_bytes())
+
+
+def _sized(*fields: tuple[int, int | bytes]) -> bytes:
+    """A message to a relay, or of one, with its length."""
+    body = b"".join(keys.encode_field(*each) for each in fields)
+    return varint(len(body)) + body
+
+
 _RELAY = (relay.RelayMessageError, StreamBrokenError)
 
 DECODERS: dict[str, Decoder] = {
@@ -306,26 +315,31 @@ DECODERS: dict[str, Decoder] = {
         (FrameError,),
     ),
     "relay_request": Decoder(
-        _read(relay.read_request), (b"\x02\x08\x00", b"\x2c\x08\x01\x12\x28" + _RELAY_PEER), _RELAY
+        _read(relay.read_request), (_sized((1, 0)), _sized((1, 1), (2, _RELAY_PEER))), _RELAY
     ),
     "relay_answer": Decoder(
         _read(relay.read_answer),
         (
-            b"\x05\x08\x02\x28\xcc\x01",
-            b"\x13\x08\x02\x1a\x06\x08\xff\xff\xff\xff\x0f\x22\x04\x08\x78\x10\x01\x28\x64",
+            _sized((1, 2), (5, 204)),
+            _sized(
+                (1, 2),
+                (3, keys.encode_field(1, 2**31) + keys.encode_field(2, _ADDRESS.to_bytes())),
+                (4, keys.encode_field(1, 120) + keys.encode_field(2, 2**17)),
+                (5, 100),
+            ),
         ),
         _RELAY,
     ),
     "relay_offer": Decoder(
-        _read(relay.read_offer), (b"\x2c\x08\x00\x12\x28" + _RELAY_PEER,), _RELAY
+        _read(relay.read_offer), (_sized((1, 0), (2, _RELAY_PEER)),), _RELAY
+    ),
+    "relay_acceptance": Decoder(
+        _read(relay.read_acceptance), (_sized((1, 1), (4, 100)),), _RELAY
     ),
     "punch_step": Decoder(
         _read(lambda stream: punching.read_step(stream, punching.PunchStep.CONNECT)),
-        (b"\x02\x08\x64", b"\x0d\x08\x64\x12\x08\x04\x7f\x00\x00\x01\x06\x00\x01\x00"),
+        (_sized((1, 100)), _sized((1, 100), (2, _ADDRESS.to_bytes()))),
         _RELAY,
-    ),
-    "relay_acceptance": Decoder(
-        _read(relay.read_acceptance), (b"\x04\x08\x01\x20\x64",), _RELAY
     ),
     "ticket": Decoder(_text(ticket.parse_ticket), (_TICKET.text.encode(),), _ACCESS),
     "ticket_bytes": Decoder(ticket.ticket_from_bytes, (_TICKET.raw,), _ACCESS),
