@@ -284,11 +284,11 @@ class Runtime(Services):
 
     def request_lost(self, event: ev.RequestLost) -> None:
         """End the wait for a peer that was restarted without a request of this node."""
-        self.reports.counts["requests.lost"] += 1
         peer, tag = event.peer, event.tag
         why = WireRefusal(PEER_RESTARTED, "it was restarted after it had got the request")
-        if not self.cohorts.failed_in(tag, peer, why):
-            self.messenger.failed_in(tag, peer, why)
+        # Its answer may have come before this event.
+        if self.cohorts.failed_in(tag, peer, why) or self.messenger.failed_in(tag, peer, why):
+            self.reports.counts["requests.lost"] += 1
 
     def peer_connected(self, event: ev.PeerConnected) -> None:
         """Take note of a connection with a peer."""

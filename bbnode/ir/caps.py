@@ -377,6 +377,30 @@ MAX_ASKED: Final = _cap(16_384, "effects", "of one call of a component's method"
 MAX_FACTS: Final = _cap(32, "facts", "that one component tells of itself in the status")
 MAX_FACT_CHARS: Final = _cap(256, "characters", "a text among them")
 
+_part("Relays")
+MAX_RELAY_MESSAGE_BYTES: Final = _cap(
+    4 * 1024, "bytes", "a message to a relay, or of one, as go-libp2p has it"
+)
+MAX_RELAY_ADDRESSES: Final = _cap(
+    16, "addresses", "of its own that a relay gives with a reservation"
+)
+MAX_RESERVATION_S: Final = _cap(
+    30 * 86_400, "s", "that a reservation may last; what a relay promises beyond it is no promise"
+)
+MIN_CIRCUIT_BYTES: Final = _cap(
+    64 * 1024, "bytes", "that a circuit has to carry: handshakes and hellos, and some"
+)
+MAX_PUNCH_ADDRESSES: Final = _cap(
+    8, "addresses", "of its own that a peer may name for a direct connection"
+)
+MAX_PUNCHES: Final = _cap(3, "attempts", "to replace one circuit by a direct connection")
+RELAY_BURST: Final = _cap(64.0, "requests", "of one peer to a relay, at once")
+RELAY_PER_S: Final = _cap(8.0, "requests/s", "of one peer after that")
+RELAY_REQUEST_S: Final = _cap(5.0, "s", "for a request to a relay, or for its offer, to come")
+RELAY_ANSWER_S: Final = _cap(
+    8.0, "s", "for its answer, for which it asks the other peer: that has as long as a request"
+)
+
 _part("Other protocols")
 ARTIFACT_STALL_S: Final = _cap(30.0, "s", "without a byte, after which a fetch is given up")
 ACCESS_STALL_S: Final = _cap(10.0, "s", "likewise, of a request for membership")

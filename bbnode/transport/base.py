@@ -36,7 +36,13 @@ from multiaddr import Multiaddr
 from bbnode.access.decision import Decision
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.errors import DialError, NotSupportedError, StreamBrokenError, Violation
+from bbnode.transport.errors import (
+    DialError,
+    NotSupportedError,
+    RelayFault,
+    StreamBrokenError,
+    Violation,
+)
 from bbnode.transport.identity import Identity
 from bbnode.transport.limits import RelaySettings, TransportLimits
 from bbnode.transport.routing import Routing, RoutingSetup
@@ -168,6 +174,15 @@ class ProtocolViolation:
     kind: Violation = Violation.FRAME
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayMisused:
+    """A relay, or a user of this one, did what `fault` says."""
+
+    peer: PeerId
+    fault: RelayFault
+    reason: str
+
+
 TransportEvent: TypeAlias = (
     ConnectionOpened
     | ConnectionClosed
@@ -175,6 +190,7 @@ TransportEvent: TypeAlias = (
     | DeliveryFailed
     | HelloRefused
     | ProtocolViolation
+    | RelayMisused
 )
 
 
@@ -322,6 +338,18 @@ COUNTERS: Final[dict[str, str]] = {
     "relay.circuits_closed": "circuits that ended, for whatever reason",
     "relay.circuits_cut": "circuits that were cut at their bound of time or bytes",
     "relay.bytes": "bytes passed on between peers",
+    "relay.malformed": "messages of relays and their users refused: they are none",
+    "relay.expired": "reservations of relays refused: they were over already",
+    "relay.endless": "reservations of relays that are longer than any relay keeps them",
+    "relay.useless": "circuits refused: the relay lets too little through",
+    "relay.another_peer": "circuits refused: another peer was there than the relay had said",
+    "relay.uninvited": "circuits refused: offered by a peer with which there is no reservation",
+    "relay.addresses": "addresses that peers behind relays gave, at which another peer was",
+    "relay.silent": "times that a relay, or a user of it, owed a message that did not come",
+    "relay.flood": "requests to relay refused: too many of one peer",
+    "punch.tried": "attempts to replace a circuit, which a peer dialled, by a direct connection",
+    "punch.done": "those that have made one",
+    "punch.failed": "those that have not; the circuit stays",
 }
 
 

@@ -228,6 +228,8 @@ class Driver:
                 self._counts["driver.hello_refused"] += 1
             case seam.ProtocolViolation():
                 self._counts["driver.protocol_violations"] += 1
+            case seam.RelayMisused():
+                pass  # the transport has counted it
 
     def _carry_out(self, step: steps.Step, nursery: trio.Nursery) -> None:
         match step:

@@ -88,6 +88,33 @@ class RelayRefusedError(DialError):
         self.status = status
 
 
+class OtherPeerError(HandshakeError):
+    """Another peer is at the other end than the one that should be there."""
+
+
+class RelayFault(enum.StrEnum):
+    """A fault of a peer as a relay, or as a user of one; the value is what users see."""
+
+    # Bytes that are no message, one that does not belong there, or is too large.
+    MALFORMED = "malformed"
+    # A reservation that was over when it was given.
+    EXPIRED = "expired"
+    # A reservation for longer than MAX_RESERVATION_S.
+    ENDLESS = "endless"
+    # A circuit that carries less than MIN_CIRCUIT_BYTES.
+    USELESS = "useless"
+    # Another peer at the other end of a circuit than the relay has said.
+    ANOTHER_PEER = "another_peer"
+    # A circuit of somebody with whom there is no reservation.
+    UNINVITED = "uninvited"
+    # An address that it says is its own, at which another peer is.
+    ADDRESSES = "addresses"
+    # Silence where an answer is due.
+    SILENT = "silent"
+    # More requests than a peer may send.
+    FLOOD = "flood"
+
+
 class Violation(enum.Enum):
     """The way in which a peer broke the protocol."""
 

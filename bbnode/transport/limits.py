@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from multiaddr import Multiaddr
+
 from bbnode.ir.caps import MAX_MESSAGE_BYTES, bound
 
 _MIB = 1024 * 1024
@@ -191,6 +193,8 @@ class RelaySettings:
     serve: bool = False
     # Be reached through relays when nobody can dial us, and dial through them.
     use: bool = False
+    # Relays that speak no protocol of bbnode, each with its PeerId, through which we are reached.
+    through: tuple[Multiaddr, ...] = ()
     # Peers that may be reached through us, for how long without asking again (an hour, as in
     # libp2p's circuit relay).
     reservations: int = 128

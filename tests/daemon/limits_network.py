@@ -368,6 +368,9 @@ async def _tcp(most: float, place: Place) -> None:
     """A host that drops what is sent to it."""
 
     class Drops:
+        def setsockopt(self, *_: Any) -> None:
+            """Take any option."""
+
         async def connect(self, _: Any) -> None:
             await trio.sleep_forever()
 

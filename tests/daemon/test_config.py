@@ -24,7 +24,7 @@ from bbnode.daemon.config import (
 )
 from bbnode.daemon.config.sources import ConfigError, resolve, shown
 from bbnode.engine import Limits
-from bbnode.ir.caps import MAX_CONFIG_BYTES
+from bbnode.ir.caps import MAX_CONFIG_BYTES, MAX_RESERVATION_S, MIN_CIRCUIT_BYTES
 from bbnode.transport.limits import RelaySettings
 
 PEER = "12D3KooWLkHMEPJ3cTgdLCx8X6wT38PaozEnDAmXZnTNyuSyCdJr"
@@ -273,12 +273,15 @@ def test_settings_of_a_component_are_read_from_its_docstring() -> None:
         {"circuit_s": 2**32},
         {"circuit_bytes": 2**63},
         {"reservation_s": 0},
+        {"reservation_s": MAX_RESERVATION_S + 1},
+        {"circuit_bytes": MIN_CIRCUIT_BYTES - 1},
+        {"through": ["/ip4/192.0.2.1/tcp/1"]},
         {"serve": "yes"},
         {"circuit": 1},
     ],
 )
 def test_what_no_relay_can_do_is_refused(given: dict[str, object]) -> None:
-    assert RelaySettings(**RelaySection().model_dump()) == RelaySettings(use=True)
+    assert RelaySection().settings() == RelaySettings(use=True)
     with pytest.raises(ValidationError):
         RelaySection(**given)
 

@@ -412,6 +412,7 @@ def test_who_was_restarted_without_the_request_is_missing_at_once_and_says_so() 
     made = a.poll()
     (lost,) = [s.attributes for s in of(steps.Telemetry, made) if s.name == "request.failed"]
     assert (lost["peer"], lost["kind"]) == (peer(1), "PeerRestarted")
+    assert a.node.counters()["requests.lost"] == 1
     assert a.node.awaited(peer(1)) == a.node.awaited(peer(2)) == {}
     a.answer(3)
     made = a.poll()

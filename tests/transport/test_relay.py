@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -28,14 +29,15 @@ from bbnode.transport.libp2p.protocols import LinkedStream
 from bbnode.transport.libp2p.relay import client as libp2p_relay_client
 from bbnode.transport.libp2p.relay.client import can_be_dialled
 from bbnode.transport.libp2p.relay.messages import (
-    RELAY_PROTOCOL,
-    RELAYED_PROTOCOL,
-    RelayAnswer,
+    HOP_PROTOCOL,
+    STOP_PROTOCOL,
+    CircuitLimit,
     RelayCommand,
     RelayRequest,
     RelayStatus,
     read_answer,
-    write_answer,
+    read_offer,
+    write_acceptance,
     write_request,
 )
 from bbnode.transport.libp2p.transport import Libp2pTransport
@@ -271,9 +273,12 @@ async def test_reservations_are_bounded(nursery):
     # One whose holder has gone makes room.
     await a.stop(PATIENCE_S)
     await until(lambda: r._table.known(a.peer_id).primary is None)
-    async with b.open_stream(r.peer_id, RELAY_PROTOCOL) as stream:
+    async with b.open_stream(r.peer_id, HOP_PROTOCOL) as stream:
         await write_request(stream, RelayRequest(ask=RelayCommand.RESERVE))
-        assert await read_answer(stream) == RelayAnswer(status=RelayStatus.OK, seconds=3600)
+        answer = await read_answer(stream)
+    assert answer.status is RelayStatus.OK
+    assert answer.limit == CircuitLimit(seconds=3600, bytes=4 * 1024**3)
+    assert 3590 < answer.expires_s - time.time() <= 3600
 
 
 @pytest.mark.parametrize("bound", ["circuits", "circuits_per_peer"])
@@ -285,7 +290,7 @@ async def test_circuits_are_bounded(nursery, bound):
     await connect(a, b)
     with pytest.raises(RelayRefusedError, match="as many circuits") as refused:
         await c._relay_client.dial(direct_of(c, r.peer_id), b.peer_id)
-    assert refused.value.status == RelayStatus.TOO_MANY_CIRCUITS
+    assert refused.value.status == RelayStatus.RESOURCE_LIMIT_EXCEEDED
     await a.stop(PATIENCE_S)
     await until(lambda: r.counters()["relay.circuits_closed"] == 1)
     await connect(c, b)
@@ -327,15 +332,16 @@ async def test_a_relay_keeps_nothing_for_an_end_that_does_not_read(nursery):
     read_on, got = trio.Event(), bytearray()
 
     async def rest(stream) -> None:
-        await write_answer(stream, RelayAnswer(status=RelayStatus.OK))
+        await read_offer(stream)
+        await write_acceptance(stream, RelayStatus.OK)
         await read_on.wait()
         while part := await stream.read(65_536):
             got.extend(part)
 
-    b._protocols._handlers[RELAYED_PROTOCOL] = rest
+    b._protocols._handlers[STOP_PROTOCOL] = rest
     data, written = payload(8 * MIB), 0
     with trio.fail_after(PATIENCE_S):
-        async with a.open_stream(r.peer_id, RELAY_PROTOCOL) as stream:
+        async with a.open_stream(r.peer_id, HOP_PROTOCOL) as stream:
             await write_request(stream, RelayRequest(ask=RelayCommand.CONNECT, peer=b.peer_id))
             assert (await read_answer(stream)).status is RelayStatus.OK
 
@@ -425,28 +431,17 @@ async def test_whom_the_other_end_denies_gets_no_link(nursery):
     )
 
 
-async def test_a_relay_answers_what_it_does_not_do(nursery):
-    r = relay_node()
-    a = dial_only("a")
+async def test_nobody_relays_over_a_connection_that_is_relayed_itself(nursery):
+    r, a = relay_node(), dial_only("a")
     b = dial_only("b", RelaySettings(use=True, serve=True))
     for node in (r, a, b):
         await nursery.start(node.run)
     await join([r], a, b)
     await connect(a, b)
     # b would relay, but not over a connection that is relayed itself.
-    async with a.open_stream(b.peer_id, RELAY_PROTOCOL) as stream:
+    async with a.open_stream(b.peer_id, HOP_PROTOCOL) as stream:
         await write_request(stream, RelayRequest(ask=RelayCommand.RESERVE))
-        assert (await read_answer(stream)).status is RelayStatus.RELAYED
-    for garbage in (b"\x09\x00", b"\x02\x00", b"\x01\xff", b"\x02\x03abc"):
-        async with a.open_stream(r.peer_id, RELAY_PROTOCOL) as stream:
-            await stream.write(garbage)
-            assert (await read_answer(stream)).status is RelayStatus.MALFORMED
-    # A node that holds no reservation with whoever offers a circuit does not take it.
-    async with r.open_stream(a.peer_id, RELAYED_PROTOCOL) as stream:
-        assert (await read_answer(stream)).status is RelayStatus.OK
-    a._relay_client._reserved.clear()
-    async with r.open_stream(a.peer_id, RELAYED_PROTOCOL) as stream:
-        assert (await read_answer(stream)).status is RelayStatus.NO_RESERVATION
+        assert (await read_answer(stream)).status is RelayStatus.PERMISSION_DENIED
 
 
 async def test_dials_that_lead_nowhere_say_why(nursery, monkeypatch):
@@ -468,8 +463,8 @@ async def test_dials_that_lead_nowhere_say_why(nursery, monkeypatch):
             while await stream.read(4096):
                 pass
 
-    r._protocols._handlers[RELAY_PROTOCOL] = silent
-    monkeypatch.setattr(libp2p_relay_client, "ANSWER_S", 0.1)
+    r._protocols._handlers[HOP_PROTOCOL] = silent
+    monkeypatch.setattr(libp2p_relay_client, "RELAY_ANSWER_S", 0.1)
     with pytest.raises(DialError, match="was silent"):
         await a._dial(b.listen_addresses()[0], b.peer_id)
 

@@ -18,7 +18,7 @@ import multiaddr
 import multiaddr.exceptions
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
-from bbnode.ir.caps import MAX_DEADLINE_S
+from bbnode.ir.caps import MAX_DEADLINE_S, MAX_RESERVATION_S, MIN_CIRCUIT_BYTES
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.limits import RelaySettings
@@ -303,7 +303,8 @@ class TopicsSection(Section):
 _RELAY = RelaySettings()
 # What a relay's answers have room for: 32 bits of seconds, 64 bits of bytes.
 RelayDuration = Annotated[int, Field(ge=1, le=2**32 - 1)]
-RelayBytes = Annotated[int, Field(ge=1, le=2**63 - 1)]
+RelayBytes = Annotated[int, Field(ge=MIN_CIRCUIT_BYTES, le=2**63 - 1)]
+Reservation = Annotated[int, Field(ge=1, le=MAX_RESERVATION_S)]
 # A node has 1,024 connections at most, and each circuit takes two streams.
 Circuits = Annotated[int, Field(ge=1, le=1024)]
 
@@ -319,10 +320,16 @@ class RelaySection(Section):
         "dial through relays; and while this node has no public address, be reached through relays "
         "among the peers that it dials",
     )
+    through: list[PeerAddress] = _key(
+        [],
+        "relays of libp2p that speak no protocol of bbnode, each as /ip4/…/tcp/…/p2p/ID, through "
+        "which this node is reached while it has no public address; relays of bbnode are bootstrap "
+        "peers instead",
+    )
     reservations: Circuits = _key(
         _RELAY.reservations, "peers that may be reached through this node", unit="peers"
     )
-    reservation_s: RelayDuration = _key(
+    reservation_s: Reservation = _key(
         _RELAY.reservation_s, "time after which they have to ask again", unit="s"
     )
     circuits: Circuits = _key(
@@ -343,6 +350,11 @@ class RelaySection(Section):
         "bytes of both directions after which a circuit is cut, likewise",
         unit="bytes",
     )
+
+    def settings(self) -> RelaySettings:
+        """Return the same for a transport."""
+        given = self.model_dump()
+        return RelaySettings(**given | {"through": tuple(map(multiaddr.Multiaddr, self.through))})
 
 
 class AccessSection(Section):

@@ -40,7 +40,6 @@ from bbnode.transport import (
     Hello,
     Identity,
     NotSupportedError,
-    RelaySettings,
     Transport,
     TransportLimits,
     TransportSetup,
@@ -249,7 +248,7 @@ def make_transport(
             ),
             authorizer=access.authorizer,
             settings=network.settings,
-            relay=RelaySettings(**config.relay.model_dump()),
+            relay=config.relay.settings(),
             # Reservations with relays come and go.
             on_addresses=lambda: node.set_addresses(transport.listen_addresses()),
         ),

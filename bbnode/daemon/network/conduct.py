@@ -48,6 +48,19 @@ OFFENCE_OF_FAULT: Final[Mapping[RoutingFault, Offence]] = {
     RoutingFault.FLOOD: Offence.TOO_LARGE,
     RoutingFault.MISLED: Offence.MISLED,
 }
+OFFENCE_OF_RELAYING: Final[Mapping[seam.RelayFault, Offence]] = {
+    seam.RelayFault.MALFORMED: Offence.UNDECODABLE,
+    # A clock may be wrong, and it may be ours.
+    seam.RelayFault.EXPIRED: Offence.MISLED,
+    seam.RelayFault.ENDLESS: Offence.MISLED,
+    seam.RelayFault.USELESS: Offence.MISLED,
+    seam.RelayFault.ANOTHER_PEER: Offence.MISLED,
+    # Ours may be over where theirs is not.
+    seam.RelayFault.UNINVITED: Offence.MISLED,
+    seam.RelayFault.ADDRESSES: Offence.MISLED,
+    seam.RelayFault.SILENT: Offence.SLOW,
+    seam.RelayFault.FLOOD: Offence.TOO_LARGE,
+}
 OFFENCE_ON_TOPIC: Final[Mapping[TopicFault, Offence]] = {
     TopicFault.MALFORMED: Offence.UNDECODABLE,
     TopicFault.FORGED: Offence.FORGED,
@@ -84,6 +97,8 @@ class ConductWatch:
         match event:
             case seam.ProtocolViolation(peer=peer, kind=kind):
                 self._note(peer, OFFENCE_OF_VIOLATION[kind])
+            case seam.RelayMisused(peer=peer, fault=fault):
+                self._note(peer, OFFENCE_OF_RELAYING[fault])
             case seam.HelloRefused(peer=peer, reason=reason):
                 # A refusal by the authorizer is not an offence.
                 if not reason.startswith(seam.NOT_ALLOWED):

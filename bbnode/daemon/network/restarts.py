@@ -126,11 +126,6 @@ class Restarts:
             self._take_received()
         for wire_req_id in sorted(gone):
             self._node.request_lost(peer, tags[wire_req_id])
-        if gone:
-            logger.info(
-                "a peer was restarted and lost requests",
-                extra={"peer": str(peer), "requests": len(gone)},
-            )
 
     def _has(self, peer: PeerId, ids: Sequence[int]) -> Collection[int]:
         return self._node.has_requests(peer, ids, self._unacknowledged(peer))

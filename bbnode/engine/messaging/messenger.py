@@ -374,11 +374,16 @@ class ComponentMessenger:
             late = f"{DeadlineExceeded.__name__}: no answer within {waited_ms} ms"
             self._unanswered(call, call.reason or late)
 
-    def failed_in(self, envelope: int, peer: PeerId, why: WireRefusal) -> None:
-        """Tell a component that its request in an envelope will have no answer."""
+    def failed_in(self, envelope: int, peer: PeerId, why: WireRefusal) -> bool:
+        """Tell a component that its request in an envelope will have no answer.
+
+        Returns False if none is open.
+        """
         call = self.calls.failed_in(envelope, peer)
-        if call is not None:
-            self._failed(call, why)
+        if call is None:
+            return False
+        self._failed(call, why)
+        return True
 
     def refused(self, peer: PeerId, wire_req_id: int, why: WireRefusal) -> ResponseStatus:
         """Tell a component that a peer refuses its request; UNKNOWN if there is no such request."""

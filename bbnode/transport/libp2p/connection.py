@@ -41,6 +41,7 @@ class Connection(Carrier):
         "for_other",
         "lanes",
         "link",
+        "local_port",
         "muxer",
         "place",
         "way",
@@ -77,6 +78,8 @@ class Connection(Carrier):
         self.link: Link | None = None
         # True where py-libp2p's host has dialled it, and not who keeps a peer connected.
         self.for_other = False
+        # Our port of a TCP connection that we dialled, else 0.
+        self.local_port = 0
         self.lanes: dict[Lane, MuxedStream] = {}
         self.ended = trio.Event()
         self.muxer = Muxer(

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from bbnode.ir.decoding import Boundary
 from bbnode.ir.peer import PeerId
-from bbnode.transport.errors import OTHER_KEY, HandshakeError
+from bbnode.transport.errors import OTHER_KEY, HandshakeError, OtherPeerError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.keys import (
     KeyType,
@@ -98,7 +98,7 @@ class NoiseHandshake:
         try:
             peer = decode_payload(payload, static)
             if self._expected not in (None, peer):
-                raise HandshakeError(f"{OTHER_KEY}: {peer}")
+                raise OtherPeerError(f"{OTHER_KEY}: {peer}")
         except HandshakeError:
             self._noise.fail()
             raise

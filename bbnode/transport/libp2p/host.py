@@ -15,11 +15,12 @@ from typing import Any, Final, Protocol, TypeAlias
 import trio
 from multiaddr import Multiaddr
 
+from bbnode.ir.address import is_relayed
 from bbnode.ir.caps import DIALLED_HANDSHAKE_S
 from bbnode.ir.errors import PeerError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Counters, Direction
-from bbnode.transport.errors import DialError, NegotiationError, StreamBrokenError
+from bbnode.transport.errors import DialError, NegotiationError, OtherPeerError, StreamBrokenError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.connection import Connection, choose
 from bbnode.transport.libp2p.handshake import NoiseKeys
@@ -27,6 +28,7 @@ from bbnode.transport.libp2p.identify import (
     IDENTIFY_PROTOCOL,
     PING_PROTOCOL,
     answer_pings,
+    ask_observed,
     identify_message,
 )
 from bbnode.transport.libp2p.muxer import MuxedStream, UnreadBytes
@@ -49,6 +51,15 @@ log = logging.getLogger(__name__)
 _ANY_HOST: Final = frozenset({PING_PROTOCOL, IDENTIFY_PROTOCOL})
 
 Handler: TypeAlias = Callable[[Connection, MuxedStream], Awaitable[None]]
+
+
+class DialCircuit(Protocol):
+    """Connects with a peer through the relay that an address names, as `Libp2pHost.dial` does."""
+
+    async def __call__(
+        self, address: Multiaddr, peer: PeerId, *, for_other: bool = False
+    ) -> Connection:
+        """Return the connection; raises DialError and DecodeError."""
 
 
 class OtherHost(Protocol):
@@ -123,6 +134,10 @@ class Libp2pHost:
             IDENTIFY_PROTOCOL: self._identify,
         }
         self.connections: set[Connection] = set()
+        # Protocols of ours that hosts of libp2p may use, too, which speak none of bbnode's.
+        self.for_guests: set[str] = set()
+        # Connects through a relay; raises DialError.
+        self.dial_circuit: DialCircuit | None = None
         # None where only our own protocols are spoken.
         self.other: OtherHost | None = None
         # The addresses that it listens on, and those that others are told; without our PeerId.
@@ -215,18 +230,21 @@ class Libp2pHost:
         wire: ByteWire,
         way: Multiaddr,
         on_made: Callable[[Connection], None] = lambda _: None,
+        *,
+        source: PeerId | None = None,
     ) -> None:
         """Secure a connection that a peer made through a relay, and return when it has ended.
 
         `way` leads to its other end, without the PeerId there. `on_made` is called once the peer is
-        proved and its connection is wanted.
+        proved and its connection is wanted. Raises OtherPeerError if it is not `source`, where that
+        is given.
         """
         place = self._admission.accept("", trio.current_time(), lambda _reason: wire.close())
         if place is None:
             wire.close()
             return
         try:
-            await self._serve(wire, way, place, on_made)
+            await self._serve(wire, way, place, on_made, source=source)
         finally:
             self._admission.left(place)
 
@@ -236,14 +254,18 @@ class Libp2pHost:
         way: Multiaddr,
         place: Place,
         on_made: Callable[[Connection], None] = lambda _: None,
+        *,
+        source: PeerId | None = None,
     ) -> None:
         try:
-            secured = await self._secure_accepted(wire, place)
+            secured = await self._secure_accepted(wire, place, source)
             if secured is not None:
                 connection = self._connection(wire, secured, Direction.INBOUND, way, place)
                 if connection is not None:
                     on_made(connection)
                     await self._run(connection)
+        except OtherPeerError:
+            raise  # whoever brought it had said who it would be
         except (PeerError, *BROKEN) as error:
             log.debug("an inbound connection failed: %s", error)
         except Exception:
@@ -252,7 +274,9 @@ class Libp2pHost:
         finally:
             wire.close()
 
-    async def _secure_accepted(self, wire: ByteWire, place: Place) -> Secured | None:
+    async def _secure_accepted(
+        self, wire: ByteWire, place: Place, source: PeerId | None
+    ) -> Secured | None:
         """Secure a connection, or return None when it took too long."""
         proved = False
 
@@ -265,6 +289,7 @@ class Libp2pHost:
             return await secure_accepted(
                 wire,
                 self._keys,
+                source,
                 share=place.share,
                 scope=scope,
                 on_heard=lambda: self._admission.heard(place),
@@ -277,17 +302,75 @@ class Libp2pHost:
     # -- outbound ----------------------------------------------------------------------------
 
     async def dial(
-        self, address: Multiaddr, peer: PeerId, *, for_other: bool = False
+        self, address: Multiaddr, peer: PeerId, *, for_other: bool = False, source: int = 0
     ) -> Connection:
-        """Connect with `peer` at an address of TCP; raises DialError.
+        """Connect with `peer` at an address of TCP, or through a relay; raises DialError.
 
         `for_other`: the other host wants it. It has time-outs of its own; cancelled, it leaves
-        nothing behind.
+        nothing behind. `source` is that of `tcp.connect`. Raises DecodeError for an address through
+        more than one relay.
         """
-        stream = await connect(address)
+        if is_relayed(address):
+            if self.dial_circuit is None:
+                raise DialError(f"cannot dial {address}: no relays are used here; set relay.use")
+            return await self.dial_circuit(address, peer, for_other=for_other)
+        stream = await connect(address, source)
         endpoint = remote_endpoint(stream) or ("0.0.0.0", 0)
+        local_port = stream.socket.getsockname()[1]
         way = tcp_address(*endpoint)
-        return await self.dial_over(SocketWire(stream), way, peer, for_other=for_other)
+        made = await self.dial_over(SocketWire(stream), way, peer, for_other=for_other)
+        made.local_port = local_port
+        return made
+
+    async def meet(self, address: Multiaddr, peer: PeerId, *, source: int) -> Connection:
+        """Connect with `peer`, which dials us at the same moment and begins; raises DialError.
+
+        `source` is that of `tcp.connect`. Cancelled, it leaves nothing behind.
+        """
+        stream = await connect(address, source)
+        remote, tasks = remote_endpoint(stream), self._tasks
+        wire = SocketWire(stream)
+        place = None
+        if remote is not None and tasks is not None:
+            place = self._admission.accept(
+                remote[0], trio.current_time(), lambda _reason: wire.close()
+            )
+        if remote is None or tasks is None or place is None:
+            wire.close()
+            raise DialError(f"cannot use {address}: too many connections, or we are stopping")
+        send, receive = trio.open_memory_channel[Connection | OtherPeerError](1)
+
+        async def serve() -> None:
+            with send:
+                try:
+                    await self._serve(
+                        wire, tcp_address(*remote), place, send.send_nowait, source=peer
+                    )
+                except OtherPeerError as error:
+                    send.send_nowait(error)
+                finally:
+                    self._admission.left(place)
+
+        tasks.start_soon(serve, name=f"connection with {peer.short}")
+        try:
+            made = await receive.receive()
+        except trio.EndOfChannel:
+            raise DialError(f"cannot use {address}: {peer} did not begin there") from None
+        except trio.Cancelled:
+            wire.close()
+            raise
+        if isinstance(made, OtherPeerError):
+            raise DialError(f"cannot use {address}: {made}") from made
+        return made
+
+    async def observed(self, connection: Connection) -> Multiaddr | None:
+        """Return where a peer sees us come from, None if it does not say so in time."""
+        with trio.move_on_after(DIALLED_HANDSHAKE_S):
+            try:
+                return await ask_observed(connection)
+            except (PeerError, StreamBrokenError) as error:
+                log.debug("%s does not say where it sees us: %s", connection.peer, error)
+        return None
 
     async def dial_over(
         self, wire: ByteWire, way: Multiaddr, peer: PeerId, *, for_other: bool = False
@@ -406,7 +489,8 @@ class Libp2pHost:
         except (NegotiationError, StreamBrokenError) as error:
             stream.abort(f"its protocol was not agreed on: {error}")
             return
-        if protocol in _ANY_HOST or protocol not in self.handlers:
+        is_open = protocol in _ANY_HOST or protocol in self.for_guests
+        if is_open or protocol not in self.handlers:
             self._on_foreign(connection)
         if protocol not in self.handlers and self.other is not None:
             connection.place.share.work(SERVICE_US)

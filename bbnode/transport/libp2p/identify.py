@@ -12,11 +12,14 @@ from typing import Final
 import trio
 from multiaddr import Multiaddr
 
+from bbnode.ir.address import address_from_bytes
+from bbnode.ir.caps import MAX_PEER_RECORD_BYTES
 from bbnode.ir.envelope import varint
+from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.libp2p.connection import Connection
-from bbnode.transport.libp2p.keys import encode_field
+from bbnode.transport.libp2p.keys import decode_fields, encode_field
 from bbnode.transport.libp2p.muxer import MuxedStream
 from bbnode.transport.links.shares import PING_US
 
@@ -27,6 +30,7 @@ _PING_BYTES: Final = 32
 # Read at once: what a peer sends without waiting is answered together, and paid for one by one.
 _PINGS_BYTES: Final = 64 * 1024
 _PING_IDLE_S: Final = 60.0
+_OBSERVED: Final = 4  # a field of the message
 _AGENT: Final = b"bbnode"
 _VERSION: Final = b"ipfs/0.1.0"
 
@@ -42,6 +46,32 @@ def identify_message(
     fields += [encode_field(4, observed.to_bytes()), encode_field(5, _VERSION)]
     message = b"".join((*fields, encode_field(6, _AGENT)))
     return varint(len(message)) + message
+
+
+async def ask_observed(connection: Connection) -> Multiaddr:
+    """Return where a peer sees us come from, as it says itself.
+
+    Raises DecodeError and StreamBrokenError.
+    """
+    stream = await connection.open_protocol(IDENTIFY_PROTOCOL)
+    got = b""
+    try:
+        while len(got) <= MAX_PEER_RECORD_BYTES and (data := await stream.read()):
+            got += data
+    finally:
+        stream.abort("it is read")
+    if len(got) > MAX_PEER_RECORD_BYTES:
+        raise DecodeError(f"{connection.peer} says over {MAX_PEER_RECORD_BYTES} bytes of itself")
+    # Behind the length of the message, which has one byte or two more.
+    start = next((at + 1 for at, byte in enumerate(got[:3]) if byte < 0x80), len(got))
+    return address_from_bytes(bytes_of(decode_fields(got[start:]).get(_OBSERVED, b"")))
+
+
+def bytes_of(value: int | bytes) -> bytes:
+    """Return the value of a field that has to be bytes; raises DecodeError."""
+    if isinstance(value, int):
+        raise DecodeError("a number where bytes belong")
+    return value
 
 
 async def answer_pings(connection: Connection, stream: MuxedStream) -> None:

@@ -1,9 +1,10 @@
 """Streams of other protocols on our connections, such as artifact fetch and membership exchange.
 
-Rule: a stream of another protocol needs a connection whose peer has sent an acceptable hello, and
-there are at most `protocol_streams_per_peer` of them in each direction. A stream is closed or
-reset however its handler ends. A reader that rests makes the writer wait, for as long as something
-moves now and then (`stream_idle_s`).
+Rule: a stream of another protocol needs a connection whose peer has sent an acceptable hello, or
+is a guest where the protocol is for guests as well, and there are at most
+`protocol_streams_per_peer` of them in each direction. A stream is closed or reset however its
+handler ends. A reader that rests makes the writer wait, for as long as something moves now and then
+(`stream_idle_s`).
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class ProtocolRules:
     streams_per_peer: int
     # Bytes that the other side may send ahead of the reader.
     window_bytes: int
+    # True if hosts that speak no protocol of bbnode may open them.
+    for_guests: bool = False
 
 
 class LinkedStream(ProtocolStream):
@@ -174,7 +177,7 @@ class Protocols:
             # It may overtake the peer's hello, which comes on another stream. A foreign host says
             # none.
             with trio.move_on_after(self._hello_s):
-                await link.settled.wait()
+                await (link.welcome if self._for_guests(protocol_id) else link.settled).wait()
         place = self._place(link, protocol_id, ours=False)
         if link is None or place is None:
             self._counters.add("protocols.refused")
@@ -221,11 +224,18 @@ class Protocols:
         rules = self._rules.get(protocol_id)
         return self._streams_per_peer if rules is None else rules.streams_per_peer
 
+    def _for_guests(self, protocol_id: str) -> bool:
+        rules = self._rules.get(protocol_id)
+        return rules is not None and rules.for_guests
+
     def _place(
         self, link: Link | None, protocol_id: str, *, ours: bool
     ) -> tuple[PeerId, bool, str] | None:
         """Count one more stream; return its key, or None at the bound."""
-        if link is None or (not ours and link.state is not LinkState.UP):
+        if link is None:
+            return None
+        is_guest = link.is_foreign and self._for_guests(protocol_id)
+        if not ours and link.state is not LinkState.UP and not is_guest:
             return None
         place = (link.peer, ours, protocol_id if protocol_id in self._rules else "")
         if self._open[place] >= self._most(protocol_id):

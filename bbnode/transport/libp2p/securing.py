@@ -154,6 +154,7 @@ async def secure_dialled(wire: ByteWire, keys: NoiseKeys, expected: PeerId) -> S
 async def secure_accepted(
     wire: ByteWire,
     keys: NoiseKeys,
+    expected: PeerId | None = None,
     *,
     share: CoreShare | None = None,
     scope: trio.CancelScope | None = None,
@@ -162,7 +163,8 @@ async def secure_accepted(
 ) -> Secured:
     """Secure a connection that was dialled by the peer; raises what `secure_dialled` does.
 
-    `share` pays for it; what it waits for its turn puts off the deadline of `scope`.
+    With `expected` that peer has to be there; OtherPeerError if it is not. `share` pays for it;
+    what it waits for its turn puts off the deadline of `scope`.
     `on_heard` is called when something has come, `on_proved` when the peer is proved.
     """
     talk, choice = _Talk(wire, on_heard, share, scope), Choice((NOISE_ID,))
@@ -171,7 +173,7 @@ async def secure_accepted(
         talk.put(choice.take(bytes(talk.ahead)))
         talk.ahead.clear()
     talk.ahead += choice.rest()
-    handshake = NoiseHandshake(keys, initiator=False)
+    handshake = NoiseHandshake(keys, initiator=False, expected=expected)
     handshake.read(await talk.message())
     talk.say(handshake)
     handshake.read(await talk.message())

@@ -117,10 +117,11 @@ async def listen_on(address: Multiaddr) -> list[trio.SocketListener]:
         ) from error
 
 
-async def connect(address: Multiaddr) -> trio.SocketStream:
+async def connect(address: Multiaddr, source: int = 0) -> trio.SocketStream:
     """Return a connection with an address of TCP, by IP or by name; raises DialError.
 
-    It has a time-out of its own, and may be cancelled.
+    It comes from the port `source`, which another dialled connection may have as well; 0 is any. It
+    has a time-out of its own, and may be cancelled.
     """
     family, host, port = dial_endpoint(address)
     reason = f"no answer within {CONNECT_TIMEOUT_S:g} s"
@@ -132,6 +133,10 @@ async def connect(address: Multiaddr) -> trio.SocketStream:
         for kind, _, protocol, _, endpoint in found:
             made = trio.socket.socket(kind, socket.SOCK_STREAM, protocol)
             try:
+                # So that another connection can be made from its port.
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if source:
+                    await made.bind(("::" if kind == socket.AF_INET6 else "0.0.0.0", source))
                 await made.connect(endpoint)
                 stream = trio.SocketStream(made)
                 set_link_options(stream)

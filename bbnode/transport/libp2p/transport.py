@@ -6,6 +6,7 @@ stream, and it has one link from then on, or is closed.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from multiaddr import Multiaddr
 
+from bbnode.access.decision import Standing
 from bbnode.ir import installation
-from bbnode.ir.address import is_relayed, split_circuit
-from bbnode.ir.caps import MAX_STREAMS
+from bbnode.ir.address import is_relayed, peer_of_address, split_circuit
+from bbnode.ir.caps import MAX_RELAY_MESSAGE_BYTES, MAX_STREAMS
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import (
@@ -28,8 +30,9 @@ from bbnode.transport.base import (
     Hello,
     ProtocolHandler,
     ProtocolStream,
+    RelayMisused,
 )
-from bbnode.transport.errors import DialError, Libp2pMissing, StreamBrokenError
+from bbnode.transport.errors import DialError, Libp2pMissing, RelayFault, StreamBrokenError
 from bbnode.transport.hints import dialable
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.connection import LANE_PROTOCOLS, Connection, with_peer
@@ -37,19 +40,22 @@ from bbnode.transport.libp2p.host import Libp2pHost
 from bbnode.transport.libp2p.muxer import MuxedStream
 from bbnode.transport.libp2p.protocols import ProtocolRules, Protocols
 from bbnode.transport.libp2p.relay.client import RelayClient
-from bbnode.transport.libp2p.relay.messages import RELAY_PROTOCOL, RELAYED_PROTOCOL
+from bbnode.transport.libp2p.relay.messages import HOP_PROTOCOL, STOP_PROTOCOL
+from bbnode.transport.libp2p.relay.punching import PUNCH_PROTOCOL, HolePuncher
 from bbnode.transport.libp2p.relay.server import RelayServer
 from bbnode.transport.libp2p.tcp import listen_endpoint
 from bbnode.transport.limits import RelaySettings, TransportLimits
 from bbnode.transport.links import mappings
 from bbnode.transport.links.framing import Lane
 from bbnode.transport.links.link import Link, LinkState
-from bbnode.transport.links.transport import LinkTransport
+from bbnode.transport.links.transport import STEADY_S, DialBackoff, LinkTransport
 from bbnode.transport.routing import Routing, RoutingSetup
 from bbnode.transport.topics import Topics, TopicSetup
 
 if TYPE_CHECKING:
     from bbnode.transport.libp2p.py_libp2p.host import PyLibp2p
+log = logging.getLogger(__name__)
+
 # Bytes in flight on each of a circuit's streams: 10 MB/s over a round trip of 50 ms to the relay.
 # A circuit whose readers pause costs the relay twice this.
 _CIRCUIT_WINDOW_BYTES: Final = 512 * 1024
@@ -118,21 +124,37 @@ class Libp2pTransport(LinkTransport):
             idle_s=self._limits.stream_idle_s,
             hello_s=self._limits.dialled_hello_s,
         )
-        for protocol_id in (RELAY_PROTOCOL, RELAYED_PROTOCOL):
+        for protocol_id in (HOP_PROTOCOL, STOP_PROTOCOL):
+            self._host.for_guests.add(protocol_id)
             self._protocols.set_rules(
                 protocol_id,
                 ProtocolRules(
                     streams_per_peer=relay_streams,
                     window_bytes=_CIRCUIT_WINDOW_BYTES,
+                    for_guests=True,
                 ),
             )
+        self._relays = relay.through
         self._relay_client: RelayClient | None = None
+        self._puncher: HolePuncher | None = None
+        self._host.for_guests.add(PUNCH_PROTOCOL)
+        self._protocols.set_rules(
+            PUNCH_PROTOCOL,
+            ProtocolRules(
+                streams_per_peer=1, window_bytes=MAX_RELAY_MESSAGE_BYTES, for_guests=True
+            ),
+        )
         self._relay_server: RelayServer | None = None
         if relay.serve:
             self._relay_server = RelayServer(
-                relay, self._protocols, self._counters, self._direct_link
+                relay,
+                self._protocols,
+                self._counters,
+                self._direct_link,
+                addresses=lambda: self._addresses,
+                blame=self._misused,
             )
-            self._handle_protocol(RELAY_PROTOCOL)
+            self._handle_protocol(HOP_PROTOCOL)
         if relay.use:
             self._relay_client = RelayClient(
                 self._host,
@@ -140,8 +162,20 @@ class Libp2pTransport(LinkTransport):
                 self._protocols,
                 own_addresses=lambda: self._addresses,
                 on_change=lambda: self.on_addresses(),
+                blame=self._misused,
             )
-            self._handle_protocol(RELAYED_PROTOCOL)
+            self._puncher = HolePuncher(
+                self._host,
+                self._protocols,
+                self._counters,
+                link_of=self._direct_link,
+                is_good=self._is_good,
+                blame=self._misused,
+                retry_s=self._limits.direct_retry_s,
+            )
+            self._handle_protocol(PUNCH_PROTOCOL)
+            self._host.dial_circuit = partial(self._dial_circuit, self._relay_client)
+            self._handle_protocol(STOP_PROTOCOL)
         self._py_libp2p: PyLibp2p | None = None
         if py_libp2p:
             self._py_libp2p = self._host.other = self._with_py_libp2p(identity)
@@ -282,9 +316,8 @@ class Libp2pTransport(LinkTransport):
         await trio.lowlevel.checkpoint()
 
     async def _dial(self, address: Multiaddr, peer: PeerId) -> Link:
-        dial = self._dial_circuit if is_relayed(address) else self._host.dial
         try:
-            link = (await dial(address, peer)).link
+            link = (await self._host.dial(address, peer)).link
         except DialError:
             raise
         except BbnodeError as error:
@@ -308,27 +341,58 @@ class Libp2pTransport(LinkTransport):
     def _circuits(self) -> int:
         return 0 if self._relay_server is None else self._relay_server.circuits
 
-    def _direct_link(self, peer: PeerId) -> Link | None:
-        """Return the connection with a peer that has said hello, unless it is relayed."""
-        session = self._table.known(peer)
-        link = None if session is None else session.primary
-        if link is None or link.state is not LinkState.UP or is_relayed(link.carrier.address):
-            return None
-        return link
+    def _misused(self, peer: PeerId, fault: RelayFault, reason: str) -> None:
+        """Count and report what a relay, or a user of ours, did wrong."""
+        log.info("%s as a relay, or as its user: %s", peer, reason)
+        self._counters.add(f"relay.{fault}")
+        if not self._inbox.crowded:
+            self._inbox.notify(RelayMisused(peer=peer, fault=fault, reason=reason))
 
-    async def _dial_circuit(self, address: Multiaddr, peer: PeerId) -> Connection:
+    def _direct_link(self, peer: PeerId) -> Link | None:
+        """Return the connection with a peer that is admitted, unless it is relayed.
+
+        That of a guest is one without a hello.
+        """
+        session = self._table.known(peer)
+        if session is None:
+            return None
+        link = session.primary
+        if link is None:
+            link = next((each for each in session.links if each.is_foreign), None)
+        is_there = link is not None and (link.state is LinkState.UP or link.is_foreign)
+        return None if link is None or not is_there or is_relayed(link.carrier.address) else link
+
+    async def _keep_relay(self, client: RelayClient, address: Multiaddr) -> None:
+        """Be reached through a relay that speaks no protocol of bbnode, until cancelled."""
+        redial = DialBackoff(self._limits, self._random)
+        way, relay = _without_peer(address), peer_of_address(address)
+        while True:
+            since_s = trio.current_time()
+            try:
+                link = (await self._host.dial(way, relay, for_other=True)).link
+            except DialError as error:
+                log.info("the relay %s is not reached: %s", relay, error)
+            else:
+                if link is not None:
+                    await client.hold_reservation(link)
+                    await link.closed.wait()
+            if trio.current_time() - since_s >= STEADY_S:
+                redial.reset()
+            await trio.sleep(redial.next_delay_s())
+
+    async def _dial_circuit(
+        self, client: RelayClient, address: Multiaddr, peer: PeerId, *, for_other: bool = False
+    ) -> Connection:
         """Connect through the relay that an address names; raises DialError, DecodeError."""
-        if self._relay_client is None:
-            raise DialError(f"cannot dial {address}: no relays are used here; set relay.use")
         way, relay = split_circuit(address)
         if relay in (self._own, peer):
             raise DialError(f"cannot dial {address}: its relay is one of the two ends")
         link = self._direct_link(relay)
         if link is None:
-            link = await self._reach_relay(relay, way)
-        return await self._relay_client.dial(link, peer)
+            link = await self._reach_relay(client, relay, way)
+        return await client.dial(link, peer, for_other=for_other)
 
-    async def _reach_relay(self, relay: PeerId, way: Multiaddr) -> Link:
+    async def _reach_relay(self, client: RelayClient, relay: PeerId, way: Multiaddr) -> Link:
         session = self._table.known(relay)
         reason = "no connection was made"
         if session is not None and session.wanted is not None:
@@ -340,6 +404,11 @@ class Libp2pTransport(LinkTransport):
             link = await self._dial(way, relay)
             await link.settled.wait()
             reason = link.reason or reason
+            if link.state is LinkState.CLOSED and self._limits.foreign_hosts:
+                # A relay of libp2p that speaks no protocol of bbnode.
+                visited = (await self._host.dial(way, relay, for_other=True)).link
+                if visited is not None:
+                    client.visits(visited)
         found = self._direct_link(relay)
         if found is None:
             raise DialError(f"the relay {relay} is not connected: {reason}")
@@ -352,13 +421,26 @@ class Libp2pTransport(LinkTransport):
         link = connection.link = self._attach(connection, connection.place)
         if link is None:
             return False
-        if self._relay_client is not None and self._nursery is not None:
-            self._nursery.start_soon(
-                self._relay_client.hold_reservation,
+        client, tasks = self._relay_client, self._nursery
+        # Whom libp2p's services dial is not asked for more than they want of it.
+        if client is not None and tasks is not None and not connection.for_other:
+            tasks.start_soon(
+                client.hold_reservation,
                 link,
                 name=f"reservation with {link.peer.short}",
             )
+            if self._puncher is not None and is_relayed(connection.way):
+                tasks.start_soon(
+                    self._puncher.upgrade, link, name=f"hole punch with {link.peer.short}"
+                )
         return True
+
+    def _is_good(self, link: Link) -> bool:
+        """Return True for a member, and for a peer that we want or have dealt with."""
+        place = link.place
+        return place is not None and (
+            place.standing is Standing.MEMBER or self._table.knows(link.peer)
+        )
 
     def _foreign(self, connection: Connection) -> bool:
         """Let a host stay that uses what any host of libp2p speaks, if there is room for such."""
@@ -379,6 +461,13 @@ class Libp2pTransport(LinkTransport):
             self._counters.add("inbound.flooded")
 
     async def _maintain(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_after_streams)
+            if self._relay_client is not None:
+                for address in self._relays:
+                    nursery.start_soon(self._keep_relay, self._relay_client, address)
+
+    async def _look_after_streams(self) -> None:
         while True:
             await trio.sleep(_MAINTAIN_S)
             now = trio.current_time()

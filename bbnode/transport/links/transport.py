@@ -49,7 +49,7 @@ from bbnode.transport.signals import Signal
 # before has failed.
 _STAGGER_S: Final = 0.25
 # A connection that lasted this long was a success; one that ends sooner makes the next wait longer.
-_STEADY_S: Final = 10.0
+STEADY_S: Final = 10.0
 _JITTER: Final = 0.2
 
 
@@ -328,7 +328,7 @@ class LinkTransport(Transport):
                     continue
                 # A peer that accepts and closes at once (it may not want us) is not a success.
                 if up_since < math.inf:
-                    if trio.current_time() - up_since >= _STEADY_S:
+                    if trio.current_time() - up_since >= STEADY_S:
                         redial.reset()
                     up_since = math.inf
                     with trio.move_on_after(redial.next_delay_s(denied=session.denied)):

@@ -46,6 +46,7 @@ from bbnode.ir.envelope import (
     WireEnvelope,
     decode_envelope,
     encode_envelope,
+    varint,
 )
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
@@ -65,6 +66,7 @@ from bbnode.transport.libp2p import handshake, keys, negotiation
 from bbnode.transport.libp2p.py_libp2p.dht.checks import Checks
 from bbnode.transport.libp2p.py_libp2p.dht.stores import KnownPeers, Providers
 from bbnode.transport.libp2p.relay import messages as relay
+from bbnode.transport.libp2p.relay import punching
 from bbnode.transport.links.framing import FrameDecoder, FrameType, Lane, encode_header
 from bbnode.transport.links.hello import decode_hello, encode_hello
 from bbnode.transport.routing import RoutingRefused, RoutingSetup, dht_protocol
@@ -248,6 +250,15 @@ def _dht() -> Checks:
 
 
 _ACCESS = (AccessRefused,)
+_RELAY_PEER = keys.encode_field(1, _PEER.to_bytes())
+
+
+def _sized(*fields: tuple[int, int | bytes]) -> bytes:
+    """A message to a relay, or of one, with its length."""
+    body = b"".join(keys.encode_field(*each) for each in fields)
+    return varint(len(body)) + body
+
+
 _RELAY = (relay.RelayMessageError, StreamBrokenError)
 
 DECODERS: dict[str, Decoder] = {
@@ -304,9 +315,32 @@ DECODERS: dict[str, Decoder] = {
         (FrameError,),
     ),
     "relay_request": Decoder(
-        _read(relay.read_request), (b"\x01\x00", b"\x02\x22" + _PEER.to_bytes()), _RELAY
+        _read(relay.read_request), (_sized((1, 0)), _sized((1, 1), (2, _RELAY_PEER))), _RELAY
     ),
-    "relay_answer": Decoder(_read(relay.read_answer), (bytes(13), b"\x06" + b"\x01" * 12), _RELAY),
+    "relay_answer": Decoder(
+        _read(relay.read_answer),
+        (
+            _sized((1, 2), (5, 204)),
+            _sized(
+                (1, 2),
+                (3, keys.encode_field(1, 2**31) + keys.encode_field(2, _ADDRESS.to_bytes())),
+                (4, keys.encode_field(1, 120) + keys.encode_field(2, 2**17)),
+                (5, 100),
+            ),
+        ),
+        _RELAY,
+    ),
+    "relay_offer": Decoder(
+        _read(relay.read_offer), (_sized((1, 0), (2, _RELAY_PEER)),), _RELAY
+    ),
+    "relay_acceptance": Decoder(
+        _read(relay.read_acceptance), (_sized((1, 1), (4, 100)),), _RELAY
+    ),
+    "punch_step": Decoder(
+        _read(lambda stream: punching.read_step(stream, punching.PunchStep.CONNECT)),
+        (_sized((1, 100)), _sized((1, 100), (2, _ADDRESS.to_bytes()))),
+        _RELAY,
+    ),
     "ticket": Decoder(_text(ticket.parse_ticket), (_TICKET.text.encode(),), _ACCESS),
     "ticket_bytes": Decoder(ticket.ticket_from_bytes, (_TICKET.raw,), _ACCESS),
     "membership": Decoder(

@@ -23,8 +23,8 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.transport.exceptions import OpenConnectionError
 from multiaddr import Multiaddr
-from multiaddr.exceptions import MultiaddrLookupError
 
+from bbnode.ir.address import CIRCUIT, is_relayed, named_peer
 from bbnode.ir.peer import PeerId
 from bbnode.transport.errors import DialError, StreamBrokenError
 
@@ -83,13 +83,15 @@ class Plugin(ITransport):
         return _Listening(self._listening)
 
     def can_dial(self, maddr: Multiaddr) -> bool:
-        """Return True for addresses of TCP."""
+        """Return True for addresses of TCP, and through relays there."""
         names = [each.name for each in maddr.protocols()]
+        if names[:4] and names[3:] in ([CIRCUIT], [CIRCUIT, "p2p"]):
+            names = names[:3]
         return names[:1] != [] and names[0] in _IP and names[1:] in (["tcp"], ["tcp", "p2p"])
 
     def can_listen(self, maddr: Multiaddr) -> bool:
         """Return True for addresses of TCP."""
-        return self.can_dial(maddr)
+        return not is_relayed(maddr) and self.can_dial(maddr)
 
     def protocols(self) -> list[str]:
         """Return the protocol that every one of its addresses has."""
@@ -285,10 +287,8 @@ class NodeSwarm(Swarm):
 
 def peer_of(address: Multiaddr) -> ID | None:
     """Return the peer at the end of an address, None if it names none."""
-    try:
-        return ID.from_string(str(address.value_for_protocol("p2p")))
-    except MultiaddrLookupError:
-        return None
+    found = named_peer(address)
+    return None if found is None else ID(found.to_bytes())
 
 
 def without_peer(address: Multiaddr) -> Multiaddr:

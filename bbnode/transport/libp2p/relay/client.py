@@ -3,7 +3,8 @@
 Rule: a node that nobody can dial holds a reservation with each relay among the peers it has
 dialled, up to `MAX_RELAYS`, and renews it in time. A circuit becomes a connection like any other:
 Noise and Yamux run from end to end, so the relay reads nothing, and hello, authorizer, streams
-and resume are the same. The side that dialled replaces a circuit before the relay cuts it.
+and resume are the same. The side that dialled replaces a circuit before the relay cuts it. What a
+relay says of times, bounds and peers is checked; what it can't have counts against it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import ipaddress
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -20,23 +22,40 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import CIRCUIT, is_relayed
+from bbnode.ir.caps import (
+    MAX_RESERVATION_S,
+    MIN_CIRCUIT_BYTES,
+    RELAY_ANSWER_S,
+    RELAY_REQUEST_S,
+)
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Direction
-from bbnode.transport.errors import DialError, RelayRefusedError, StreamBrokenError
+from bbnode.transport.errors import (
+    DialError,
+    OtherPeerError,
+    RelayFault,
+    RelayRefusedError,
+    StreamBrokenError,
+)
 from bbnode.transport.libp2p.connection import Connection
 from bbnode.transport.libp2p.host import Libp2pHost
 from bbnode.transport.libp2p.protocols import LinkedStream, Protocols
 from bbnode.transport.libp2p.relay.messages import (
+    HOP_PROTOCOL,
     REASONS,
-    RELAY_PROTOCOL,
-    RELAYED_PROTOCOL,
+    STOP_PROTOCOL,
+    CircuitLimit,
+    CircuitOffer,
     RelayAnswer,
     RelayCommand,
+    RelayMessageError,
     RelayRequest,
     RelayStatus,
+    UnexpectedMessageError,
     read_answer,
-    write_answer,
+    read_offer,
+    write_acceptance,
     write_request,
 )
 from bbnode.transport.libp2p.wire import CircuitWire
@@ -82,12 +101,14 @@ log = logging.getLogger(__name__)
 
 # One relay may go away and another be busy; more than two would only cost.
 MAX_RELAYS: Final = 3
-# The relay asks the other peer before it answers, for which it gives it 5 s.
-ANSWER_S: Final = 8.0
 # A reservation is renewed, and a circuit replaced, when this fraction of it is used up.
 USED_UP: Final = 0.75
 # A relay that is full or does not answer is asked again after this.
 ASK_AGAIN_S: Final = 60.0
+# However short a reservation is, it is not renewed more often.
+_RENEW_S: Final = 1.0
+# What a reservation without an end counts as: what libp2p's relays give.
+_ENDLESS_S: Final = 3600.0
 
 
 class RelayClient:
@@ -101,17 +122,26 @@ class RelayClient:
         *,
         own_addresses: Callable[[], Sequence[Multiaddr]],
         on_change: Callable[[], None],
+        blame: Callable[[PeerId, RelayFault, str], None],
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
-        """`own_addresses` returns what we listen on; `on_change` is called when routes change."""
+        """`own_addresses` returns what we listen on; `on_change` is called when routes change.
+
+        `blame` is called with what a relay did wrong; `unix_s` returns the time.
+        """
         self._host = host
         self._own = own
         self._protocols = protocols
         self._own_addresses = own_addresses
         self._on_change = on_change
+        self._blame = blame
+        self._unix_s = unix_s
         # The relays that we hold a reservation with, and the address each was dialled at.
         self._reserved: dict[PeerId, Multiaddr] = {}
         self._places = trio.Semaphore(MAX_RELAYS)
-        protocols.register(RELAYED_PROTOCOL, self._serve)
+        # Circuits through relays that were dialled for that alone.
+        self._visits: dict[Link, int] = {}
+        protocols.register(STOP_PROTOCOL, self._serve)
 
     def addresses(self) -> list[Multiaddr]:
         """Return the addresses at which others reach us through relays."""
@@ -128,8 +158,12 @@ class RelayClient:
     # -- reservations ----------------------------------------------------------------------
 
     async def hold_reservation(self, link: Link) -> None:
-        """Hold a reservation with the peer of a link, if it is a relay and we need one."""
-        await link.settled.wait()
+        """Hold a reservation with the peer of a link, if it is a relay and we need one.
+
+        Return when the link has closed, or there is nothing to do.
+        """
+        if not link.is_foreign:
+            await link.settled.wait()
         direct = not is_relayed(link.carrier.address)
         if (
             not direct
@@ -146,7 +180,7 @@ class RelayClient:
     async def _keep_reserving(self, link: Link) -> None:
         """Renew a reservation until cancelled, or until the peer turns out to be no relay."""
         async with self._places:
-            while link.state is LinkState.UP:
+            while link.state is LinkState.UP or link.is_foreign:
                 wait_s = await self._reserve(link)
                 if wait_s is None:
                     return
@@ -154,23 +188,43 @@ class RelayClient:
 
     async def _reserve(self, link: Link) -> float | None:
         """Ask for a reservation; return the seconds until the next request, None for never."""
+        held_s = 0.0
         try:
-            with trio.fail_after(ANSWER_S):
-                async with self._protocols.open(link, link.peer, RELAY_PROTOCOL) as stream:
+            with trio.fail_after(RELAY_ANSWER_S):
+                async with self._protocols.open(link, link.peer, HOP_PROTOCOL) as stream:
                     await write_request(stream, RelayRequest(ask=RelayCommand.RESERVE))
-                    answer = await read_answer(stream)
+                    held_s = self._held_s(link.peer, await read_answer(stream))
+                    # Some relays wait for more, and don't end the stream.
+                    stream.abort("the answer is here")
         except StreamBrokenError as error:
             # It does not speak the protocol; or the connection is gone.
             log.debug("%s is not a relay: %s", link.peer, error)
             return None
-        except (BbnodeError, trio.TooSlowError) as error:
+        except RelayMessageError as error:
+            self._blame(link.peer, RelayFault.MALFORMED, str(error))
+        except trio.TooSlowError:
+            self._blame(link.peer, RelayFault.SILENT, "no answer to a request for a reservation")
+        except BbnodeError as error:
             log.info("no reservation with %s: %s", link.peer, error)
-            return ASK_AGAIN_S
-        taken = answer.status is RelayStatus.OK
-        if not taken:
-            log.info("no reservation with %s: %s", link.peer, REASONS[answer.status])
-        self._note(link, held=taken)
-        return answer.seconds * USED_UP if taken else ASK_AGAIN_S
+        self._note(link, held=held_s > 0)
+        return max(held_s * USED_UP, _RENEW_S) if held_s > 0 else ASK_AGAIN_S
+
+    def _held_s(self, relay: PeerId, answer: RelayAnswer) -> float:
+        """Return how long a reservation lasts, 0 for none."""
+        if answer.status is not RelayStatus.OK:
+            log.info("no reservation with %s: %s", relay, REASONS[answer.status])
+            return 0.0
+        lasts_s = answer.expires_s - self._unix_s()
+        if lasts_s <= 0:
+            reason = f"its reservation ended {-lasts_s:.0f} s ago, by the clock of this machine"
+            self._blame(relay, RelayFault.EXPIRED, reason)
+            return 0.0
+        if lasts_s > MAX_RESERVATION_S:
+            # Our clock may be behind: it is used, and renewed like any.
+            reason = f"its reservation lasts {lasts_s:.0f} s, by the clock of this machine"
+            self._blame(relay, RelayFault.ENDLESS, reason)
+            return _ENDLESS_S
+        return lasts_s
 
     def _note(self, link: Link, *, held: bool) -> None:
         address = link.carrier.address
@@ -188,20 +242,50 @@ class RelayClient:
 
     async def _serve(self, stream: LinkedStream) -> None:
         """Accept a connection that a relay brings, and hold it."""
-        if stream.peer not in self._reserved:
-            await write_answer(stream, RelayAnswer(status=RelayStatus.NO_RESERVATION))
+        offer = None
+        with trio.move_on_after(RELAY_REQUEST_S):
+            offer = await self._offer(stream)
+            if offer is not None:
+                await write_acceptance(stream, RelayStatus.OK)
+        if offer is None:
             return
-        await write_answer(stream, RelayAnswer(status=RelayStatus.OK))
-        await self._host.serve_circuit(CircuitWire(CircuitPipe(stream)), _way(stream.link))
+        try:
+            await self._host.serve_circuit(
+                CircuitWire(CircuitPipe(stream)), _way(stream.link), source=offer.source
+            )
+        except OtherPeerError as error:
+            self._blame(stream.peer, RelayFault.ANOTHER_PEER, str(error))
 
-    async def dial(self, relay: Link, peer: PeerId) -> Connection:
+    async def _offer(self, stream: LinkedStream) -> CircuitOffer | None:
+        """Return the circuit that a relay of ours offers, or refuse what is none."""
+        status, fault = RelayStatus.PERMISSION_DENIED, RelayFault.UNINVITED
+        reason = "it offers a circuit, and is no relay of ours"
+        if stream.peer in self._reserved:
+            try:
+                return await read_offer(stream)
+            except RelayMessageError as error:
+                fault, reason = RelayFault.MALFORMED, str(error)
+                status = RelayStatus.MALFORMED_MESSAGE
+                if isinstance(error, UnexpectedMessageError):
+                    status = RelayStatus.UNEXPECTED_MESSAGE
+        self._blame(stream.peer, fault, reason)
+        await write_acceptance(stream, status)
+        return None
+
+    def visits(self, relay: Link) -> None:
+        """Close a link, which was made for one circuit, once no circuit goes through it."""
+        self._visits.setdefault(relay, 0)
+
+    async def dial(self, relay: Link, peer: PeerId, *, for_other: bool = False) -> Connection:
         """Return a connection with `peer` through the relay at the other end of a link.
+
+        `for_other` is that of `Libp2pHost.dial`.
 
         Raises RelayRefusedError with the relay's reason, and DialError.
         """
         report, result = trio.open_memory_channel[Connection | DialError](1)
         try:
-            relay.start_soon(partial(self._hold, relay, peer, report))
+            relay.start_soon(partial(self._hold, relay, peer, report, for_other=for_other))
         except StreamBrokenError as error:
             raise DialError(f"no circuit through {relay.peer}: {error}") from error
         try:
@@ -213,39 +297,75 @@ class RelayClient:
         return made
 
     async def _hold(
-        self, relay: Link, peer: PeerId, report: trio.MemorySendChannel[Connection | DialError]
+        self,
+        relay: Link,
+        peer: PeerId,
+        report: trio.MemorySendChannel[Connection | DialError],
+        *,
+        for_other: bool,
     ) -> None:
         """Open a circuit, report its connection or a DialError, and keep it until it is closed."""
+        if relay in self._visits:
+            self._visits[relay] += 1
         try:
-            async with self._protocols.open(relay, relay.peer, RELAY_PROTOCOL) as stream:
-                with trio.fail_after(ANSWER_S):
-                    await write_request(stream, RelayRequest(ask=RelayCommand.CONNECT, peer=peer))
-                    answer = await read_answer(stream)
-                if answer.status is not RelayStatus.OK:
-                    raise RelayRefusedError(
-                        answer.status,
-                        f"no circuit through {relay.peer} to {peer}: {REASONS[answer.status]}",
-                    )
-                pipe = CircuitPipe(stream, wear_bytes=answer.bytes * USED_UP)
-                report.send_nowait(await self._host.dial_over(CircuitWire(pipe), _way(relay), peer))
+            async with self._protocols.open(relay, relay.peer, HOP_PROTOCOL) as stream:
+                limit = await self._agree(stream, peer)
+                wear_bytes = limit.bytes * USED_UP if limit.bytes else math.inf
+                pipe = CircuitPipe(stream, wear_bytes=wear_bytes)
+                made = await self._host.dial_over(
+                    CircuitWire(pipe), _way(relay), peer, for_other=for_other
+                )
+                report.send_nowait(made)
                 report.close()
-                with trio.move_on_after(answer.seconds * USED_UP):
+                with trio.move_on_after(limit.seconds * USED_UP if limit.seconds else math.inf):
                     await pipe.worn.wait()
-                if not pipe.closed.is_set():
+                # Streams of others' services can't go on upon another connection.
+                if not pipe.closed.is_set() and not for_other:
                     await self._replace(relay, peer)
+                # The old one stays until both sides have drained it.
                 await pipe.closed.wait()
-        except (BbnodeError, trio.TooSlowError, trio.BrokenResourceError) as error:
+        except (BbnodeError, trio.BrokenResourceError) as error:
+            if isinstance(error.__cause__, OtherPeerError):
+                self._blame(relay.peer, RelayFault.ANOTHER_PEER, str(error))
             failure = error if isinstance(error, DialError) else None
-            if isinstance(error, trio.TooSlowError):
-                failure = DialError(f"the relay {relay.peer} was silent for {ANSWER_S:g} s")
-            elif failure is None:
+            if failure is None:
                 failure = DialError(f"no circuit through {relay.peer} to {peer}: {error}")
-            if failure is not error:
                 failure.__cause__ = error
             with contextlib.suppress(trio.ClosedResourceError, trio.BrokenResourceError):
                 report.send_nowait(failure)
         finally:
             report.close()
+            self._left(relay)
+
+    async def _agree(self, stream: LinkedStream, peer: PeerId) -> CircuitLimit:
+        """Ask a relay for a circuit; return its bounds. Raises DialError, StreamBrokenError."""
+        no_circuit = f"no circuit through {stream.peer} to {peer}"
+        answer = None
+        try:
+            with trio.move_on_after(RELAY_ANSWER_S):
+                await write_request(stream, RelayRequest(ask=RelayCommand.CONNECT, peer=peer))
+                answer = await read_answer(stream)
+        except RelayMessageError as error:
+            self._blame(stream.peer, RelayFault.MALFORMED, str(error))
+            raise DialError(f"{no_circuit}: {error}") from error
+        if answer is None:
+            self._blame(stream.peer, RelayFault.SILENT, "no answer to a request for a circuit")
+            raise DialError(f"{no_circuit}: the relay was silent for {RELAY_ANSWER_S:g} s")
+        if answer.status is not RelayStatus.OK:
+            raise RelayRefusedError(answer.status, f"{no_circuit}: {REASONS[answer.status]}")
+        if 0 < answer.limit.bytes < MIN_CIRCUIT_BYTES:
+            reason = f"it lets {answer.limit.bytes} bytes through, less than a handshake and hellos"
+            self._blame(stream.peer, RelayFault.USELESS, reason)
+            raise DialError(f"{no_circuit}: {reason}")
+        return answer.limit
+
+    def _left(self, relay: Link) -> None:
+        """Close the link of a relay that was dialled for circuits, behind the last of them."""
+        if relay in self._visits:
+            self._visits[relay] -= 1
+            if not self._visits[relay]:
+                del self._visits[relay]
+                relay.close("no circuit goes through it any more")
 
     async def _replace(self, relay: Link, peer: PeerId) -> None:
         """Dial a new circuit, which both sides keep rather than the old one."""
