@@ -39,6 +39,8 @@ def test_peers_come_back_to_a_full_host_and_new_ones_come_in(cluster: Cluster) -
                     rounds.more(1)
                     assert time.monotonic() < end
                     assert process.poll() is None
+                # A round that waits for it has too few answers.
+                cluster.may_fail = True
                 back.kill()
                 cluster.start(back, new)
                 made = rounds.with_all()
