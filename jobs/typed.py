@@ -110,7 +110,10 @@ class Terminal:
                 if not nodes:
                     break
             else:
-                raise CommandFailed(f"bbnode {words[0]} ended:\n" + "\n".join(last))
+                code = process.wait(_END_S)
+                raise CommandFailed(
+                    "\n".join((f"bbnode {words[0]} ended with {code} before it was ready:", *last))
+                )
             drained.start()
             yield process
         finally:
