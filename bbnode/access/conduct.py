@@ -32,7 +32,7 @@ from bbnode.ir.peer import PeerId
 
 _NS: Final = 1_000_000_000
 
-# The rate of envelopes of a throttled peer, enough for a program of rounds; the rest waits there.
+# The rate of envelopes of a throttled peer, enough for a program of rounds; above it they wait.
 THROTTLED: Final = Rate(per_second=100, burst=100)
 
 
@@ -48,13 +48,13 @@ class Offence(enum.StrEnum):
     TYPE_MISMATCH = "type_mismatch"
     # To a site that only other classes may send to.
     NOT_ITS_CLASS = "not_its_class"
-    # Larger, or more at once, than this node takes.
+    # An envelope larger than this node takes, or too many queries or records at once.
     TOO_LARGE = "too_large"
     # A missing or malformed hello; not one that a rule of access refuses.
     HELLO = "bad_hello"
     # The address of a peer at which another one answers.
     MISLED = "misleading_address"
-    # Invalid frames, more than the window, and too little of what was begun.
+    # Invalid frames; more than the window or the peer's share; messages that come too slowly.
     PROTOCOL = "protocol_violation"
     FLOOD = "flood"
     SLOW = "slow"
@@ -68,28 +68,28 @@ class Weight:
     ceiling: float = math.inf
 
 
-# The reason of each row is how often a sound peer may do such a thing.
+# Each row's points follow from how often a well-behaved peer may commit the offence.
 OFFENCES: Final[dict[Offence, Weight]] = {
-    # Nobody who speaks our protocol sends such things: 20 of them within a minute are a cut.
+    # No peer that speaks our protocol sends these: 20 of them within a minute are a cut.
     Offence.UNDECODABLE: Weight(points=5),
     Offence.FORGED: Weight(points=10),
-    # After an upgrade these come in any number, from peers that have yet to follow: they are
-    # slowed down, and no more.
+    # After an upgrade, peers that are not upgraded yet send any number of these: they are slowed
+    # down, and no more.
     Offence.UNKNOWN_SITE: Weight(points=0.1, ceiling=THROTTLED_AT),
     Offence.TYPE_MISMATCH: Weight(points=0.5, ceiling=THROTTLED_AT),
-    # A peer that has changed its classes may have sent before it said so.
+    # A peer that has changed its classes may have sent before it announced the change.
     Offence.NOT_ITS_CLASS: Weight(points=2, ceiling=THROTTLED_AT),
     # Caps differ between nodes.
     Offence.TOO_LARGE: Weight(points=2, ceiling=THROTTLED_AT),
-    # On a busy machine a hello may come late, or the peer may not want us; it dials again, in
-    # the end every 30 s.
+    # On a busy machine a hello may come late, or the peer may not want us; it dials again, at most
+    # every 30 s in the end.
     Offence.HELLO: Weight(points=2, ceiling=THROTTLED_AT),
-    # The peer may have moved since, and another one have its address.
+    # The peer may have moved since, so that another one has its address.
     Offence.MISLED: Weight(points=2, ceiling=THROTTLED_AT),
     # Each ends a connection; four within a minute are no accident.
     Offence.PROTOCOL: Weight(points=25),
     Offence.FLOOD: Weight(points=50),
-    # A bad line; each takes 40 s or more.
+    # A bad line is slow without anybody's fault; each of these takes 40 s or more.
     Offence.SLOW: Weight(points=15, ceiling=THROTTLED_AT),
 }
 
@@ -119,12 +119,12 @@ class Record:
 
 
 class Conduct:
-    """The records of all peers that did anything wrong. One task uses it: it has no lock."""
+    """The records of all peers with an offence. Only one task uses it, so it has no lock."""
 
     def __init__(self) -> None:
         # Read by the policy for each envelope; the peer with the newest offence is the last.
         self.records: OrderedDict[PeerId, Record] = OrderedDict()
-        # Peers that were of use, the latest last.
+        # Peers that have been useful (`make_known`), the most recent last.
         self.known: OrderedDict[PeerId, None] = OrderedDict()
 
     def make_known(self, peer: PeerId) -> None:
@@ -144,7 +144,7 @@ class Conduct:
             self.records.popitem(last=False)
         record.offences[offence] = record.offences.get(offence, 0) + 1
         if record.refused_s(now_ns):
-            return False  # from before the cut, which has punished it
+            return False  # committed before the cut, which has already punished it
         weight = OFFENCES[offence]
         points = record.points_at(now_ns)
         record.points = max(points, min(points + weight.points, weight.ceiling))
@@ -162,7 +162,7 @@ class Conduct:
         self.records.pop(peer, None)
 
     def forget_forgiven(self, now_ns: int) -> int:
-        """Delete the records that count no more; return how many they were."""
+        """Delete the records that no longer count; return their number."""
         before = len(self.records)
         kept = (
             (p, each) for p, each in self.records.items() if not self._is_forgiven(each, now_ns)
@@ -193,7 +193,7 @@ class Conduct:
             record.paid_ns = max(record.paid_ns, now_ns) + THROTTLED.ns_per_unit
 
     def decide(self, peer: PeerId, now_ns: int) -> Decision:
-        """Decide if a peer may talk, as far as its conduct goes."""
+        """Decide by its conduct alone if a peer may talk."""
         record = self.records.get(peer)
         if record is None:
             return _decision("it has done nothing wrong")

@@ -22,7 +22,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """`per_second` units in the long run, `burst` units at once. Both over 0."""
+    """A rate: `per_second` units in the long run, `burst` units at once. Both are above 0."""
 
     per_second: float
     burst: float
@@ -44,7 +44,7 @@ class Rate:
     @property
     def burst_ns(self) -> float:
         """The nanoseconds that the paid time may be ahead of now."""
-        # A nanosecond more, for what is lost in rounding.
+        # One nanosecond more makes up for rounding.
         return self.burst * _NS / self.per_second + 1
 
 
@@ -64,23 +64,23 @@ class Reason(enum.StrEnum):
 class Standing(enum.StrEnum):
     """The standing of a peer that may connect, which decides who gets scarce room."""
 
-    # A member of the private network, or on the allow list.
+    # A member of the private network, or a peer on the allow list.
     MEMBER = "member"
-    # May redeem its ticket, and nothing else.
+    # A peer that may redeem its ticket, and nothing else.
     GUEST = "guest"
-    # Anybody else; on an open node, everybody.
+    # Any other peer; on an open node, every peer.
     STRANGER = "stranger"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """An answer of the policy: allowed or not, the reason, and the rule that decided."""
+    """A decision of the policy: allowed or not, the reason, and the rule that decided."""
 
     allowed: bool
     reason: Reason
     rule: str
     detail: str
-    # Seconds until an envelope may come in that is too early now; 0 for all others.
+    # Seconds until an envelope that is too early now may come in; 0 for any other decision.
     wait_s: float = 0.0
     standing: Standing = Standing.STRANGER
 

@@ -12,7 +12,7 @@ from bbnode.ir.errors import DeploymentError, EnvironmentFault, PeerError
 
 
 class Refusal(enum.Enum):
-    """The reason why a signed thing is not accepted; the value is the label that users match on."""
+    """The reason why a signed document is refused; the value is the label that users match on."""
 
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"
@@ -20,7 +20,7 @@ class Refusal(enum.Enum):
     BAD_SIGNATURE = "bad_signature"
     WRONG_NETWORK = "wrong_network"
     WRONG_PEER = "wrong_peer"
-    NOT_GRANTED = "not_granted"  # the signer had no right to
+    NOT_GRANTED = "not_granted"  # the signer had no right to grant
     NOT_YET_VALID = "not_yet_valid"
     EXPIRED = "expired"
     REVOKED = "revoked"

@@ -104,7 +104,7 @@ def encode_message(message: Message) -> bytes:
 def decode_message(raw: bytes) -> Message:
     """Return the message in these bytes; raises AccessRefused.
 
-    What it carries is still to be opened with `parse_ticket`, `open_membership` and
+    Its content still has to be opened with `parse_ticket`, `open_membership` and
     `open_revocations`.
     """
     if len(raw) > MESSAGE.max_bytes:

@@ -73,7 +73,7 @@ def verifies(signer: PeerId, context: bytes, body: bytes, signature: bytes) -> b
         public = ed25519_public_key(raw[len(_INLINED_KEY) :])
         public.verify(signature, _message(context, body))
     except (InvalidSignature, ValueError):
-        # ValueError: bytes that are no key of anybody.
+        # ValueError: the bytes are not a valid public key.
         return False
     return True
 

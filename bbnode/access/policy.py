@@ -32,7 +32,7 @@ from bbnode.access.ticket import Ledger, invitation_of
 from bbnode.ir.caps import MAX_ADMITTED, MAX_LISTED_PEERS, MAX_REFUSED
 from bbnode.ir.peer import PeerId
 
-# So many are forgotten at once, as finding the quietest takes a pass over the table.
+# The number of entries forgotten at once, since finding the quietest takes a pass over the table.
 _FORGOTTEN_AT_ONCE = MAX_ADMITTED // 8
 
 _FOREVER = float("inf")
@@ -68,9 +68,9 @@ def _deny(rule: str, reason: Reason, detail: str, wait_s: float = 0.0) -> Decisi
 
 
 class Policy:
-    """Lists, network and limits of one node, and what it decided of each peer.
+    """The lists, network and limits of one node, and its verdict on each peer.
 
-    One task uses it: it has no lock.
+    Only one task uses it, so it has no lock.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Policy:
         limits: PeerRates | None = None,
         inviter: PeerId | None = None,
     ) -> None:
-        """Make the policy of a node; with `network` None it is open and asks for no membership.
+        """Create the policy of a node; with `network` None it is open and asks for no membership.
 
         `inviter` is this node's own id if it invites: a peer that shows one of its tickets as
         credentials may connect to redeem it, but send no envelopes.
@@ -105,7 +105,7 @@ class Policy:
         self.block_only((*self._blocked, peer))
 
     def unblock(self, peer: PeerId) -> None:
-        """Deny a peer no more."""
+        """Remove a peer from the block list."""
         self.block_only(self._blocked - {peer})
 
     def block_only(self, peers: Iterable[PeerId]) -> None:
@@ -128,7 +128,7 @@ class Policy:
         self._generation += 1
 
     def set_network(self, network: PeerId | None, revocations: RevocationList | None) -> None:
-        """Use another private network, or another list of what its owner revoked."""
+        """Use another private network, or another revocation list of its owner."""
         if revocations is not None and revocations.network != network:
             raise PolicyError(f"a revocation list of {revocations.network} says nothing here")
         if network != self._network:
@@ -138,7 +138,7 @@ class Policy:
         self._generation += 1
 
     def set_ledger(self, ledger: Ledger) -> None:
-        """Use a ledger of this node's tickets: one that is used up admits no guest."""
+        """Use this ledger of the node's tickets: a ticket without a use left admits no guest."""
         self._ledger = ledger
 
     def set_limits(self, limits: PeerRates) -> None:
@@ -151,7 +151,7 @@ class Policy:
         self._byte_burst_ns = _FOREVER if size is None else size.burst_ns
 
     def is_known(self, peer: PeerId, *, now_ns: int) -> bool:
-        """Return True if a peer is a member, or has been of use, and is in good standing."""
+        """Return True for a member, or on an open node a useful peer, in good standing."""
         if not self.conduct.in_good_standing(peer, now_ns):
             return False
         if self._network is None:
@@ -162,7 +162,7 @@ class Policy:
     # --- decisions ---
 
     def decide_peer(self, peer: PeerId, *, now_ns: int) -> Decision:
-        """Decide if a peer may say hello at all, by the lists and what it did before."""
+        """Decide if a peer may say hello at all, by the lists and its conduct."""
         for rule in (Policy._block_list, Policy._allow_list):
             decision = rule(self, peer, _NOBODY, 0.0)
             if not decision.allowed:
@@ -201,7 +201,7 @@ class Policy:
         # A second connection that is refused takes nothing from the first one.
         if peer not in self._admitted:
             self._refuse(peer, entry)
-        # A guest is there to redeem its ticket: programs must not find it by a class.
+        # A guest is connected to redeem its ticket: programs must not find it by a class.
         is_for_guests = verdict.rule == "membership" and not entry.classes
         if is_for_guests and self._is_guest(peer, credentials, unix_s):
             detail = "a guest with a ticket: it may redeem it and no more"
@@ -221,7 +221,7 @@ class Policy:
                 behaviour = self.conduct.decide(peer, now_ns)
                 if not behaviour.allowed:
                     return behaviour
-            # `buckets`, written out: this runs for each envelope.
+            # Inlined from `buckets`, since this runs for each envelope.
             messages = max(entry.messages_paid_ns, now_ns) + self._message_ns
             size = max(entry.bytes_paid_ns, now_ns) + size_bytes * self._byte_ns
             if messages - now_ns > self._message_burst_ns and entry.messages_paid_ns > now_ns:
@@ -278,13 +278,13 @@ class Policy:
         return self._admitted.get(peer, _NOBODY).last_ns
 
     def forget_quiet(self, now_ns: int, after_ns: int, connected: Container[PeerId]) -> int:
-        """Forget what was decided of peers that are gone; return how many peers that were."""
+        """Forget the verdicts on peers that are gone; return the number of entries removed."""
 
         def stays(peer: PeerId, entry: _Admission) -> bool:
             return now_ns - entry.last_ns < after_ns or peer in connected
 
         before = len(self._admitted) + len(self._refused)
-        # Made anew: a dictionary that loses entries keeps its size.
+        # Rebuilt, since a dictionary keeps its size when entries are deleted.
         self._admitted = {p: each for p, each in self._admitted.items() if stays(p, each)}
         self._refused = OrderedDict(row for row in self._refused.items() if stays(*row))
         gone = before - len(self._admitted) - len(self._refused)
@@ -293,14 +293,14 @@ class Policy:
     def _membership_of(
         self, peer: PeerId, entry: _Admission
     ) -> Membership | StatementRefused | None:
-        """Return the membership, opened once: a signature costs 100 us. None on an open node."""
+        """Return the membership, None on an open node; cached, since a check takes 100 us."""
         if self._network is None:
             return None
         if entry.membership is None:
             try:
                 entry.membership = open_membership(entry.credentials, self._network, peer)
             except StatementRefused as error:
-                # Without its traceback, which would keep frames alive as long as the entry.
+                # The traceback would keep its frames alive as long as the entry.
                 entry.membership = error.with_traceback(None)
         return entry.membership
 
@@ -393,7 +393,7 @@ STANDING_RULES: dict[str, _StandingRule] = {
     "membership": Policy._membership,
     "classes": Policy._classes,
 }
-# All of them: rates come last, so that a denied peer uses up none.
+# Rates come last, so that a denied peer uses up none.
 RULES: tuple[str, ...] = (*STANDING_RULES, "conduct", "message_rate", "byte_budget")
 
 
@@ -408,7 +408,7 @@ def _span(membership: Membership | StatementRefused | None, unix_s: float) -> tu
 
 
 def _rate(rule: str, reason: Reason, rate: Rate | None, ahead_ns: float, units: int) -> Decision:
-    """Decide if `units` more may come in, if what came is paid for until `ahead_ns` from now."""
+    """Decide if `units` more may come in; the arrivals are paid for until `ahead_ns` from now."""
     if rate is None:
         return _allow(rule, "there is no limit")
     limit = f"{rate.per_second:g} a second and {rate.burst:g} at once"
@@ -453,7 +453,7 @@ class PolicyAuthorizer:
         self._unix_s = unix_s
 
     def connection(self, peer: PeerId, direction: enum.Enum) -> Decision:  # noqa: ARG002
-        """Decide on a connection on which nothing was said yet."""
+        """Decide on a connection before its hello."""
         return self._policy.decide_peer(peer, now_ns=self._monotonic_ns())
 
     def hello(self, peer: PeerId, direction: enum.Enum, hello: HelloLike) -> Decision:  # noqa: ARG002

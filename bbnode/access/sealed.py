@@ -101,7 +101,7 @@ class Sealed:
 def unseal(kind: Kind, raw: bytes) -> Sealed:
     """Decode bytes strictly; raises the kind's error.
 
-    The fields are counted, not yet typed.
+    Checks the number of fields, not yet their types.
     """
     if len(raw) > kind.max_bytes:
         raise kind.refuse(
@@ -171,7 +171,7 @@ def malformed(kind: Kind, what: str) -> AccessRefused:
 
 
 def integer(maximum: int, minimum: int = 0) -> Reader:
-    """Return a reader of whole numbers in a range."""
+    """Return a reader of whole numbers from `minimum` to `maximum`."""
 
     def read(kind: Kind, name: str, value: Any) -> int:
         if type(value) is not int or not minimum <= value <= maximum:
@@ -182,7 +182,7 @@ def integer(maximum: int, minimum: int = 0) -> Reader:
 
 
 def octets(maximum: int, minimum: int = 0) -> Reader:
-    """Return a reader of bytes of a length in a range."""
+    """Return a reader that accepts `minimum` to `maximum` bytes."""
 
     def read(kind: Kind, name: str, value: Any) -> bytes:
         if not isinstance(value, bytes) or not minimum <= len(value) <= maximum:
@@ -193,7 +193,7 @@ def octets(maximum: int, minimum: int = 0) -> Reader:
 
 
 def text(maximum: int, minimum: int = 0) -> Reader:
-    """Return a reader of printable text of a number of bytes in a range."""
+    """Return a reader of printable text of `minimum` to `maximum` bytes."""
 
     def read(kind: Kind, name: str, value: Any) -> str:
         good = isinstance(value, str) and value.isprintable()
@@ -205,7 +205,7 @@ def text(maximum: int, minimum: int = 0) -> Reader:
 
 
 def listed(reader: Reader, maximum: int, minimum: int = 0) -> Reader:
-    """Return a reader of lists of a length in a range, as tuples of what `reader` reads."""
+    """Return a reader of tuples of `minimum` to `maximum` items; `reader` reads each item."""
 
     def read(kind: Kind, name: str, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or not minimum <= len(value) <= maximum:
@@ -267,12 +267,12 @@ def is_class(name: str) -> bool:
 
 
 def unpack_list(kind: Kind, raw: bytes) -> list[Any]:
-    """Return the list that these bytes are the one encoding of; raises the kind's error."""
+    """Return the list of which these bytes are the one encoding; raises the kind's error."""
     with boundary(kind):
         value = unpack(raw, max_bytes=len(raw), max_values=len(raw), max_depth=MAX_MESSAGE_DEPTH)
         if not isinstance(value, list):
             raise malformed(kind, "it is not a list of fields")
-        # One value, one encoding: anything longer than need be is refused.
+        # Each value has one encoding: a longer one is refused.
         if msgpack.packb(value) != raw:
             raise malformed(kind, "it is not in its one form")
         return value

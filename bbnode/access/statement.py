@@ -143,7 +143,7 @@ def grant(
     """Sign a membership for `member`: with the owner's key, or a granter's and its membership.
 
     `classes` None is all classes; from a granter, all that it may play itself. A granter's
-    statements end when its own does. Raises GrantError for what nobody would accept.
+    statements end when its own does. Raises GrantError for a statement that peers would refuse.
     """
     names = sealed.classes_to_sign(classes)
     network = key.peer_id
@@ -186,7 +186,7 @@ def grant(
 def open_membership(raw: bytes, network: PeerId, member: PeerId) -> Membership:
     """Return the membership of `member` in `network`, signatures checked; raises StatementRefused.
 
-    Dates and revocations are `Membership.check`.
+    Dates and revocations are checked by `Membership.check`.
     """
     membership, parts = _decode(raw)
     own = membership.own
@@ -218,7 +218,7 @@ def membership_from_text(text: str) -> bytes:
 
 
 def peek(raw: bytes) -> Statement:
-    """Return a membership's own statement, unchecked: to show it, or to know its network."""
+    """Return a membership's own statement, unchecked: to show it, or to learn its network."""
     return _decode(raw)[0].own
 
 

@@ -117,7 +117,7 @@ class Ticket:
 
     @property
     def text(self) -> str:
-        """The one line."""
+        """The ticket as one line of text."""
         return sealed.to_text(TICKET, self.raw)
 
     @property
@@ -200,14 +200,15 @@ def make_ticket(
     try:
         return _open(raw)
     except TicketRefused as error:
-        # The reader's rules are the writer's.
+        # The writer applies the reader's rules, so that no ticket is issued that peers would
+        # refuse.
         raise GrantError(f"this ticket would be refused: {error}") from error
 
 
 def parse_ticket(text: str) -> Ticket:
     """Return the ticket in a line of text, its signature checked; raises TicketRefused.
 
-    Its date is `Ticket.check`.
+    Its date is checked by `Ticket.check`.
     """
     return _open(sealed.from_text(TICKET, text))
 
@@ -327,7 +328,7 @@ class Ledger:
                 Refusal.USED_UP,
                 f"all of its {uses} uses are used up; ask for a new one (`bbnode invite`)",
             )
-        # A ticket leaves the ledger only when nobody can redeem it any more.
+        # A ticket may leave the ledger only when it can no longer be redeemed.
         kept = {
             nonce: row
             for nonce, row in self.tickets.items()

@@ -41,8 +41,8 @@ def open(  # noqa: A001 - as in bbnode.open
 ) -> Opening[AioNode]:
     """Run a node: `async with bbnode.aio.open("node.toml") as node`, or `node = await …`.
 
-    Arguments and errors are those of `bbnode.open`. Without `async with`, `await node.stop()` when
-    it is done; a node that nobody refers to any more is stopped as well.
+    Arguments and errors are those of `bbnode.open`. Without `async with`, call `await node.stop()`
+    at the end; a node without a reference is stopped as well.
     """
     asked = OpenRequest(
         program=program,
@@ -113,7 +113,7 @@ class AioStream(Generic[T]):
     def __init__(self, on: thread.TrioThread, source: thread.LoopStream) -> None:
         self._on = on
         self._source = source
-        # A stream that is forgotten costs a bounded queue until then.
+        # A stream that is dropped without `aclose` costs a bounded queue until it is collected.
         self._closed = weakref.finalize(self, on.start, source.aclose)
         self._closed.atexit = False
 
@@ -121,10 +121,10 @@ class AioStream(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        found: T | None = await self._on.call_from_asyncio(thread.next_of, self._source)
-        if found is None:
+        item: T | None = await self._on.call_from_asyncio(thread.next_of, self._source)
+        if item is None:
             raise StopAsyncIteration
-        return found
+        return item
 
     async def __aenter__(self) -> Self:
         return self
@@ -194,7 +194,7 @@ class AioNode(_AioMethods, Facts):
     """A node of this process, for asyncio."""
 
     def __init__(self, on: thread.TrioThread, held: thread.Held) -> None:
-        """`open` makes it."""
+        """Wrap a held node; made by `open`."""
         super().__init__(on, held.node)
         self._held = held
         self._node = held.node
@@ -203,9 +203,9 @@ class AioNode(_AioMethods, Facts):
         self._release.atexit = False
 
     async def with_libp2p(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Return what an asynchronous function does with `libp2p_host`, its first argument.
+        """Call an asynchronous function with `libp2p_host` as first argument; return its result.
 
-        It runs on the node's own loop, which is trio's, as all of py-libp2p has to.
+        It runs on the node's own loop, which is trio's, as all of py-libp2p must.
         """
         return await self._on.call_from_asyncio(self._node.with_libp2p, function, *args)
 
@@ -226,9 +226,9 @@ class AioNode(_AioMethods, Facts):
         return await self._on.call_from_asyncio(self._node.next_output, name, timeout_s=timeout_s)
 
     async def stop(self) -> None:
-        """Stop the node in order, and return when it has stopped; again does no harm.
+        """Stop the node cleanly and wait for it. Idempotent.
 
-        Raises NodeStopped if it had died, and nobody has been told.
+        Raises NodeStopped if it had died and nobody has been told yet.
         """
         await self._on.call_from_asyncio(self._held.close)
 
@@ -244,7 +244,7 @@ class AioRemoteNode(_AioMethods):
     """A running daemon, asked over its control plane, for asyncio."""
 
     async def stop(self) -> None:
-        """Stop the daemon in order, and return when it has stopped."""
+        """Stop the daemon cleanly and wait for it."""
         await self._on.call_from_asyncio(self._there.stop)
 
     async def __aenter__(self) -> Self:

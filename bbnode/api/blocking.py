@@ -37,10 +37,10 @@ def open(  # noqa: A001 - opens a node as Python opens a file
 ) -> BlockingNode:
     """Run a node in this process, and return it once it is ready.
 
-    Use it as a context manager, or call `stop()`; a node that nobody refers to any more, and all of
-    them at the exit of the interpreter, are stopped as well. It is the node of `bbnode run`, and
+    Use it as a context manager, or call `stop()`; a node without a reference is stopped as well,
+    and so are all nodes at the exit of the interpreter. It is the node of `bbnode run`, and
     commands such as `bbnode status` find it by its state directory; but signals, logging and limits
-    of this process stay as they are.
+    of this process stay unchanged.
 
     Args:
         program: a `node.toml` or its folder; or what the node runs: a compiled `.onnx` file, a
@@ -95,7 +95,7 @@ def connect(
     token: str | os.PathLike[str] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> RemoteNode:
-    """Return a client of a running daemon, which has been asked once that it is there.
+    """Return a client of a running daemon, once the daemon has answered a request.
 
     Args:
         node: its `node.toml`, the folder of that, its state directory, its control socket, or the
@@ -117,10 +117,10 @@ class BlockingStream(Generic[T]):
     """A stream for `for`; it ends with the node. Close it, or leave its `with`."""
 
     def __init__(self, on: thread.TrioThread, source: thread.LoopStream) -> None:
-        """A method of a node makes it."""
+        """Wrap a stream of the loop; made by a method of a node."""
         self._on = on
         self._source = source
-        # A stream that is forgotten costs a bounded queue until then.
+        # A stream that is dropped without `close` costs a bounded queue until it is collected.
         self._closed = weakref.finalize(self, on.start, source.aclose)
         self._closed.atexit = False
 
@@ -128,10 +128,10 @@ class BlockingStream(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        found: T | None = self._on.call(thread.next_of, self._source)
-        if found is None:
+        item: T | None = self._on.call(thread.next_of, self._source)
+        if item is None:
             raise StopIteration
-        return found
+        return item
 
     def __enter__(self) -> Self:
         return self
@@ -148,7 +148,7 @@ class BlockingNode(BlockingMethods, Facts):
     """A node of this process; all threads may use it."""
 
     def __init__(self, on: thread.TrioThread, held: thread.Held) -> None:
-        """`bbnode.open` makes it."""
+        """Wrap a held node; made by `bbnode.open`."""
         self._on = on
         self._held = held
         self._node = held.node
@@ -157,9 +157,9 @@ class BlockingNode(BlockingMethods, Facts):
         self._release.atexit = False
 
     def with_libp2p(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Return what an asynchronous function does with `libp2p_host`, its first argument.
+        """Call an asynchronous function with `libp2p_host` as first argument; return its result.
 
-        It runs on the node's own loop, which is trio's, as all of py-libp2p has to.
+        It runs on the node's own loop, which is trio's, as all of py-libp2p must.
         """
         return self._on.call(self._node.with_libp2p, function, *args)
 
@@ -221,9 +221,9 @@ class BlockingNode(BlockingMethods, Facts):
         return self._on.call(self._node.next_output, name, timeout_s=timeout_s)
 
     def stop(self) -> None:
-        """Stop the node in order, and return when it has stopped; again does no harm.
+        """Stop the node cleanly and wait for it. Idempotent.
 
-        Raises NodeStopped if it had died, and nobody has been told.
+        Raises NodeStopped if it had died and nobody has been told yet.
         """
         self._on.call(self._held.close)
 
@@ -231,7 +231,7 @@ class BlockingNode(BlockingMethods, Facts):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not thread.is_forked():  # there it is the parent's
+        if not thread.is_forked():  # in a fork the node is the parent's
             self.stop()
 
     def _sleep(self, seconds: float) -> None:

@@ -19,7 +19,7 @@ from bbnode.api.training import TrainResult, result_of
 from bbnode.daemon.control import answers
 from bbnode.daemon.control.client import Query, parse_answer, target
 
-# Seconds between two looks at the peers: short enough for a script.
+# Seconds between two requests for the peers: short enough for a script.
 LOOK_EVERY_S: Final = 0.05
 
 
@@ -40,10 +40,11 @@ class BlockingLines(Protocol):
 
 
 class BlockingMethods(ABC):
-    """All that a node answers. Raises `ControlError` where it refuses, whose `kind` is the error's.
+    """The methods of every node.
 
-    A node of this process raises `NodeStopped` when it has stopped or dies meanwhile; a daemon that
-    can't be reached is `NotRunning`.
+    They raise `ControlError` where the node refuses; its `kind` is the name of the error. A node of
+    this process raises `NodeStopped` if it has stopped or dies meanwhile; a daemon that can't be
+    reached is `NotRunning`.
     """
 
     @abstractmethod
@@ -74,18 +75,18 @@ class BlockingMethods(ABC):
         `inputs` by name: arrays of the declared dtype and shape, numbers and lists of them (which
         get the declared dtype), texts, bytes, or "trigger". Interrupting the wait leaves the
         execution running, and so does the timeout; 0 seconds start it and return at once.
-        `deadline_s` is the time of the execution itself, with all that it asks of peers: it fails
-        after it. Without, its ops and requests have the time that the program says, else that of
-        the node's limit `wait_s`.
+        `deadline_s` is the time limit of the execution itself, including its requests to peers: it
+        fails when that is over. Without it, its ops and requests have the time that the program
+        sets, else that of the node's limit `wait_s`.
 
         Raises:
             ExecutionFailed: an op of it failed; `.result` has the reasons.
-            InvokeTimeout: it runs on; `.result` has what it has given so far.
-            InputRefused: a value is nothing that a program takes.
+            InvokeTimeout: it continues; `.result` has its outputs so far.
+            InputRefused: a value is of no type that a program takes.
             UnknownTarget: the node has no such target; nothing was started.
             EntryError: it does not take these inputs (`UnknownInput`, `MissingInput`,
                 `InputTypeMismatch`, `InputShapeMismatch`, …), or is too busy; nothing was started.
-            ControlError: in place of the last two, of a daemon; `kind` names them.
+            ControlError: a daemon raises this instead of the last two; `kind` names them.
         """
 
     @abstractmethod
@@ -102,14 +103,14 @@ class BlockingMethods(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop the node in order, and return when it has stopped; again does no harm.
+        """Stop the node cleanly and wait for it. Idempotent.
 
-        What must be kept is on disk then. It takes `node.stop_grace_s` (5 s) at most.
+        Everything that must be kept is on disk then. It takes `node.stop_grace_s` (5 s) at most.
         """
 
     @abstractmethod
     def _sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for this many seconds."""
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class BlockingMethods(ABC):
         return cast("answers.Status", self._ask("GET", "/v1/status"))
 
     def readyz(self) -> answers.Readiness:
-        """Return if the node is ready, and the reasons against it."""
+        """Return whether the node is ready, and the reasons if not."""
         # A node that is not ready answers with 503, and the reasons.
         _, data = self.fetch("GET", "/readyz")
         return cast("answers.Readiness", parse_answer(200, data))
@@ -138,17 +139,18 @@ class BlockingMethods(ABC):
         return self._ask("GET", "/openapi.json")
 
     def config(self) -> answers.ConfigView:
-        """Return the configuration in force, and where each given key came from."""
+        """Return the configuration in force, and the origin of each key that was set."""
         return cast("answers.ConfigView", self._ask("GET", "/v1/config"))
 
     def executions(self) -> answers.ExecutionsView:
-        """Return what runs, and what it waits for."""
+        """Return the running executions, and what each waits for."""
         return cast("answers.ExecutionsView", self._ask("GET", "/v1/executions"))
 
     def rounds(self, last: int | None = None, *, since: int = 0) -> answers.RoundsAnswer:
-        """Return the rounds that the node made by itself, over restarts, oldest first.
+        """Return the rounds that the node ran by itself, across restarts, oldest first.
 
-        Of each target the `last` ones, by default as many as the node lists, after round `since`.
+        For each target the `last` rounds, by default as many as the node lists, after round
+        `since`.
         """
         query = {"since": since, **({} if last is None else {"last": last})}
         return cast("answers.RoundsAnswer", self._ask("GET", "/v1/rounds", query=query))
@@ -158,7 +160,7 @@ class BlockingMethods(ABC):
         invoke: Mapping[str, Any] | None = None,
         trackers: Sequence[Mapping[str, Any]] | None = None,
     ) -> answers.RoundsStarted:
-        """Have the node make rounds of a target; returns when they have begun.
+        """Start rounds of a target on the node; returns when they have begun.
 
         `invoke` has the keys of an `[[invoke]]` entry; without a target it is the one that needs
         nothing but triggers. `times` counts from now on; 0 is for ever. `trackers` are entries as
@@ -172,7 +174,7 @@ class BlockingMethods(ABC):
         return cast("answers.RoundsStarted", self._ask("POST", "/v1/rounds", body))
 
     def stop_rounds(self, target: str | None = None) -> answers.RoundsStopping:
-        """End the rounds of a target, or of all, after the one that runs."""
+        """End the rounds of a target, or of all targets, after the current one."""
         body = {} if target is None else {"target": target}
         return cast("answers.RoundsStopping", self._ask("POST", "/v1/rounds/stop", body))
 
@@ -185,11 +187,11 @@ class BlockingMethods(ABC):
         trackers: Sequence[Mapping[str, Any]] | None = None,
         **invoke: Any,
     ) -> TrainResult:
-        """Make so many rounds of a target, and return them once they have ended.
+        """Run `rounds` rounds of a target, and return them once they have ended.
 
-        The node makes them by itself, one after the other, keeps them (`rounds()`, `bbnode
-        rounds`) and hands them to its trackers. Interrupting the wait leaves them running; end them
-        with `stop_rounds`.
+        The node runs them by itself, one after the other, keeps them (`rounds()`, `bbnode
+        rounds`) and passes them to its trackers. Interrupting the wait leaves them running; end
+        them with `stop_rounds`.
 
         Args:
             rounds: how many, at least 1.
@@ -209,15 +211,15 @@ class BlockingMethods(ABC):
             entry["target"] = target
         if rounds < 1:
             raise InputRefused(f"rounds is {rounds}; give 1 or more")
-        # Before they begin, so that their end is not missed.
+        # Subscribed before the rounds begin, so that their end is not missed.
         with self.events(["rounds_complete"]) as ends:
             started = self.start_rounds(entry, trackers)
             for line in ends:
                 if line["event"]["target"] == started["target"]:
                     break
         answer = self.rounds(rounds, since=started["done_before"])
-        made = [one for one in answer["rounds"] if one["target"] == started["target"]]
-        return result_of(started, answer, made)
+        rounds_of_target = [one for one in answer["rounds"] if one["target"] == started["target"]]
+        return result_of(started, answer, rounds_of_target)
 
     def snapshot(self) -> answers.SnapshotWritten:
         """Write the node's state to its state directory now."""
@@ -234,27 +236,27 @@ class BlockingMethods(ABC):
     def model(self, slot: str) -> bytes:
         """Return the model of a slot with its weights, as the bytes of an ONNX file.
 
-        The weights are those from before an op that is under way.
+        The weights are those before the op that is running.
         """
         return self.download(f"/v1/models/{slot}")
 
     def reload(self) -> answers.Reloaded:
-        """Have the node read its configuration again; a refused one changes nothing."""
+        """Have the node read its configuration again; an invalid one changes nothing."""
         return cast("answers.Reloaded", self._ask("POST", "/v1/reload"))
 
     def restart(self) -> answers.Restarting:
-        """Have the node stop and begin anew, with the files as they are then, between executions.
+        """Have the node stop and start again between executions, with the files as they are then.
 
-        Raises ControlError (`RestartRefused`) for a node of another program's process.
+        Raises ControlError (`RestartRefused`) if the process is another program's.
         """
         return cast("answers.Restarting", self._ask("POST", "/v1/restart"))
 
     def fetch_upgrade(
         self, artifact_sha256: str, max_bytes: int | None = None
     ) -> answers.UpgradeFetch:
-        """Fetch the program that a connected peer offers to the cache, or return how far that is.
+        """Fetch the program that a connected peer offers to the cache, or return the progress.
 
-        Nothing runs it; `bbnode upgrade` shows it and asks. Raises ControlError (`NotOffered`).
+        It is not run; `bbnode upgrade` shows it and asks. Raises ControlError (`NotOffered`).
         """
         body = {
             "artifact_sha256": artifact_sha256,
@@ -265,7 +267,7 @@ class BlockingMethods(ABC):
     # -- peers ---------------------------------------------------------------------------------
 
     def peers(self) -> answers.PeerList:
-        """Return the connected peers, and those that are dialled."""
+        """Return the connected peers, and those being dialled."""
         return cast("answers.PeerList", self._ask("GET", "/v1/peers"))
 
     def wait_for_peers(
@@ -273,24 +275,24 @@ class BlockingMethods(ABC):
     ) -> list[answers.PeerView]:
         """Return the connected peers once there are `count`, of one class if given.
 
-        One whose data are still being compared is not there yet.
+        A peer whose data are still being compared does not count yet.
 
         Raises WaitTimeout, which says how many there are.
         """
         ends_s = time.monotonic() + seconds(timeout_s)
         while True:
-            found = [
+            connected = [
                 peer
                 for peer in (self.peers())["peers"]
                 if (peer_class is None or peer_class in peer["classes"]) and not peer.get("pending")
             ]
-            if len(found) >= count:
-                return found
+            if len(connected) >= count:
+                return connected
             if time.monotonic() >= ends_s:
                 of = "" if peer_class is None else f" of class {peer_class!r}"
                 raise WaitTimeout(
-                    f"{len(found)} of {count} peers{of} connected within {timeout_s:g} s; start "
-                    "them, or wait longer (timeout_s)"
+                    f"{len(connected)} of {count} peers{of} connected within {timeout_s:g} s; "
+                    "start them, or wait longer (timeout_s)"
                 )
             self._sleep(LOOK_EVERY_S)
 
@@ -299,13 +301,13 @@ class BlockingMethods(ABC):
         return cast("answers.PeerDetail", self._ask("GET", f"/v1/peers/{peer}"))
 
     def connect(self, peer: str, addresses: Sequence[str] = ()) -> answers.PeerConnecting:
-        """Dial a peer, and again whenever it is gone; without addresses, at those known."""
+        """Dial a peer, and again whenever it is gone; by default at its known addresses."""
         body = {"addresses": list(addresses)}
-        told = self._ask("POST", f"/v1/peers/{peer}/connect", body)
-        return cast("answers.PeerConnecting", told)
+        answer = self._ask("POST", f"/v1/peers/{peer}/connect", body)
+        return cast("answers.PeerConnecting", answer)
 
     def disconnect(self, peer: str) -> answers.PeerDropped:
-        """Close the connection with a peer and dial it no more; it may still dial this node."""
+        """Close the connection with a peer and stop dialling it; it may still dial this node."""
         return cast("answers.PeerDropped", self._ask("POST", f"/v1/peers/{peer}/disconnect"))
 
     def block(self, peer: str) -> answers.PeerBlocked:
@@ -313,7 +315,7 @@ class BlockingMethods(ABC):
         return cast("answers.PeerBlocked", self._ask("POST", f"/v1/peers/{peer}/block"))
 
     def allow(self, peer: str) -> answers.PeerAllowed:
-        """Deny a peer no more."""
+        """Remove a peer from the block list."""
         return cast("answers.PeerAllowed", self._ask("POST", f"/v1/peers/{peer}/allow"))
 
     def address_book(self) -> answers.AddressBookView:
@@ -323,16 +325,16 @@ class BlockingMethods(ABC):
     def add_addresses(self, peer: str, addresses: Sequence[str]) -> answers.PeerAddresses:
         """Add addresses of a peer to the book."""
         body = {"addresses": list(addresses)}
-        told = self._ask("POST", f"/v1/peers/{peer}/addresses/add", body)
-        return cast("answers.PeerAddresses", told)
+        answer = self._ask("POST", f"/v1/peers/{peer}/addresses/add", body)
+        return cast("answers.PeerAddresses", answer)
 
     def drop_address(self, peer: str, address: str) -> answers.AddressDropped:
-        """Drop one address of a peer from the book, and dial it there no more."""
-        told = self._ask("POST", f"/v1/peers/{peer}/addresses/drop", {"address": address})
-        return cast("answers.AddressDropped", told)
+        """Drop one address of a peer from the book, and stop dialling it."""
+        answer = self._ask("POST", f"/v1/peers/{peer}/addresses/drop", {"address": address})
+        return cast("answers.AddressDropped", answer)
 
     def forget(self, peer: str) -> answers.PeerForgotten:
-        """Drop all addresses of a peer and dial it no more; a connection stays."""
+        """Drop all addresses of a peer and stop dialling it; a connection stays."""
         return cast("answers.PeerForgotten", self._ask("POST", f"/v1/peers/{peer}/forget"))
 
     def reload_access(self) -> answers.AccessReloaded:
@@ -350,17 +352,17 @@ class BlockingMethods(ABC):
         return cast("answers.DialledBack", self._ask("POST", "/v1/dial-back", body))
 
     def find_peer(self, peer: str) -> answers.PeerFound:
-        """Find a peer by asking others (`routing.dht`), and try where it is said to be."""
+        """Find a peer by asking others (`routing.dht`), and try the addresses that they return."""
         return cast("answers.PeerFound", self._ask("POST", f"/v1/peers/{peer}/find"))
 
     # -- traces, events and logs ---------------------------------------------------------------
 
     def publish_event(self, kind: int) -> answers.Emitted:
-        """Put an event of the program's on the bus of the node."""
+        """Put an event of the program on the bus of the node."""
         return cast("answers.Emitted", self._ask("POST", "/v1/emit", {"kind": kind}))
 
     def traced(self) -> answers.Traced:
-        """Return if ops are traced, and of which executions something is kept."""
+        """Return whether ops are traced, and the executions of which a trace is kept."""
         return cast("answers.Traced", self._ask("GET", "/v1/trace"))
 
     def set_tracing(self, on: bool) -> answers.Tracing:
@@ -370,8 +372,8 @@ class BlockingMethods(ABC):
     def trace(self, execution: int, *, peer: str | None = None) -> answers.TraceView:
         """Return the steps of an execution, or of those that request number N of a peer started."""
         query = {} if peer is None else {"peer": peer}
-        told = self._ask("GET", f"/v1/trace/{execution}", query=query)
-        return cast("answers.TraceView", told)
+        answer = self._ask("GET", f"/v1/trace/{execution}", query=query)
+        return cast("answers.TraceView", answer)
 
     def events(
         self, types: Sequence[str] = (), *, last: int = 0, follow: bool = True
@@ -385,7 +387,7 @@ class BlockingMethods(ABC):
         return self.stream("/v1/events", {**query, **({"type": [*types]} if types else {})})
 
     def finished_rounds(self) -> BlockingLines:
-        """Subscribe to the rounds that the node makes by itself: an event for each that ends."""
+        """Subscribe to the rounds that the node runs by itself: an event at the end of each."""
         return self.events(["round_finished"])
 
     def log_lines(
@@ -406,9 +408,9 @@ class BlockingMethods(ABC):
     def set_log_level(
         self, level: Literal["debug", "info", "warning", "error"]
     ) -> answers.LogLevelChanged:
-        """Change what is logged."""
-        told = self._ask("PUT", "/v1/log-level", {"level": level})
-        return cast("answers.LogLevelChanged", told)
+        """Change the least severe level that is logged."""
+        answer = self._ask("PUT", "/v1/log-level", {"level": level})
+        return cast("answers.LogLevelChanged", answer)
 
     def _ask(
         self,

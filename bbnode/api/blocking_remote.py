@@ -20,7 +20,7 @@ from bbnode.api.where import control_address
 from bbnode.daemon.control.client import DEFAULT_TIMEOUT_S, ControlClient, Query, parse_answer
 from bbnode.daemon.control.errors import NotRunning
 
-# For the first byte of a file, which the daemon makes first, and for each piece.
+# For the first byte of a file, which the daemon first has to create, and for each further piece.
 DOWNLOAD_S: Final = 60.0
 # Beyond an execution's own time, for the answer to come.
 ANSWER_SLACK_S: Final = 10.0
@@ -38,7 +38,7 @@ class RemoteNode(BlockingMethods):
         token: str | os.PathLike[str] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """Make a client with the arguments of `bbnode.connect`; nothing is asked yet."""
+        """Create a client with the arguments of `bbnode.connect`; nothing is sent yet."""
         self._address = control_address(node, token)
         self._timeout_s = timeout_s
 
@@ -46,7 +46,7 @@ class RemoteNode(BlockingMethods):
         return f"<{type(self).__name__} {self._address}>"
 
     def check(self) -> None:
-        """Ask it something. Raises NotRunning, or ControlError for a token that is refused."""
+        """Send one request. Raises NotRunning, or ControlError for a token that is refused."""
         self.log_level()
 
     def fetch(
@@ -78,8 +78,8 @@ class RemoteNode(BlockingMethods):
         deadline_s: float | None = None,
     ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
-        given = {name: to_json(name, value) for name, value in named(inputs).items()}
-        body = {"target": target, "inputs": given, **_deadline(deadline_s)}
+        encoded = {name: to_json(name, value) for name, value in named(inputs).items()}
+        body = {"target": target, "inputs": encoded, **_deadline(deadline_s)}
         return self._finish("/v1/invoke", body, timeout_s)
 
     def emit(
@@ -92,14 +92,14 @@ class RemoteNode(BlockingMethods):
         deadline_s: float | None = None,
     ) -> InvokeResult:
         """Send a target one input, which starts an execution; otherwise as `invoke`."""
-        given = to_json(input, value)
-        body = {"target": target, "input": input, "value": given, **_deadline(deadline_s)}
+        encoded = to_json(input, value)
+        body = {"target": target, "input": input, "value": encoded, **_deadline(deadline_s)}
         return self._finish("/v1/emit", body, timeout_s)
 
     def stop(self) -> None:
-        """Stop the daemon in order, and return when it has stopped; again does no harm.
+        """Stop the daemon cleanly and wait for it. Idempotent.
 
-        Raises WaitTimeout when it takes longer than two minutes.
+        Raises WaitTimeout if that takes longer than two minutes.
         """
         ends_s = time.monotonic() + STOP_WAIT_S
         try:
@@ -123,8 +123,8 @@ class RemoteNode(BlockingMethods):
     def _finish(self, path: str, body: Mapping[str, Any], timeout_s: float) -> InvokeResult:
         wait_s = seconds(timeout_s)
         sent = {**body, "wait_s": wait_s, "exact": True}
-        told = parse_answer(*self._fetch("POST", path, sent, wait_s + ANSWER_SLACK_S))
-        return checked_outcome(outcome_of(told), body["target"], wait_s)
+        answer = parse_answer(*self._fetch("POST", path, sent, wait_s + ANSWER_SLACK_S))
+        return checked_outcome(outcome_of(answer), body["target"], wait_s)
 
     def _fetch(
         self, method: str, wanted: str, body: Mapping[str, Any] | None, timeout_s: float
@@ -134,15 +134,15 @@ class RemoteNode(BlockingMethods):
 
 
 def _deadline(deadline_s: float | None) -> dict[str, float]:
-    given = deadline(deadline_s)
-    return {} if given is None else {"deadline_s": given}
+    seconds_left = deadline(deadline_s)
+    return {} if seconds_left is None else {"deadline_s": seconds_left}
 
 
 class RemoteLines:
     """The lines of a daemon's stream; it ends with the daemon."""
 
     def __init__(self, lines: Iterator[dict[str, Any]], connection: contextlib.ExitStack) -> None:
-        """`RemoteNode.stream` makes it."""
+        """Wrap the lines of a connection; made by `RemoteNode.stream`."""
         self._lines = lines
         self._connection = connection
 

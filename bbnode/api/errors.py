@@ -6,15 +6,15 @@ from bbnode.ir.errors import DeploymentError, EnvironmentFault
 
 
 class NodeStopped(EnvironmentFault):
-    """The node runs no more: it was stopped, or died of the error that is the cause."""
+    """The node no longer runs: it was stopped, or died of the error that is the cause."""
 
 
 class WaitTimeout(EnvironmentFault):
-    """Something that was waited for did not come in time."""
+    """A wait ended at its timeout."""
 
 
 class InputRefused(DeploymentError):
-    """A value can't be an input: it is no array, number, text or other value of a program."""
+    """A value can't be an input: it is no array, number, text or other type of a program."""
 
 
 class ForkedProcess(DeploymentError):

@@ -1,4 +1,4 @@
-"""The facts about a node of this process that every face tells without asking its loop."""
+"""The facts about a node of this process that every face returns without asking its loop."""
 
 from __future__ import annotations
 

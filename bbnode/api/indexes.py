@@ -20,13 +20,13 @@ from bbnode.ir.errors import DeploymentError, MissingFile
 from bbnode.ir.types import TENSOR_STRING
 from bbnode.ir.values import Scalar, SearchResults
 
-# The names that programs of search give to their inputs and outputs.
+# The names of inputs and outputs in programs of search.
 _VECTORS, _TEXTS, _METADATA, _IDS, _REMOVE = "vectors", "texts", "metadata", "ids", "remove"
 _QUERY, _WHERE, _RESULTS, _MISSING = "query", "where", "results", "missing"
 
 
 class NoSuchIndex(DeploymentError):
-    """A node has no index, or its program has no input for what is asked of it."""
+    """A node has no index, or its program has no input for the operation."""
 
 
 def open_index(
@@ -39,8 +39,8 @@ def open_index(
 ) -> Collection:
     """Return the index in a directory, or a new one; use it as a context manager, or `close()` it.
 
-    What `add` and `remove` have done when they return is on disk. Another process that has the
-    directory open, a running node say, keeps this one out until it closes it.
+    Changes by `add` and `remove` are on disk when these return. Another process that has the
+    directory open, such as a running node, locks it until it closes it.
 
     Args:
         path: of the directory; None is a new index in memory.
@@ -51,7 +51,7 @@ def open_index(
         create: make an index where there is none.
 
     Raises:
-        MissingFile: there is none, and none is to be made.
+        MissingFile: there is none, and `create` is False.
         IndexInUse: another process has it open.
         IndexMismatch: it is of another kind, metric or dimension, or the directory is of something
             else.
@@ -79,11 +79,11 @@ def index_of(node: BlockingMethods, target: str | None = None) -> NodeIndex:
 class NodeIndex:
     """The index of a node, through the inputs of its program; made by `bbnode.index_of`.
 
-    What it takes depends on the program: one whose shards number their items takes no ids.
+    The accepted arguments depend on the program: one whose shards number their items takes no ids.
     """
 
     def __init__(self, node: BlockingMethods, target: str | None = None) -> None:
-        """`bbnode.index_of` makes it."""
+        """Wrap a node; made by `bbnode.index_of`."""
         self._node, self._target = node, target
         self._found: dict[str, Mapping[str, str | None]] | None = None
 
@@ -97,79 +97,79 @@ class NodeIndex:
     ) -> npt.NDArray[np.int64]:
         """Add vectors [N, D] (or one: [D]), and return their ids, int64 [N].
 
-        A program that makes vectors of texts takes texts [N] in their place. Raises NoSuchIndex,
-        and as `invoke` of the node.
+        A program that encodes texts takes texts [N] instead. Raises NoSuchIndex, and the errors of
+        the node's `invoke`.
         """
         target, inputs = self._filled
-        given: dict[str, Any]
+        values: dict[str, Any]
         if _are_texts(vectors):
             if _TEXTS not in inputs:
                 raise NoSuchIndex(
                     f"{target} takes vectors and no texts; encode them first, "
                     "with `bbnode.components.SentenceEncoder` for one"
                 )
-            given = {_TEXTS: np.atleast_1d(np.asarray(vectors, object))}
+            values = {_TEXTS: np.atleast_1d(np.asarray(vectors, object))}
         elif _VECTORS not in inputs:
             raise NoSuchIndex(f"{target} takes texts, of which it makes vectors itself")
         else:
-            given = {_VECTORS: np.atleast_2d(np.asarray(vectors, np.float32))}
+            values = {_VECTORS: np.atleast_2d(np.asarray(vectors, np.float32))}
         if _METADATA in inputs:
-            given[_METADATA] = [dict(each) for each in metadata or ()]
+            values[_METADATA] = [dict(each) for each in metadata or ()]
         elif metadata is not None and any(metadata):
             raise NoSuchIndex(f"{target} takes no metadata with its vectors")
         if _IDS in inputs:
             if ids is None:
                 raise NoSuchIndex(f"{target} takes items with ids alone; give one for each")
-            given[_IDS] = np.atleast_1d(np.asarray(ids, np.int64))
+            values[_IDS] = np.atleast_1d(np.asarray(ids, np.int64))
         elif ids is not None:
             raise NoSuchIndex(
                 f"{target} numbers its items itself, and takes no ids; leave them out, or "
                 "compile its program with `numbered=True`"
             )
-        found = self._node.invoke(target, given, timeout_s=timeout_s)
-        return np.atleast_1d(np.asarray(found["added"], np.int64))
+        outcome = self._node.invoke(target, values, timeout_s=timeout_s)
+        return np.atleast_1d(np.asarray(outcome["added"], np.int64))
 
     def search(
         self, query: Any, where: Mapping[str, Scalar] | None = None, *, timeout_s: float = 60.0
     ) -> tuple[SearchResults, tuple[str, ...]]:
-        """Return what is nearest to a query [D], or to each of [Q, D], and the missing shards.
+        """Return the nearest items to a query [D], or to each of [Q, D], and the missing shards.
 
-        A program that makes vectors of texts takes a text, or texts [Q]. How many are found is the
-        program's `k`. Raises NoSuchIndex, and as `invoke` of the node.
+        A program that encodes texts takes a text, or texts [Q]. The number of items is the
+        program's `k`. Raises NoSuchIndex, and the errors of the node's `invoke`.
         """
         target, inputs = self._with(_QUERY, "nothing can be searched from here")
         takes_texts = inputs[_QUERY] == TENSOR_STRING.name
         if takes_texts != _are_texts(query):
             takes = "a text, not a vector" if takes_texts else "a vector; encode the text first"
             raise NoSuchIndex(f"a query of {target} is {takes}")
-        given: dict[str, Any] = {_QUERY: np.asarray(query, object if takes_texts else np.float32)}
+        values: dict[str, Any] = {_QUERY: np.asarray(query, object if takes_texts else np.float32)}
         if _WHERE in inputs:
-            given[_WHERE] = dict(where or {})
+            values[_WHERE] = dict(where or {})
         elif where:
             raise NoSuchIndex(
                 f"{target} takes no conditions; compile its program with `filtered=True`"
             )
-        found = self._node.invoke(target, given, timeout_s=timeout_s)
-        results = found[_RESULTS]
+        outcome = self._node.invoke(target, values, timeout_s=timeout_s)
+        results = outcome[_RESULTS]
         if not isinstance(results, SearchResults):
             raise NoSuchIndex(f"{target} gave no search results as {_RESULTS!r}")
-        return results, tuple(map(str, found.outputs.get(_MISSING, ())))
+        return results, tuple(map(str, outcome.outputs.get(_MISSING, ())))
 
     def remove(self, ids: Any, *, timeout_s: float = 60.0) -> None:
-        """Remove the items with these ids; those that are not there are passed over."""
+        """Remove the items with these ids; unknown ids are ignored."""
         target, _ = self._with(_REMOVE, "items can't be removed from here")
-        given = {_REMOVE: np.atleast_1d(np.asarray(ids, np.int64))}
-        self._node.invoke(target, given, timeout_s=timeout_s)
+        values = {_REMOVE: np.atleast_1d(np.asarray(ids, np.int64))}
+        self._node.invoke(target, values, timeout_s=timeout_s)
 
     def stats(self) -> list[dict[str, Any]]:
-        """Return what the node's indexes tell of themselves, each with its slot and type.
+        """Return the facts that the node's indexes report, each with its slot and type.
 
-        Raises NoSuchIndex where there is none.
+        Raises NoSuchIndex if the node has no index.
         """
-        told = [dict(each) for each in self._node.status()["components"] if "items" in each]
-        if not told:
+        indexes = [dict(each) for each in self._node.status()["components"] if "items" in each]
+        if not indexes:
             raise NoSuchIndex("this node has no index; `bbnode status` shows what it runs")
-        return told
+        return indexes
 
     @property
     def takes_ids(self) -> bool:
@@ -178,7 +178,7 @@ class NodeIndex:
 
     @property
     def takes_texts(self) -> bool:
-        """True if items are added as texts, of which the program makes vectors."""
+        """True if items are added as texts, which the program encodes."""
         return _TEXTS in self._filled[1]
 
     @property
@@ -191,16 +191,16 @@ class NodeIndex:
     def _targets(self) -> dict[str, Mapping[str, str | None]]:
         """The node's targets, or the one that is asked, with their inputs."""
         if self._found is None:
-            told = self._node.installed()["targets"]
+            installed = self._node.installed()["targets"]
             self._found = {
                 each["target"]: each["inputs"]
-                for each in told
+                for each in installed
                 if self._target in (None, each["target"], each["target"].partition("#")[0])
             }
         return self._found
 
     def _with(self, name: str, otherwise: str) -> tuple[str, Mapping[str, str | None]]:
-        """Return the target with an input, and all of its inputs."""
+        """Return the one target that has the input `name`, and all of its inputs."""
         known = self._targets
         having = {target: inputs for target, inputs in known.items() if name in inputs}
         if len(having) == 1:
@@ -218,5 +218,5 @@ class NodeIndex:
         )
 
 
-def _are_texts(given: Any) -> bool:
-    return np.asarray(given).dtype.kind in "OUT"
+def _are_texts(value: Any) -> bool:
+    return np.asarray(value).dtype.kind in "OUT"

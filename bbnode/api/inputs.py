@@ -30,21 +30,21 @@ _EXPECTED = (
 
 
 def named(inputs: Any) -> Mapping[str, Any]:
-    """Return the inputs of a call. Raises InputRefused for what is no mapping."""
+    """Return the inputs of a call. Raises InputRefused if they are no mapping."""
     if inputs is not None and not isinstance(inputs, Mapping):
         raise InputRefused(f"inputs is a {type(inputs).__name__}; give a dict of them by name")
     return {} if inputs is None else inputs
 
 
 def seconds(timeout_s: Any) -> float:
-    """Return how long a call waits. Raises InputRefused for what is no time."""
+    """Return the seconds that a call waits. Raises InputRefused for a value that is no time."""
     if not isinstance(timeout_s, int | float) or not math.isfinite(timeout_s):
         raise InputRefused(f"timeout_s is {timeout_s!r}; give a number of seconds")
     return max(float(timeout_s), 0.0)
 
 
 def deadline(deadline_s: Any) -> float | None:
-    """Return the time of an execution, in seconds. Raises InputRefused for what is no time."""
+    """Return the seconds of an execution's deadline. Raises InputRefused if they are no time."""
     if deadline_s is None:
         return None
     is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
@@ -57,53 +57,53 @@ def deadline(deadline_s: Any) -> float | None:
 
 
 def to_values(
-    given: Mapping[str, Any], declared: Mapping[str, TypeNode | None]
+    inputs: Mapping[str, Any], declared: Mapping[str, TypeNode | None]
 ) -> dict[str, Value]:
     """Return inputs as values of a program. Raises InputRefused, which names the input."""
-    return {name: to_value(name, value, declared.get(name)) for name, value in given.items()}
+    return {name: to_value(name, value, declared.get(name)) for name, value in inputs.items()}
 
 
-def to_value(name: str, given: Any, declared: TypeNode | None) -> Value:
+def to_value(name: str, value: Any, declared: TypeNode | None) -> Value:
     """Return one input as a value of a program. Raises InputRefused."""
     try:
-        made = metadata_of(given, declared)
+        metadata = metadata_of(value, declared)
     except BbnodeError as error:
         raise InputRefused(f"input {name!r}: {error}") from error
-    if made is not None:
-        return made
-    match given:
+    if metadata is not None:
+        return metadata
+    match value:
         case np.ndarray() | np.generic():
-            return _array(name, np.asarray(given))
+            return _array(name, np.asarray(value))
         case "trigger" | Trigger():
             return TRIGGER
-        case bool() | int() | float() | list() | tuple() if type(given) in _NUMBERS:
+        case bool() | int() | float() | list() | tuple() if type(value) in _NUMBERS:
             try:
-                return numbers(_lists(given), declared)
+                return numbers(_lists(value), declared)
             except ValueError as error:
                 raise InputRefused(f"input {name!r}: {error}") from error
         case str() if declared is types.PEER_ID:
             try:
-                return PeerId.parse(given)
+                return PeerId.parse(value)
             except BbnodeError as error:
                 raise InputRefused(f"input {name!r}: {error}") from error
         case str() if declared is types.TENSOR_STRING:
-            return np.array(given, object)
+            return np.array(value, object)
         case str():
-            return given.encode("utf-8", "replace")
+            return value.encode("utf-8", "replace")
         case bytes() | bytearray() | memoryview():
-            return bytes(given)
+            return bytes(value)
     try:
-        type_of(given)
+        type_of(value)
     except BbnodeError as error:
-        raise InputRefused(f"input {name!r} is a {type(given).__name__}; {_EXPECTED}") from error
-    return given
+        raise InputRefused(f"input {name!r} is a {type(value).__name__}; {_EXPECTED}") from error
+    return value
 
 
-def to_json(name: str, given: Any) -> Any:
+def to_json(name: str, value: Any) -> Any:
     """Return one input as the control plane takes it. Raises InputRefused."""
-    match given:
+    match value:
         case np.ndarray() | np.generic():
-            array = _array(name, np.asarray(given))
+            array = _array(name, np.asarray(value))
             if array.dtype == object:
                 return array.tolist() if array.ndim else {"text": array.item()}
             stream = io.BytesIO()
@@ -111,27 +111,27 @@ def to_json(name: str, given: Any) -> Any:
             return {"npy": base64.b64encode(stream.getvalue()).decode("ascii")}
         case "trigger" | Trigger():
             return "trigger"
-        case bool() | int() | float() | list() | tuple() if type(given) in _NUMBERS:
-            return _lists(given)
+        case bool() | int() | float() | list() | tuple() if type(value) in _NUMBERS:
+            return _lists(value)
         case PeerId():
-            return {"text": str(given)}
+            return {"text": str(value)}
         case Mapping():
-            return dict(given)
+            return dict(value)
         case MetadataVec():
-            return [dict(each) for each in given]
+            return [dict(each) for each in value]
         case str():
-            return {"text": given}
+            return {"text": value}
         case bytes() | bytearray() | memoryview():
-            return {"bytes": base64.b64encode(given).decode("ascii")}
-    raise InputRefused(f"input {name!r} is a {type(given).__name__}; {_EXPECTED}")
+            return {"bytes": base64.b64encode(value).decode("ascii")}
+    raise InputRefused(f"input {name!r} is a {type(value).__name__}; {_EXPECTED}")
 
 
-# U64 and its like are integers too, and values of their own.
+# Exact types only: U64 and its like are subclasses of int, and values of their own.
 _NUMBERS = (bool, int, float, list, tuple)
 
 
-def _lists(given: Any) -> Any:
-    return [_lists(item) for item in given] if isinstance(given, list | tuple) else given
+def _lists(value: Any) -> Any:
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _array(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

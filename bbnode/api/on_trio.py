@@ -1,6 +1,6 @@
 """`bbnode.on_trio`: nodes for programs that run on trio, and the core of the other two faces.
 
-Rule: a node lives in the `async with` that opened it. Whoever waits on a node that dies gets
+Rule: a node lives in the `async with` that opened it. A caller that waits on a node that dies gets
 `NodeStopped`, with the error that ended it as its cause; if nobody waited, the end of the block
 raises it.
 """
@@ -48,13 +48,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Outputs that wait for `next_output` or for a slow reader of `outputs`; the oldest go.
+# Bounds of the outputs that wait for `next_output` or for a slow reader of `outputs`; beyond them
+# the oldest are dropped.
 MAX_WAITING_OUTPUTS: Final = 256
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 # Beyond the time that a stop may take by itself, for a busy machine.
 STOP_SLACK_S: Final = 5.0
 
-# Compiling and installing keep state of their modules; nodes are made one at a time.
+# Compiling and installing keep state in their modules, so nodes are created one at a time.
 _making = threading.Lock()
 
 
@@ -110,9 +111,10 @@ async def connect(
 
 @asynccontextmanager
 async def opened(asked: OpenRequest) -> AsyncIterator[TrioNode]:
-    """Run the node of a request while the block does."""
+    """Run the node of a request for the length of the block."""
     failed: Exception | None = None
-    # Compiling and loading take seconds, in which other nodes of this loop go on.
+    # In a thread: compiling and loading take seconds, during which other nodes of this loop
+    # continue.
     context = prepared(asked)
     ready = await trio.to_thread.run_sync(_in_turn, context.__enter__)
     try:
@@ -150,14 +152,14 @@ class TrioNode(AsyncMethods):
     """A node of this process, on trio. All methods are for the loop that opened it."""
 
     def __init__(self, daemon: Daemon, ready: OpenPlan) -> None:
-        """`open` makes it."""
+        """Wrap a daemon that does not run yet; made by `open`."""
         self._daemon = daemon
         self._host = daemon.host
         self._resolved = ready.resolved
         self._app: ASGIApp = application(
             ENDPOINTS, self._host, request_s=ControlLimits().request_s, counts=Counter()
         )
-        # Shielded: who cancels the block that the node lives in gets an orderly stop.
+        # Shielded: cancelling the block that the node lives in still stops it cleanly.
         self._run_scope = trio.CancelScope(shield=True)
         self._waiting: set[trio.CancelScope] = set()
         self._ready = trio.Event()
@@ -189,8 +191,8 @@ class TrioNode(AsyncMethods):
     def addresses(self) -> tuple[str, ...]:
         """The multiaddrs at which other nodes reach it, for their `peers`."""
         suffix = f"/p2p/{self.peer_id}"
-        found = (str(address) for address in self._host.backend.listen_addresses())
-        return tuple(text if text.endswith(suffix) else f"{text}{suffix}" for text in found)
+        listening = (str(address) for address in self._host.backend.listen_addresses())
+        return tuple(text if text.endswith(suffix) else f"{text}{suffix}" for text in listening)
 
     @property
     def state_dir(self) -> Path:
@@ -223,7 +225,7 @@ class TrioNode(AsyncMethods):
     # -- what it is asked ----------------------------------------------------------------------
 
     async def with_libp2p(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Return what an asynchronous function does with `libp2p_host`, its first argument."""
+        """Call an asynchronous function with `libp2p_host` first; return its result."""
         return await self._alive(function, self.libp2p_host, *args)
 
     async def fetch(
@@ -271,10 +273,10 @@ class TrioNode(AsyncMethods):
         """Send a target one input, which starts an execution; otherwise as `invoke`."""
         self._check_running()
         wait_s, node = seconds(timeout_s), self._host.node
-        given = to_value(input, value, node.inputs(target).get(input))
+        sent = to_value(input, value, node.inputs(target).get(input))
         later = self._host.later(target, input)
         execution = node.deliver_event(
-            target, input, given, deadline_ns=nanoseconds(deadline(deadline_s))
+            target, input, sent, deadline_ns=nanoseconds(deadline(deadline_s))
         )
         return await self._alive(self._finish, execution, later, target, wait_s)
 
@@ -294,18 +296,18 @@ class TrioNode(AsyncMethods):
         For outputs that another node caused, or that come after an `invoke` has given up. The
         oldest comes first; a bounded number waits. Raises WaitTimeout.
         """
-        found = await self._alive(self._outputs.next, name, timeout_s)
-        if found is None:
+        output = await self._alive(self._outputs.next, name, timeout_s)
+        if output is None:
             raise WaitTimeout(f"{self.name} gave no output {name!r} within {timeout_s:g} s")
-        return found.value
+        return output.value
 
     async def stop(self) -> None:
-        """Stop the node in order, and return when it has stopped; again does no harm."""
+        """Stop the node cleanly and wait for it. Idempotent."""
         self._daemon.stop()
         with trio.move_on_after(self.grace_s + STOP_SLACK_S):
             await self._ended.wait()
             return
-        # Nothing of it waits without a deadline, but a component's code is somebody else's.
+        # The daemon waits for nothing without a deadline, but a component's code may.
         self._run_scope.cancel()
         await self._ended.wait()
 
@@ -336,12 +338,12 @@ class TrioNode(AsyncMethods):
         if self._error is not None:
             self._told = True
             raise self._error
-        # `bbnode run` goes on and tries again, as a file may arrive; here somebody waits.
+        # `bbnode run` would try again, since a file may still arrive; here a caller waits.
         if not_ready := self._host.node.not_ready():
             raise NodeNotReady(f"the node {self.name!r} is not ready: {reasons_text(not_ready)}")
 
     def _raise_untold(self) -> None:
-        """Raise the error that ended the node, unless somebody has been told."""
+        """Raise the error that ended the node, unless a caller has already got it."""
         if self._error is not None and not self._told:
             raise self._stopped()
 
@@ -361,7 +363,7 @@ class TrioNode(AsyncMethods):
     async def _alive(
         self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Await a function of the running node; raises NodeStopped if it ends meanwhile."""
+        """Await a function of the running node; raises NodeStopped if the node ends meanwhile."""
         self._check_running()
         with trio.CancelScope() as scope:
             self._waiting.add(scope)
@@ -374,31 +376,31 @@ class TrioNode(AsyncMethods):
     async def _finish(
         self, execution: int, later: frozenset[str], target: str, timeout_s: float
     ) -> InvokeResult:
-        with self._host.outcomes.collect(execution, later) as found:
+        with self._host.outcomes.collect(execution, later) as outcome:
             self._host.driver.wake()
-            await found.wait(timeout_s)
-        told = InvokeResult(
+            await outcome.wait(timeout_s)
+        result = InvokeResult(
             execution=execution,
-            ok=found.ok,
-            outputs={name: shown_value(value) for name, value in found.outputs.items()},
+            ok=outcome.ok,
+            outputs={name: shown_value(value) for name, value in outcome.outputs.items()},
             more={
                 name: tuple((peer, shown_value(value)) for peer, value in values)
-                for name, values in found.more.items()
+                for name, values in outcome.more.items()
             },
-            skipped=dict(found.skipped),
-            failures=tuple(failure_text(failure) for failure in found.failures),
-            refused=dict(found.refused),
-            missing=tuple(found.missing),
-            left_out=found.left_out,
+            skipped=dict(outcome.skipped),
+            failures=tuple(failure_text(failure) for failure in outcome.failures),
+            refused=dict(outcome.refused),
+            missing=tuple(outcome.missing),
+            left_out=outcome.left_out,
         )
-        return checked_outcome(told, target, timeout_s)
+        return checked_outcome(result, target, timeout_s)
 
     async def _subscribe(self, path: str, query: Query) -> TrioLines:
         return TrioLines(self, await _subscription(self._host, path, query))
 
     def _observe(self, step: steps.Step) -> None:
         if isinstance(step, steps.AppEvent):
-            found = OutputValue(
+            output = OutputValue(
                 name=step.topic,
                 value=shown_value(step.value),
                 target=step.target,
@@ -406,13 +408,13 @@ class TrioNode(AsyncMethods):
             )
             size = size_of(step.value)
             if not self._host.outcomes.waits_for(step):
-                self._outputs.push(found, size)
+                self._outputs.push(output, size)
             for reader in self._readers:
-                reader.push(found, size)
+                reader.push(output, size)
 
 
 class _Started:
-    """The status of a task that sets an event when it has started."""
+    """A trio task status that sets an event when the task has started."""
 
     def __init__(self, event: trio.Event) -> None:
         self._event = event
@@ -422,7 +424,7 @@ class _Started:
 
 
 class OutputQueue:
-    """Outputs that nobody has read yet: bounded, the oldest go."""
+    """A bounded queue of unread outputs that drops the oldest."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[OutputValue, int]] = deque()
@@ -430,9 +432,9 @@ class OutputQueue:
         self._more = trio.Event()
         self.lost = 0
 
-    def push(self, found: OutputValue, size: int) -> None:
-        """Add an output of so many bytes."""
-        self._waiting.append((found, size))
+    def push(self, output: OutputValue, size: int) -> None:
+        """Add an output of `size` bytes."""
+        self._waiting.append((output, size))
         self._bytes += size
         while len(self._waiting) > MAX_WAITING_OUTPUTS or (
             self._bytes > MAX_WAITING_BYTES and len(self._waiting) > 1
@@ -442,25 +444,25 @@ class OutputQueue:
         self.changed()
 
     def changed(self) -> None:
-        """Wake whoever waits."""
+        """Wake the tasks that wait for a change."""
         self._more.set()
         self._more = trio.Event()
 
     def take(self, name: str | None = None) -> OutputValue | None:
         """Remove and return the oldest output, of a name if given; None if there is none."""
-        for index, (found, size) in enumerate(self._waiting):
-            if name is None or found.name == name:
+        for index, (output, size) in enumerate(self._waiting):
+            if name is None or output.name == name:
                 del self._waiting[index]
                 self._bytes -= size
-                return found
+                return output
         return None
 
     async def next(self, name: str, timeout_s: float) -> OutputValue | None:
         """Return the next output of a name; None when there is none in time."""
         with trio.move_on_after(seconds(timeout_s)):
-            while (found := self.take(name)) is None:
+            while (output := self.take(name)) is None:
                 await self._more.wait()
-            return found
+            return output
         return self.take(name)
 
     async def more(self) -> None:
@@ -472,7 +474,7 @@ class TrioOutputs:
     """A stream of `OutputValue`; it ends with the node, and raises NodeStopped if that died."""
 
     def __init__(self, node: TrioNode, readers: set[TrioOutputs]) -> None:
-        """`TrioNode.outputs` makes it."""
+        """Register a reader of outputs; made by `TrioNode.outputs`."""
         self._node = node
         self._readers = readers
         self._queue = OutputQueue()
@@ -484,12 +486,12 @@ class TrioOutputs:
         """Outputs that were dropped because the reader was slow."""
         return self._queue.lost
 
-    def push(self, found: OutputValue, size: int) -> None:
+    def push(self, output: OutputValue, size: int) -> None:
         """Add an output."""
-        self._queue.push(found, size)
+        self._queue.push(output, size)
 
     def end(self) -> None:
-        """End once all that waits is read."""
+        """End the stream once the queued outputs are read."""
         self._over = True
         self._queue.changed()
 
@@ -497,12 +499,12 @@ class TrioOutputs:
         return self
 
     async def __anext__(self) -> OutputValue:
-        while (found := self._queue.take()) is None:
+        while (output := self._queue.take()) is None:
             if self._over:
                 self._node._raise_untold()
                 raise StopAsyncIteration
             await self._queue.more()
-        return found
+        return output
 
     async def __aenter__(self) -> Self:
         return self
@@ -517,10 +519,10 @@ class TrioOutputs:
 
 
 class TrioLines:
-    """The lines of a subscription; they end with the node; NodeStopped if that died."""
+    """The lines of a subscription. They end with the node; NodeStopped if it died."""
 
     def __init__(self, node: TrioNode, subscription: Subscription) -> None:
-        """`TrioNode.stream` makes it."""
+        """Wrap a subscription; made by `TrioNode.stream`."""
         self._node = node
         self._subscription = subscription
 
@@ -547,9 +549,10 @@ class TrioLines:
 
 
 def _first_of(error: Exception) -> Exception:
-    """Return the error inside a group, the first of several that are all bbnode's, or the group."""
-    found = list(_leaves(error))
-    return found[0] if len(found) == 1 or all(isinstance(e, BbnodeError) for e in found) else error
+    """Return the error of a group: the only one, the first if all are bbnode's, else the group."""
+    errors = list(_leaves(error))
+    alike = all(isinstance(each, BbnodeError) for each in errors)
+    return errors[0] if len(errors) == 1 or alike else error
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:

@@ -1,7 +1,7 @@
 """Values on their way into and out of a program, as Python has them.
 
-Rule: tensors are numpy arrays, read-only on their way out, since the node may still use them;
-texts are `str` objects in an array; everything else is a class of `bbnode.components.values`.
+Rule: tensors are numpy arrays, read-only on their way out, since the node may still use them; texts
+are `str` objects in an array; everything else is a class of `bbnode.components.values`.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ class ExecutionFailed(BbnodeError):
     """An op of the execution failed: `result` has the failures, and outputs that came anyway."""
 
     def __init__(self, message: str, result: InvokeResult) -> None:
-        """`result` is how it went."""
+        """Keep the `result` of the execution."""
         super().__init__(message)
         self.result = result
 
 
 class InvokeTimeout(EnvironmentFault):
-    """An execution did not end in time, and goes on: `result` is what it has given so far."""
+    """An execution did not end in time, and continues: `result` has its outputs so far."""
 
     def __init__(self, message: str, result: InvokeResult) -> None:
-        """`result` is how it went so far."""
+        """Keep the `result` so far."""
         super().__init__(message)
         self.result = result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputValue:
-    """A value that a program gave to the application, as an output or with `AppEmit`."""
+    """A value that a program passed to the application, as an output or with `AppEmit`."""
 
     name: str
     value: Any
@@ -91,37 +91,37 @@ def shown_value(value: Value) -> Any:
     return value
 
 
-def outcome_of(told: Mapping[str, Any]) -> InvokeResult:
-    """Return the outcome in a daemon's answer, whose `more` is as the daemon shows it.
+def outcome_of(answer: Mapping[str, Any]) -> InvokeResult:
+    """Return the outcome in a daemon's answer; values of `more` stay as the daemon shows them.
 
     A value that was too large for the answer is counted in `left_out`.
     """
-    outputs, left_out = {}, int(told["left_out"])
-    for name, value in told["values"].items():
+    outputs, left_out = {}, int(answer["left_out"])
+    for name, value in answer["values"].items():
         try:
             outputs[name] = shown_value(decoded(value))
         except ValueOmitted:
             left_out += 1
     return InvokeResult(
-        execution=told["execution"],
-        ok=told["ok"],
+        execution=answer["execution"],
+        ok=answer["ok"],
         outputs=outputs,
         more={
             name: tuple((each["peer"], each["value"]) for each in values)
-            for name, values in told["more"].items()
+            for name, values in answer["more"].items()
         },
-        skipped=dict(told["skipped"]),
-        failures=tuple(failure_text(failure) for failure in told["failures"]),
-        refused=dict(told["refused"]),
-        missing=tuple(told["missing"]),
+        skipped=dict(answer["skipped"]),
+        failures=tuple(failure_text(failure) for failure in answer["failures"]),
+        refused=dict(answer["refused"]),
+        missing=tuple(answer["missing"]),
         left_out=left_out,
     )
 
 
 def checked_outcome(outcome: InvokeResult, target: str, timeout_s: float) -> InvokeResult:
-    """Return an outcome that is good, or was not waited for.
+    """Return an outcome that is good, or that the caller did not wait for.
 
-    Raises ExecutionFailed, or InvokeTimeout.
+    Raises ExecutionFailed or InvokeTimeout.
     """
     if outcome.ok is False:
         why = "; ".join(outcome.failures) or "no reason was told"

@@ -1,7 +1,7 @@
 """The reference page of the API, docs/python-reference.md, made from signatures and docstrings.
 
-Rule: nothing is said here that does not stand with the thing itself. `bbnode config reference --api
---markdown` prints the page, which a test compares.
+Rule: the page adds nothing that is not part of a signature or docstring. `bbnode config reference
+--api --markdown` prints the page, which a test compares.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ def api_markdown() -> str:
         lines += ["", f"### `{cls.__name__}`", "", *_text(cls)]
     lines += ["", "## Errors", "", "| error | meaning |", "|---|---|"]
     for name in dir(bbnode):
-        found = getattr(bbnode, name)
-        if isinstance(found, type) and issubclass(found, BbnodeError):
-            meaning = (inspect.getdoc(found) or "").partition("\n\n")[0].replace("\n", " ")
+        exported = getattr(bbnode, name)
+        if isinstance(exported, type) and issubclass(exported, BbnodeError):
+            meaning = (inspect.getdoc(exported) or "").partition("\n\n")[0].replace("\n", " ")
             lines.append(f"| `{name}` | {meaning} |")
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _public(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public members of a class, in the order in which they stand."""
-    yield from ((name, found) for name, found in vars(cls).items() if not name.startswith("_"))
+    """Yield the public members of a class, in the order of its source."""
+    yield from ((name, member) for name, member in vars(cls).items() if not name.startswith("_"))
 
 
 def _own(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public members that nodes of this process alone have."""
+    """Yield the public members that only nodes of this process have."""
     for each in reversed(cls.__mro__[:-1]):
         if each is not BlockingMethods:
             yield from (m for m in _public(each) if not hasattr(BlockingMethods, m[0]))

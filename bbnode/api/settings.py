@@ -1,8 +1,8 @@
-"""From the arguments of `open` to a configuration and a program.
+"""The configuration and the program that the arguments of `open` stand for.
 
-Rule: arguments are keys of `node.toml` under shorter names, and checked by the same models; `set`
-takes every other key. A program that is given as an object is compiled here and written into the
-state directory, so that commands find what a file would have named.
+Rule: arguments are keys of `node.toml` under shorter names, and checked by the same models;
+`settings` takes every other key. A program that is passed as an object is compiled here and written
+into the state directory, so that commands find it like a program in a file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Program: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | Module | type[M
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRequest:
-    """The arguments of `open`, as they were given."""
+    """The arguments of `open`, as they were passed."""
 
     program: Any
     targets: str | Sequence[str] | None = None
@@ -62,7 +62,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenPlan:
-    """A configuration to run, and the program where it is no file of the user's."""
+    """A configuration to run, and the program if it was passed as an object."""
 
     resolved: ResolvedConfig
     artifact: Artifact | None
@@ -70,19 +70,20 @@ class OpenPlan:
 
 @contextmanager
 def prepared(asked: OpenRequest) -> Iterator[OpenPlan]:
-    """Make the configuration of a node, and lock its state directory while the block runs.
+    """Create the configuration of a node, and lock its state directory while the block runs.
 
-    Blocks while a program compiles. A temporary state directory goes at the end. Raises ConfigError
-    and other errors of the configuration, of the compiler and of the artifact, and StateDirInUse.
+    Blocks while a program compiles. A temporary state directory is removed at the end. Raises
+    ConfigError and other errors of the configuration, of the compiler and of the artifact, and
+    StateDirInUse.
     """
     file, flags, model = _sources(asked)
     with contextlib.ExitStack() as stack:
         if asked.state_dir is not None:
             flags["node.state_dir"] = str(Path(asked.state_dir).expanduser().absolute())
         elif file is None and "node.state_dir" not in flags:
-            made = tempfile.mkdtemp(prefix="bbnode-")
-            stack.callback(shutil.rmtree, made, ignore_errors=True)
-            flags["node.state_dir"] = made
+            temporary = tempfile.mkdtemp(prefix="bbnode-")
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            flags["node.state_dir"] = temporary
         artifact = None
         if model is not None:
             artifact = parse_artifact(
@@ -155,25 +156,25 @@ def _flags(asked: OpenRequest) -> dict[str, Any]:
 
 
 def _check(asked: OpenRequest) -> None:
-    """Check what is looked into before the configuration's models see it."""
+    """Check the arguments that are read before the configuration's models check them."""
     slots: Any = asked.slots
     tables = {"args": asked.args, "slots": slots, "settings": asked.settings}
     if isinstance(slots, Mapping):
-        tables |= {f"slots[{slot!r}]": given for slot, given in slots.items()}
-    for name, given in tables.items():
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{name} is {given!r:.80}; give a dict")
+        tables |= {f"slots[{slot!r}]": table for slot, table in slots.items()}
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{name} is {table!r:.80}; give a dict")
     if not isinstance(asked.state_dir, str | os.PathLike | None):
         raise ConfigError(f"state_dir is {asked.state_dir!r:.80}; give a path")
 
 
 def _addresses(peer: HasAddresses) -> Sequence[str]:
-    found = getattr(peer, "addresses", None)
-    if not found or isinstance(found, str):
+    addresses = getattr(peer, "addresses", None)
+    if not addresses or isinstance(addresses, str):
         raise ConfigError(
             f"peers has {peer!r:.80}, which has no addresses: give multiaddrs, or nodes that listen"
         )
-    return list(found)[:1]
+    return list(addresses)[:1]
 
 
 def _plain(value: Any) -> Any:
@@ -183,8 +184,8 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _listed(given: str | Sequence[str] | None) -> list[str] | None:
-    return given if given is None else [given] if isinstance(given, str) else list(given)
+def _listed(texts: str | Sequence[str] | None) -> list[str] | None:
+    return texts if texts is None else [texts] if isinstance(texts, str) else list(texts)
 
 
 def _is_model(program: Any) -> bool:
@@ -207,7 +208,7 @@ def _called(program: Any) -> str:
 
 
 def _targets(asked: OpenRequest, artifact: Artifact) -> list[str]:
-    """Return the targets to install: those that are asked for, or the only one."""
+    """Return the targets to install: those that were asked for, or the only one."""
     classes = sorted({name.partition("#")[0] for name in artifact.targets})
     wanted = _listed(asked.targets)
     if wanted is None and len(classes) == 1:

@@ -1,8 +1,8 @@
 """The thread with trio's loop that the asyncio and the blocking face share.
 
-Rule: one a process, made when it is first needed. Nodes are tasks on it; other threads only send it
-calls and wait. It never keeps the interpreter from its exit: once all other threads have ended, the
-nodes are stopped in order, within a bound, and then the loop is left where it is.
+Rule: there is one per process, started when it is first needed. Nodes are tasks on it; other
+threads only send it calls and wait. It never keeps the interpreter from its exit: once all other
+threads have ended, the nodes are stopped cleanly, within a bound, and then the loop is abandoned.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from bbnode.api.settings import OpenRequest
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# For the stop of all nodes at the interpreter's exit, beyond the longest time that one may take.
+# Beyond the longest time that one node may take to stop, for the stop of all at the interpreter's
+# exit.
 EXIT_SLACK_S: Final = 2.0
 START_S: Final = 30.0
-# A signal that comes in the instant before a thread begins to wait does not end the wait (CPython
-# notes it, and then sleeps): it is noticed after this.
+# A signal that arrives just before a thread begins to wait does not end the wait (CPython notes it,
+# and then sleeps): it is handled after this time.
 LOOK_S: Final = 0.5
 
 
@@ -42,7 +43,7 @@ class LoopCall(Generic[T]):
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
-        """Run on the loop; nothing is raised here."""
+        """Run the function on the loop; raises nothing here."""
         try:
             with self._scope:
                 result = await self._function()
@@ -56,7 +57,7 @@ class LoopCall(Generic[T]):
                 self.result.set_exception(NodeStopped("the call was cancelled"))
 
     def cancel(self) -> None:
-        """Cancel it, on the loop's thread."""
+        """Cancel the call, on the loop's thread."""
         self._scope.cancel()
 
 
@@ -104,7 +105,7 @@ class Held:
             self._done.set()
 
     def frees(self, other: Held) -> bool:
-        """Return True if this node stops, and the other one wants its state directory."""
+        """Return True if this node is stopping, and `other` wants its state directory."""
         own, wanted = self._asked.state_dir, other._asked.state_dir
         return (
             self._released.is_set()
@@ -114,18 +115,18 @@ class Held:
         )
 
     def release(self) -> None:
-        """Have the node stop."""
+        """Tell the node to stop."""
         self._released.set()
 
     async def stopped(self) -> None:
-        """Return when it has stopped. Raises the error that it died of, once."""
+        """Wait until the node has stopped. Raises the error that it died of, once."""
         await self._done.wait()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     async def close(self) -> None:
-        """Stop the node, and return when it has stopped. Raises as `stopped`."""
+        """Stop the node and wait for it. Raises as `stopped`."""
         self.release()
         await self.stopped()
 
@@ -134,7 +135,7 @@ class TrioThread:
     """trio's loop, in a thread."""
 
     def __init__(self) -> None:
-        """Start it; raises NodeStopped if it does not start."""
+        """Start the thread; raises NodeStopped if it does not start."""
         self._up = threading.Event()
         self._token: trio.lowlevel.TrioToken
         self._nursery: trio.Nursery
@@ -205,7 +206,7 @@ class TrioThread:
                 waiter.set_exception(error)
 
         def ended(done: concurrent.futures.Future[T]) -> None:
-            # The loop may be closed, and with it whoever waited.
+            # The loop may be closed, and with it the task that waited.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, done)
 
@@ -230,7 +231,7 @@ class TrioThread:
     def start(self, function: Callable[[], Awaitable[object]]) -> None:
         """Start a function on the loop, and return at once; for garbage collection, in any thread.
 
-        Without the loop there is nothing left to do.
+        Does nothing if the loop has ended.
         """
         with contextlib.suppress(NodeStopped, ForkedProcess):
             self.submit(function)
@@ -248,7 +249,7 @@ class TrioThread:
     async def open(self, held: Held) -> None:
         """Open a node, once one that is about to free the same state directory has stopped.
 
-        Whoever is interrupted or cancelled meanwhile has to release it.
+        A caller that is interrupted or cancelled meanwhile has to release it.
         """
         for other in [each for each in self._held if each.frees(held)]:
             await other.stopped()
@@ -265,13 +266,13 @@ class TrioThread:
 
     def _at_exit(self) -> None:
         own = threading.current_thread()
-        # The main thread too: it has ended when only others are left to wait for.
+        # The main thread as well: it has ended once only other threads are left to wait for.
         while others := [t for t in threading.enumerate() if _is_work(t) and t is not own]:
             others[0].join()
         stopped = threading.Event()
         with contextlib.suppress(NodeStopped, ForkedProcess):
             self._soon(self._stop_all, stopped)
-            # An empty process ends at once.
+            # An interpreter without nodes ends at once.
             stopped.wait(max(self._grace_s(), default=0.0) + EXIT_SLACK_S)
 
     def _grace_s(self) -> list[float]:
@@ -300,7 +301,7 @@ _forked = False
 
 
 def get() -> TrioThread:
-    """Return the thread of this process, made if there is none. Raises ForkedProcess."""
+    """Return the thread of this process, started if there is none. Raises ForkedProcess."""
     global _thread
     if _forked:
         raise _fork_error()
@@ -311,7 +312,7 @@ def get() -> TrioThread:
 
 
 def is_forked() -> bool:
-    """Return True in a fork of a process that ran nodes: they are not this process's."""
+    """Return True in a fork of a process that ran nodes, which belong to the parent."""
     return _forked
 
 
@@ -325,7 +326,7 @@ def _fork_error() -> ForkedProcess:
 def _note_fork() -> None:
     global _forked, _lock
     _forked = _thread is not None
-    # Another thread may have held it.
+    # Another thread of the parent may have held the lock at the fork.
     _lock = threading.Lock()
 
 

@@ -1,6 +1,6 @@
-"""Rounds that a Python program asked for, and what came of them.
+"""Rounds that a Python program asked for, and their result.
 
-Rule: they are the node's own rounds: made, kept and tracked as those of `[[invoke]]` are.
+Rule: they are the node's own rounds, executed, stored and tracked like those of `[[invoke]]`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from bbnode.ir.errors import BbnodeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """The rounds that `train` made.
+    """The rounds that `train` ran.
 
     Attributes:
-        target: what made them, as a class.
-        rounds: each as `rounds()` has it, oldest first.
-        best: `metric`, `value` and `round` of the best one; None without `best`, or where no round
-            had a number for it.
-        stopped: why they ended before all were made; "" if they did not.
+        target: the class that ran them.
+        rounds: each as `rounds()` returns it, oldest first.
+        best: `metric`, `value` and `round` of the best one; None without `best`, or if no round had
+            a number for it.
+        stopped: the reason why they ended before all were run; "" if they did not.
     """
 
     target: str
@@ -32,23 +32,23 @@ class TrainResult:
     """Each metric over the rounds; None where a round had none."""
 
     def __post_init__(self) -> None:
-        names = dict.fromkeys(name for made in self.rounds for name in made["metrics"])
-        history = {name: tuple(made["metrics"].get(name) for made in self.rounds) for name in names}
+        names = dict.fromkeys(name for row in self.rounds for name in row["metrics"])
+        history = {name: tuple(row["metrics"].get(name) for row in self.rounds) for name in names}
         object.__setattr__(self, "history", history)
 
     @property
     def failures(self) -> tuple[str, ...]:
         """The failures of all rounds, each with the number of its round."""
         return tuple(
-            f"round {made['round']}: {text}" for made in self.rounds for text in made["failures"]
+            f"round {row['round']}: {text}" for row in self.rounds for text in row["failures"]
         )
 
 
 class RoundsFailed(BbnodeError):
-    """No round ended well: `result` has them, with what failed."""
+    """No round ended well: `result` has the rounds and their failures."""
 
     def __init__(self, message: str, result: TrainResult) -> None:
-        """`result` is how it went."""
+        """Keep the `result` of the rounds."""
         super().__init__(message)
         self.result = result
 
@@ -73,7 +73,7 @@ def result_of(
         else None,
         stopped=progress.get("stopped") or "",
     )
-    if result.rounds and not any(made["ok"] for made in result.rounds):
+    if result.rounds and not any(row["ok"] for row in result.rounds):
         first = result.failures[0] if result.failures else result.stopped
         raise RoundsFailed(f"all {len(result.rounds)} rounds failed: {first}", result)
     return result

@@ -1,6 +1,6 @@
 """The address of a running daemon's control plane, by any of the names that a user has for it.
 
-Rule: the token goes to this machine alone, since it travels in the clear.
+Rule: the token is sent to this machine alone, since it travels in the clear.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ def _tcp(url: str, token: str | os.PathLike[str] | None) -> TcpAddress:
     return TcpAddress(host=host, port=port, token=_token(token))
 
 
-def _token(given: str | os.PathLike[str]) -> str:
-    text = given
-    if not isinstance(given, str):
-        path = Path(given).expanduser()
+def _token(token: str | os.PathLike[str]) -> str:
+    text = token
+    if not isinstance(token, str):
+        path = Path(token).expanduser()
         try:
             text = path.read_text("ascii")[: MAX_TOKEN_CHARS + 1]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: the token can't be read: {error}") from error
     text = str(text).strip()
-    # It becomes a header.
+    # The token becomes a header.
     if not text or len(text) > MAX_TOKEN_CHARS or not text.isascii() or not text.isprintable():
         raise ConfigError("the token is not the content of a control.token file")
     return text

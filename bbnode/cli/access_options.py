@@ -28,16 +28,16 @@ ClassesOption = Annotated[
 
 
 def duration_s(text: str, option: str) -> int:
-    """Return the seconds of a text like 90s, 30m, 24h or 7d; a usage error for any other."""
-    found = _DURATION.match(text.strip())
-    seconds = int(found[1]) * _UNIT_S[found[2]] if found else 0
+    """Return the seconds of a text like 90s, 30m, 24h or 7d; a usage error for any other text."""
+    match = _DURATION.match(text.strip())
+    seconds = int(match[1]) * _UNIT_S[match[2]] if match else 0
     if not seconds:
         raise typer.BadParameter(f"{text!r} is not a time like 30m, 24h or 7d", param_hint=option)
     return seconds
 
 
 def peer_id(text: str, option: str) -> PeerId:
-    """Return the PeerId of a text; a usage error for any other."""
+    """Return the PeerId in a text; raises a usage error for any other text."""
     from bbnode.ir.errors import DecodeError
     from bbnode.ir.peer import PeerId
 
@@ -48,7 +48,7 @@ def peer_id(text: str, option: str) -> PeerId:
 
 
 def multiaddr(text: str, option: str) -> Multiaddr:
-    """Return the address of a text; a usage error for any other."""
+    """Return the multiaddr in a text; raises a usage error for any other text."""
     from bbnode.ir.address import parse_address
     from bbnode.ir.errors import DecodeError
 
@@ -64,7 +64,7 @@ def new_serial() -> int:
 
 
 def date(unix_s: float) -> str:
-    """Return a time as people read it, in UTC."""
+    """Return a time in UTC for people."""
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Act = TypeVar("Act", bound=Callable[..., Any])
 
-# A command's first sentence, whole.
+# Long enough for the whole first sentence of a command's help.
 _SUMMARY_CHARS = 300
 
 DEFAULT_CONFIG = Path("node.toml")
@@ -81,7 +81,7 @@ class LocalNode:
 
     @property
     def directory(self) -> Path:
-        """The state directory that was named, else the one of the configuration."""
+        """The state directory that an option names, else that of the configuration."""
         if self.state_dir is not None:
             return self.state_dir.expanduser().absolute()
         return load_config(self.config).state_dir
@@ -108,14 +108,14 @@ class RunningNode(LocalNode):
     timeout_s: TimeoutOption = 5.0
 
     def ask(self) -> ControlClient:
-        """Return a client that waits for an answer as long as the command may."""
+        """Return a client that waits for an answer for the command's time-out."""
         return self.client(self.timeout_s)
 
 
 def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function as typer takes it: each `LocalNode` replaced by its options."""
+    """Return the function for typer: each `LocalNode` is replaced by its options."""
     hints = get_type_hints(function, include_extras=True)
-    made: dict[str, inspect.Parameter] = {}
+    parameters: dict[str, inspect.Parameter] = {}
     nodes: dict[str, type[LocalNode]] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         kind = hints.get(name)
@@ -127,30 +127,30 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
         else:
             options = {name: (kind, parameter.default)}
         for option, (annotation, value) in options.items():
-            made[option] = inspect.Parameter(
+            parameters[option] = inspect.Parameter(
                 option,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=value,
                 annotation=_with_metavar(annotation),
             )
 
-    def call(**given: Any) -> Any:
+    def call(**options: Any) -> Any:
         for name, kind in nodes.items():
-            given[name] = kind(**{f.name: given.pop(f.name) for f in fields(kind)})
-        return function(**given)
+            options[name] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
+        return function(**options)
 
     call.__name__, call.__doc__ = function.__name__, function.__doc__
-    call.__signature__ = inspect.Signature(list(made.values()))  # type: ignore[attr-defined]
-    call.__annotations__ = {name: p.annotation for name, p in made.items()}
+    call.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    call.__annotations__ = {name: p.annotation for name, p in parameters.items()}
     return call
 
 
-# The word for an option's value in --help, where the option names none; all our floats are times.
+# The metavar of an option in --help if the option has none; all our floats are times.
 _METAVARS = {int: "N", float: "SECONDS", str: "NAME", Path: "PATH"}
 
 
 def _with_metavar(annotation: Any) -> Any:
-    """Return an option's annotation with a word for its value instead of the name of a type."""
+    """Return an option's annotation with a metavar instead of the name of a type."""
     options = [each for each in getattr(annotation, "__metadata__", ()) if _is_option(each)]
     if not options or options[-1].metavar is not None:
         return annotation
@@ -174,18 +174,18 @@ def _expanding(add: Callable[[Any], Any]) -> Callable[[Act], Act]:
 
 
 class WholeSentences(TyperGroup):
-    """A group whose help has the first sentence of each command, however long."""
+    """A group whose help has the whole first sentence of each command, however long."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each command with its help."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [(name, each.get_short_help_str(_SUMMARY_CHARS)) for name, each in found if each]
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, each.get_short_help_str(_SUMMARY_CHARS)) for name, each in commands if each]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
 
 class group(typer.Typer):  # noqa: N801 - called like the function that makes a command
-    """A command that has commands of its own: `app = group("…")`, then `@app.command()`."""
+    """A command with subcommands: `app = group("…")`, then `@app.command()`."""
 
     def __init__(self, help_text: str) -> None:
         super().__init__(
@@ -202,14 +202,14 @@ class group(typer.Typer):  # noqa: N801 - called like the function that makes a 
 
 
 def pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
-    """Return KEY=VALUE texts as a dictionary; a usage error for any other text."""
-    found = {}
+    """Return KEY=VALUE texts as a dictionary; raises a usage error for any other text."""
+    texts_by_key = {}
     for text in texts or ():
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint=option)
-        found[key.strip()] = value
-    return found
+        texts_by_key[key.strip()] = value
+    return texts_by_key
 
 
 def confirm(question: str, *, otherwise: str) -> None:
@@ -222,14 +222,14 @@ def confirm(question: str, *, otherwise: str) -> None:
         raise NotConfirmed(
             "no terminal to ask on: review the program above, then run again with --yes"
         )
-    # Not typer's: it writes to stdout as well.
+    # Not typer's own prompt, which writes to stdout as well.
     typer.echo(f"{question} [y/N] ", nl=False, err=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise NotConfirmed(otherwise)
 
 
 def given_settings(settings: Sequence[str] | None) -> dict[str, str]:
-    """Return the texts of `--set` by key. Raises ConfigError for one that is no setting."""
+    """Return the texts of `--set` by key. Raises ConfigError for a text that is no setting."""
     from bbnode.daemon.config.setting import parse_setting
 
     return {setting.key: setting.text for setting in map(parse_setting, settings or ())}
@@ -247,16 +247,16 @@ def load_config(
     return sources.resolve(paths.find_config(config), flags=flags)
 
 
-def show_dry_run_notes(made: ProgramDryRun) -> None:
-    """Print a line for each warning of a dry run, and for what its bounds left out."""
-    for line in made.warnings:
+def show_dry_run_notes(dry_run: ProgramDryRun) -> None:
+    """Print a line for each warning of a dry run, and for each check that its bounds postponed."""
+    for line in dry_run.warnings:
         output.note(f"warning: {line}")
-    for line in made.postponed:
+    for line in dry_run.postponed:
         output.note(f"note: {line}")
 
 
 def toml_or_text(text: str) -> Any:
-    """Return a TOML value; text that is none is taken as it stands."""
+    """Return a TOML value, or the text itself if it is no TOML."""
     import tomllib
 
     try:

@@ -1,7 +1,7 @@
 """Conditions on the command line: `--where "year >= 2020"`, as the filter of a search.
 
 Rule: NAME OPERATOR VALUE; a value is read as JSON if it is a number, true, false or a quoted text,
-and is else a text as it stands. `in` and `not in` take a JSON list, or values with commas.
+and is otherwise a text, unchanged. `in` and `not in` take a JSON list, or values with commas.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _CONDITION: Final = re.compile(
 
 
 def parse(texts: Sequence[str] | None) -> dict[str, Any]:
-    """Return the filter that conditions make; a usage error for one that is none."""
-    found: dict[str, Any] = {}
+    """Return the filter for these conditions; raises a usage error for an invalid one."""
+    conditions: dict[str, Any] = {}
     for text in texts or ():
         match = _CONDITION.fullmatch(text)
         if match is None or match["value"].startswith(("=", "<", ">", "!")):
@@ -37,15 +37,15 @@ def parse(texts: Sequence[str] | None) -> dict[str, Any]:
             )
         sign = " ".join(match["sign"].split())
         name = match["name"] if sign in ("=", "==") else f"{match['name']} {sign}"
-        if name in found:
+        if name in conditions:
             raise typer.BadParameter(
                 f"{text!r} is said of {match['name']!r} a second time; one condition can list "
                 "values: NAME in A,B or NAME not in A,B",
                 param_hint=_OPTION,
             )
         value = match["value"]
-        found[name] = _listed(value) if sign.endswith("in") else _value(value)
-    return found
+        conditions[name] = _listed(value) if sign.endswith("in") else _value(value)
+    return conditions
 
 
 def _value(text: str) -> Any:

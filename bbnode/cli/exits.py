@@ -32,8 +32,8 @@ _CODES: dict[str, int] = {
     "bbnode.ir.errors.DeploymentError": USAGE,
     "bbnode.ir.errors.EnvironmentFault": FAILURE,
     "bbnode.ir.errors.PeerError": FAILURE,
-    # Exceptions from their family's code.
-    # Nodes meet these in programs; on the command line they are of what was typed.
+    # Exceptions to the code of their family. Nodes meet these in programs; on the command line they
+    # come from what was typed.
     "bbnode.components.indexes.errors.FilterRefused": USAGE,
     "bbnode.components.indexes.errors.InvalidSearch": USAGE,
     "bbnode.components.indexes.errors.ItemRefused": USAGE,
@@ -48,7 +48,7 @@ _CODES: dict[str, int] = {
 }
 
 
-# What a daemon says of a request (RFC 9110): our mistake, too late, or its own trouble.
+# HTTP status codes of a daemon (RFC 9110): our mistake, too late, or its own trouble.
 _STATUSES: dict[int, int] = {400: USAGE, 404: USAGE, 422: REFUSED, 504: TIMEOUT}
 
 
@@ -59,7 +59,7 @@ def table() -> dict[str, int]:
 
 def code_for(error: BaseException) -> int:
     """Return the exit code of an error."""
-    # What a daemon refuses has no class here, only HTTP's status.
+    # A daemon's refusal has no class here, only its HTTP status.
     status = getattr(error, "status", None)
     if isinstance(status, int):
         return _STATUSES.get(status, FAILURE)

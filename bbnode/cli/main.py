@@ -29,7 +29,7 @@ from bbnode.ir import plugins
 from bbnode.ir.errors import BbnodeError, EnvironmentFault
 
 # Entry points of this group are commands: a function, a `typer.Typer`, or a module that has a
-# `command` or an `app`, as those of `bbnode.cli.commands`.
+# `command` or an `app`, like those of `bbnode.cli.commands`.
 GROUP = "bbnode.commands"
 TRACEBACK = "--traceback"
 # The commands as the help lists them.
@@ -54,9 +54,9 @@ Examples:
   bbnode join TICKET                         take part in somebody's network
   bbnode COMMAND --help
 """
-# Of the first sentence of a command's help: it fits beside the name on 80 columns.
+# Characters of the first sentence of a command's help: it fits beside the name on 80 columns.
 _SUMMARY_CHARS = 64
-# Of a name that is not UTF-8, in characters.
+# Characters of a name that is not UTF-8.
 _SHOWN_NAME = 200
 
 
@@ -77,15 +77,15 @@ def added() -> dict[str, str]:
 
 @cache
 def shadowed() -> dict[str, str]:
-    """Return the commands of packages that have a shipped command's name, and so never run."""
+    """Return the commands of packages that never run, since shipped ones have their names."""
     return {name: pkg for name, pkg in plugins.names(GROUP).items() if name in shipped()}
 
 
 class MachineRefused(EnvironmentFault):
-    """The machine could not do what a command needed: its disk is full, say."""
+    """The machine could not do what a command needed, for example because its disk is full."""
 
 
-# Errors of the system that can meet any command, with what helps.
+# Errors of the system that any command can meet, with a remedy.
 _CURES = {
     errno.ENOSPC: "free space on that file system",
     errno.EDQUOT: "free space in that quota",
@@ -106,7 +106,7 @@ def command_names() -> list[str]:
 
 
 class CommandGroup(TyperGroup):
-    """A group whose commands are imported when they are asked for."""
+    """A group whose commands are imported when they are used."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
         """Return all names, without importing anything."""
@@ -122,7 +122,7 @@ class CommandGroup(TyperGroup):
                 try:
                     self.commands[cmd_name] = _loaded(cmd_name)
                 except BbnodeError:
-                    # Completion asks for every command, and has nobody to tell.
+                    # Completion imports every command, and has nowhere to report an error.
                     if not ctx.resilient_parsing:
                         raise
         return super().get_command(ctx, cmd_name)
@@ -148,30 +148,30 @@ class CommandGroup(TyperGroup):
         return str(self.get_command(ctx, name).get_short_help_str(_SUMMARY_CHARS))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find a command as typer does; its suggestions need the names there are."""
+        """Find a command like typer, with all command names for its suggestions."""
         if args and args[0] not in shipped() and args[0] not in added():
             for name in shipped():
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
 
-def _made(name: str, found: Any) -> Any:
-    """Return the command of a module, of a group with commands of its own, or of a function."""
-    if isinstance(found, ModuleType):
-        found = getattr(found, "app", None) or found.command
-    if isinstance(found, typer.Typer):
-        return typer.main.get_group(found)
+def _made(name: str, entry: Any) -> Any:
+    """Return the command of a module, of a group with subcommands, or of a function."""
+    if isinstance(entry, ModuleType):
+        entry = getattr(entry, "app", None) or entry.command
+    if isinstance(entry, typer.Typer):
+        return typer.main.get_group(entry)
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name=name)(expanded(found))
+    single.command(name=name)(expanded(entry))
     return typer.main.get_command(single)
 
 
 def _loaded(name: str) -> Any:
-    found = plugins.load(GROUP, name)
+    entry = plugins.load(GROUP, name)
     try:
-        return _made(name, found)
+        return _made(name, entry)
     except Exception as error:
-        # Somebody else's code: whatever is wrong with it, the command line works on.
+        # The code is another package's: whatever its fault, the command line keeps working.
         raise plugins.BrokenPlugin(
             GROUP, name, added()[name], f"it is not a command: {type(error).__name__}: {error}"
         ) from error
@@ -223,8 +223,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Abort):
         return exits.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output (head, less) has closed it: no message, and typer's own code
-        # for this.
+        # The reader of our output (head, less) has closed it: no message, and typer's own code for
+        # this.
         _drop_output()
         return exits.FAILURE
     except BbnodeError as error:
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _failure_of_the_machine(error: Exception) -> MachineRefused | None:
-    """Return an error of the system that may meet any command as a typed one, if it is such."""
+    """Return a system error that any command may meet as a typed error; None for any other."""
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         name = error.object[:_SHOWN_NAME]
         return MachineRefused(f"{name!r}: this name is not UTF-8; rename the file or folder")
@@ -261,7 +261,7 @@ def _failure_of_the_machine(error: Exception) -> MachineRefused | None:
 
 
 def _drop_output() -> None:
-    """Let nothing more be written: Python would complain once more when it flushes at exit."""
+    """Discard all further output: Python would otherwise complain when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -280,11 +280,11 @@ def _failed_command(arguments: Sequence[str], error: Exception) -> CommandFailed
 
 
 def _report_group(group: BaseExceptionGroup[BaseException]) -> int:
-    """Tasks of a daemon fail in groups: a line for each, the first one's code."""
-    found = list(exits.leaves(group))
-    if all(isinstance(error, KeyboardInterrupt) for error in found):
+    """Report the failures of a group, as daemons raise them: a line each, the first one's code."""
+    errors = list(exits.leaves(group))
+    if all(isinstance(error, KeyboardInterrupt) for error in errors):
         return exits.INTERRUPTED
-    faults = [error for error in found if not isinstance(error, KeyboardInterrupt)]
+    faults = [error for error in errors if not isinstance(error, KeyboardInterrupt)]
     faults = [
         (isinstance(error, Exception) and _failure_of_the_machine(error)) or error
         for error in faults

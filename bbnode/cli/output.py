@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA_VERSION = 1
-# What the lines of a help or of a configuration are set with; a field goes through `cell`.
+# Layout of help and configuration texts, which is kept; fields go through `cell`.
 _LAYOUT = "\n\t"
-# Spreadsheets compute what begins so (OWASP, CSV injection).
+# Spreadsheets compute texts that begin with these (OWASP, CSV injection).
 _FORMULA_STARTS = ("=", "+", "-", "@")
-# The command that runs, for the schema of what it prints.
+# The running command, for the schema of its output.
 _command = "bbnode"
 
 
@@ -46,21 +46,21 @@ def schema(name: str) -> str:
 def data(text: str) -> None:
     """Print data: one line, or several of ours.
 
-    They are out at once: who reads a pipe or a file sees what a command that goes on has printed.
+    It is flushed at once: a reader of a pipe or file sees what a running command has printed.
     """
     sys.stdout.write(printable(text, keep=_LAYOUT) + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """Print one line for the reader, kept out of the data."""
+    """Print one line for people, kept out of the data."""
     sys.stderr.write(printable(text, keep=_LAYOUT) + "\n")
 
 
 def error(message: str, *more: str) -> None:
-    """Print one line that says what is wrong and what to do, and lines that belong to it.
+    """Print one line that says what is wrong and what to do, and further lines that belong to it.
 
-    In the journal they have the priority of an error, as a failed start of a service has to.
+    In the journal they have the priority of an error, as a failed start of a service needs.
     """
     lines = [f"error: {' '.join(message.split())}", *more]
     _write_error("\n".join(printable(line) for line in lines))
@@ -74,7 +74,7 @@ def show_uncaught(
 
 
 def _write_error(text: str) -> None:
-    # Asked for first: the import is not free.
+    # Checked first: the import is not free.
     if "JOURNAL_STREAM" in os.environ:
         from bbnode.daemon.observing import logs
 
@@ -90,8 +90,8 @@ def json_object(
 
     The schema is that of `name`, default the command's; one that is in `value` already stays.
     """
-    made = {"schema": schema(name or _command), **value}
-    data(json_text(made, indent=indent))
+    with_schema = {"schema": schema(name or _command), **value}
+    data(json_text(with_schema, indent=indent))
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
@@ -100,7 +100,7 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 
 def csv_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows as CSV. A text that a spreadsheet would take for a formula gets a quote before it.
+    """Print rows as CSV, with a quote before each text that a spreadsheet would compute.
 
     Numbers are written in full; None and NaN are empty.
     """
@@ -133,7 +133,7 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def console() -> Console:
-    """Return Rich on stdout; without a terminal it is as wide as its text and has no colour."""
+    """Return a Rich console on stdout; without a terminal, as wide as its text and uncoloured."""
     from rich.console import Console
 
     return Console(
@@ -141,7 +141,7 @@ def console() -> Console:
     )
 
 
-# Of a column: the gap, and the longest word that may be cut for it, as a digest may.
+# Characters of a column: the gap, and the longest word that may be cut for it, as a digest may.
 _GAP_CHARS = 3
 _WORD_CHARS = 16
 
@@ -149,7 +149,7 @@ _WORD_CHARS = 16
 def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, out: Console
 ) -> None:
-    """Print a titled table; nothing at all when there are no rows."""
+    """Print a titled table; nothing at all without rows."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -184,8 +184,8 @@ def cell(value: object) -> str:
 def describe(value: Mapping[str, Any], *, out: Console, short: bool = False) -> None:
     """Print any JSON object: plain values as lines, lists of objects and objects as tables.
 
-    Where a table has no room its rows are tables of their own, with a line for each column. With
-    `short` tables have the ends of PeerIds; lines have them in full, to be copied.
+    If a table does not fit, each of its rows becomes a table with a line per column. With `short`,
+    tables have only the ends of PeerIds; lines have them in full, to be copied.
     """
     plain = {k: v for k, v in value.items() if not _is_table(v) and not isinstance(v, Mapping)}
     table("", ("", ""), [(_words(name), item) for name, item in plain.items()], out=out)
@@ -207,7 +207,7 @@ def describe(value: Mapping[str, Any], *, out: Console, short: bool = False) -> 
 def _table_or_blocks(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, out: Console
 ) -> None:
-    """Print a table, or one for each row where its columns would be cut within their words."""
+    """Print a table, or one per row if its columns would be cut within words."""
     widths = (
         max(map(_longest_word, (name, *(row[n] for row in rows)))) for n, name in enumerate(columns)
     )

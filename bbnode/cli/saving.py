@@ -1,8 +1,9 @@
 """`--save` of `bbnode invoke`: outputs into files.
 
-Rule: NAME=FILE.npy is one array, NAME=FILE.npz one of several of a file, NAME=FILE.json any value;
-DIR/ saves all outputs, arrays as .npy and others as .json. Where they go is checked before anything
-is invoked, and a file is whole or not there. A name of an output never leads out of DIR.
+Rule: NAME=FILE.npy is one array, NAME=FILE.npz one of several arrays in a file, NAME=FILE.json any
+value; DIR/ saves all outputs, arrays as .npy and others as .json. The destinations are checked
+before anything is invoked, and a file is written whole or not at all. A name of an output never
+leads out of DIR.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ HELP = (
 )
 _OPTION = "--save"
 _SUFFIXES = (".npy", ".npz", ".json")
-# Of an output that DIR/ saves; a file system takes names of 255 bytes.
+# For file names in DIR/; a file system takes names of 255 bytes.
 _MAX_NAME_CHARS = 200
 
 
 @dataclass(frozen=True)
 class Saving:
-    """The files that outputs go to."""
+    """The destination files of outputs."""
 
     files: Mapping[str, Path] = field(default_factory=dict)
     directory: Path | None = None
 
-    def write(self, told: Mapping[str, Any]) -> list[Path]:
+    def write(self, answer: Mapping[str, Any]) -> list[Path]:
         """Write the outputs of an answer; returns the files.
 
-        Raises DeploymentError for an output that is not there or does not go into its file, and
+        Raises DeploymentError for an output that does not exist or does not fit into its file, and
         StorageError.
         """
         from bbnode.daemon import paths
         from bbnode.daemon.invoke.exact import decoded
         from bbnode.ir.errors import DeploymentError
 
-        values = told["values"] or {}
+        values = answer["values"] or {}
         lost = [name for name in self.files if name not in values]
         if lost:
             raise DeploymentError(
@@ -62,32 +63,32 @@ class Saving:
         grouped: dict[Path, list[str]] = {}
         for name, path in wanted:
             grouped.setdefault(path, []).append(name)
-        made = {}
+        contents = {}
         for path, names in grouped.items():
             if path.suffix == ".json":
-                made[path] = _json_bytes({name: values[name] for name in names})
+                contents[path] = _json_bytes({name: values[name] for name in names})
             else:
-                made[path] = _array_bytes(path, {name: decoded(values[name]) for name in names})
-        for path, data in made.items():
+                contents[path] = _array_bytes(path, {name: decoded(values[name]) for name in names})
+        for path, data in contents.items():
             paths.write_atomically(path, data, mode=0o666 & ~_umask())
-        return list(made)
+        return list(contents)
 
 
 def parse(texts: Sequence[str]) -> Saving:
-    """Return where the texts of `--save` say that outputs go; a usage error for any other."""
+    """Return the destinations that `--save` names; a usage error for a wrong text."""
     directories = [text for text in texts if text.endswith("/") or Path(text).is_dir()]
     files = pairs([text for text in texts if text not in directories], _OPTION)
     if len(directories) > 1:
         raise _usage("give one directory")
-    found: dict[str, Path] = {}
+    files_by_name: dict[str, Path] = {}
     for name, text in files.items():
         path = Path(text).expanduser().absolute()
         if path.suffix not in _SUFFIXES:
             raise _usage(f"{text}: give a file that ends in {', '.join(_SUFFIXES)}, or DIR/")
-        if path.suffix == ".npy" and path in found.values():
+        if path.suffix == ".npy" and path in files_by_name.values():
             raise _usage(f"{text} holds one array; name a .npz for several")
         _check_directory(path.parent)
-        found[name] = path
+        files_by_name[name] = path
     directory = None
     if directories:
         directory = Path(directories[0]).expanduser().absolute()
@@ -96,7 +97,7 @@ def parse(texts: Sequence[str]) -> Saving:
         except OSError as error:
             raise _usage(f"{directory}: {error.strerror}") from error
         _check_directory(directory)
-    return Saving(found, directory)
+    return Saving(files_by_name, directory)
 
 
 def _check_directory(path: Path) -> None:
@@ -111,19 +112,19 @@ def _usage(what: str) -> typer.BadParameter:
 
 
 def _file_name(name: str) -> str:
-    """Return the name of an output as a file name of a directory: no separator, no leading dot."""
-    made = quote(name, safe="")
-    if made.startswith("."):
-        made = f"%2E{made[1:]}"
-    return made[:_MAX_NAME_CHARS]
+    """Return a file name for the name of an output: without a separator or leading dot."""
+    quoted = quote(name, safe="")
+    if quoted.startswith("."):
+        quoted = f"%2E{quoted[1:]}"
+    return quoted[:_MAX_NAME_CHARS]
 
 
-def _json_bytes(told: Mapping[str, Any]) -> bytes:
+def _json_bytes(values: Mapping[str, Any]) -> bytes:
     import json
 
     from bbnode.cli.values import readable
 
-    whole = {name: readable(value) for name, value in told.items()}
+    whole = {name: readable(value) for name, value in values.items()}
     content = next(iter(whole.values())) if len(whole) == 1 else whole
     return (json.dumps(content, indent=2, ensure_ascii=True) + "\n").encode()
 
@@ -140,9 +141,9 @@ def _array_bytes(path: Path, named: Mapping[str, Any]) -> bytes:
                 f"output {name!r} is no array but {type(value).__name__}: save it in a .json file"
             )
         if value.dtype.kind == "O":
-            value = value.astype(str)  # of fixed width, as files without pickle hold texts
+            value = value.astype(str)  # fixed width, as files without pickle hold texts
         elif value.dtype.kind == "V":
-            value = value.astype(np.float32)  # bfloat16 and smaller: nothing is lost
+            value = value.astype(np.float32)  # bfloat16 and smaller convert without loss
         arrays[name] = value
     stream = io.BytesIO()
     if path.suffix == ".npz":

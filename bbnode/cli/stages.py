@@ -41,15 +41,15 @@ _STAGE = re.compile(
 
 
 class StageRefused(DeploymentError):
-    """A `--stage` that names no pass that can be made here."""
+    """A `--stage` that names no pass, or one that can't be created here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
-    """One stage as it was asked for; at most one of `before` and `after` names a pass.
+    """One stage as the user asked for it; at most one of `before` and `after` names a pass.
 
     Attributes:
-        name: "package.module:Class", or the name of a pass that an installed package brings.
+        name: "package.module:Class", or the name of a pass of an installed package.
     """
 
     name: str
@@ -58,9 +58,9 @@ class StageSpec:
     after: str | None = None
 
     def add_to(self, compiler: Compiler) -> Compiler:
-        """Return the compiler with this pass at its place.
+        """Return the compiler with this pass in its place.
 
-        Raises StageRefused, and as `Compiler.with_pass`.
+        Raises StageRefused, and the errors of `Compiler.with_pass`.
         """
         from bbnode.daemon.artifacts.build import argument_fault
 
@@ -84,20 +84,20 @@ class StageSpec:
 
 def parse_stage(text: str) -> StageSpec:
     """Read one stage; imports nothing. Raises StageRefused."""
-    found = _STAGE.fullmatch(text.strip()) if len(text) <= MAX_STAGE_CHARS else None
-    if found is None:
+    match = _STAGE.fullmatch(text.strip()) if len(text) <= MAX_STAGE_CHARS else None
+    if match is None:
         raise StageRefused(
             f"{text[:80]!r} does not name a stage as package.module:Class, "
             "package.module:Class(argument=1), package.module:Class@before:PASS, or by the name "
             f"of an installed pass: {_fault(text.strip())}"
         )
-    anchor = {} if found["where"] is None else {found["where"]: found["anchor"]}
-    name = found["plugin"] or f"{found['module']}:{found['cls']}"
-    return StageSpec(name=name, arguments=_arguments(found["call"] or "()", name), **anchor)
+    anchor = {} if match["where"] is None else {match["where"]: match["anchor"]}
+    name = match["plugin"] or f"{match['module']}:{match['cls']}"
+    return StageSpec(name=name, arguments=_arguments(match["call"] or "()", name), **anchor)
 
 
 def _fault(text: str) -> str:
-    """Return which part of a text that is no stage is wrong."""
+    """Return the part of an invalid text that is wrong."""
     if len(text) > MAX_STAGE_CHARS:
         return f"it has {len(text)} characters; at most {MAX_STAGE_CHARS} are read"
     named = _NAME.match(text)
@@ -125,7 +125,7 @@ def _arguments(call: str, stage: str) -> dict[str, Any]:
         raise StageRefused(
             f"stage {stage}: {call[:80]!r} cannot be read as arguments: {error}"
         ) from error
-    # `()` behind the name is the call; anything else, as in `(1)(2)`, is another thing.
+    # `()` behind the name is the call; anything else, as in `(1)(2)`, is no stage.
     if not isinstance(parsed, ast.Call) or not isinstance(parsed.func, ast.Name):
         raise StageRefused(f"stage {stage}: {call[:80]!r} cannot be read as arguments")
     if parsed.args or any(keyword.arg is None for keyword in parsed.keywords):

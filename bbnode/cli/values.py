@@ -1,8 +1,8 @@
-"""Values on the command line: inputs that are given, and the report of an execution.
+"""Values on the command line: inputs of an execution, and the report of one.
 
-Rule: `@file.npy` is an array, `@file` the bytes of a file, `trigger` a trigger; other text is read
-as JSON if it is that, and else taken as it is. Outputs are shown by value: scalars plainly, arrays
-as numpy does, with dtype and shape.
+Rule: `@file.npy` is an array, `@file` the bytes of a file, `trigger` a trigger; any other text is
+read as JSON if it is JSON, and is otherwise a text, unchanged. Outputs are shown by value: scalars
+plainly, arrays as numpy does, with dtype and shape.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ HELP = (
     "array, @FILE for bytes, other text as it is."
 )
 
-# Beyond an execution's own time, for the answer to come.
+# Beyond the time of the execution, for the answer to arrive.
 ANSWER_SLACK_S = 5.0
-# The largest body that a daemon takes is 16 MiB; base64 makes 4 bytes of 3.
+# A daemon takes bodies of 16 MiB at most; base64 turns 3 bytes into 4.
 MAX_FILE_BYTES = 11 * 1024 * 1024
 # numpy shows the ends of arrays with more elements.
 _SHOWN_ELEMENTS = 64
@@ -38,7 +38,7 @@ _SHOWN_BYTES = 32
 
 
 def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
-    """Return NAME=VALUE texts as the control plane takes inputs; a usage error for any other."""
+    """Return NAME=VALUE texts as inputs for the control plane; a usage error for a wrong one."""
     return {name: parse_value(text) for name, text in pairs(texts, "--input").items()}
 
 
@@ -71,64 +71,64 @@ def _file(path: Path) -> dict[str, str]:
     return {kind: base64.b64encode(data).decode("ascii")}
 
 
-def report(told: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
-    """Show what an execution gave, and return the exit code.
+def report(answer: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
+    """Show the outputs of an execution, and return the exit code.
 
-    A daemon of an earlier release tells less.
+    The answer of an earlier release's daemon has fewer fields.
     """
     if as_json:
-        output.json_object(_with_numbers(told))
-    elif told["ok"] is None and not waited_s:
-        output.data(f"execution {told['execution']}")
+        output.json_object(_with_numbers(answer))
+    elif answer["ok"] is None and not waited_s:
+        output.data(f"execution {answer['execution']}")
     if not as_json:
-        _show_outputs(told)
-    for peer, reason in told.get("refused", {}).items():
+        _show_outputs(answer)
+    for peer, reason in answer.get("refused", {}).items():
         output.note(output.cell(f"without {peer}: {reason}"))
-    for failure in told["failures"]:
+    for failure in answer["failures"]:
         output.note(output.cell(failure_text(failure)))
-    coded = told.get("coded") or {}
+    coded = answer.get("coded") or {}
     if coded.get("raw_bytes"):
         output.note(
             f"codecs: {coded['raw_bytes']} bytes of tensors as {coded['code_bytes']} "
             f"({coded['code_bytes'] / coded['raw_bytes']:.1%})"
         )
-    if told.get("left_out"):
-        output.note(f"{told['left_out']} more values or failures were not kept")
-    if told["ok"] is None and waited_s:
-        missing = ", ".join(told.get("missing", ()))
+    if answer.get("left_out"):
+        output.note(f"{answer['left_out']} more values or failures were not kept")
+    if answer["ok"] is None and waited_s:
+        missing = ", ".join(answer.get("missing", ()))
         what = f"{missing} did not come" if missing else "it did not end"
         output.error(
-            f"execution {told['execution']}: {what} within {waited_s:g} s; `bbnode status` shows "
+            f"execution {answer['execution']}: {what} within {waited_s:g} s; `bbnode status` shows "
             "what waits on this node; --timeout is how long to wait"
         )
         return exits.TIMEOUT
-    return exits.FAILURE if told["ok"] is False else exits.OK
+    return exits.FAILURE if answer["ok"] is False else exits.OK
 
 
-def _show_outputs(told: Mapping[str, Any]) -> None:
-    exact = told.get("values") or {}
-    for name, summary in told["outputs"].items():
+def _show_outputs(answer: Mapping[str, Any]) -> None:
+    exact = answer.get("values") or {}
+    for name, summary in answer["outputs"].items():
         lines = _lines(exact[name]) if name in exact else [output.json_text(summary)]
         first, *rest = lines
         output.data("\n".join([f"{output.cell(name)} = {first}", *rest]))
-        for further in told.get("more", {}).get(name, ()):
+        for further in answer.get("more", {}).get(name, ()):
             source = f"  (of {further['peer']})" if further["peer"] else ""
             output.data(f"{output.cell(name)} = {output.json_text(further['value'])}{source}")
-    for name, reason in told["skipped"].items():
+    for name, reason in answer["skipped"].items():
         output.note(output.cell(f"{name} has no value: {reason}"))
-    if told["ok"] and not told["outputs"] and not told["skipped"]:
-        output.note(f"execution {told['execution']} ended; the target has no output")
+    if answer["ok"] and not answer["outputs"] and not answer["skipped"]:
+        output.note(f"execution {answer['execution']} ended; the target has no output")
 
 
-def _lines(told: Mapping[str, Any]) -> list[str]:
+def _lines(encoded: Mapping[str, Any]) -> list[str]:
     """Return an output by value, as lines."""
     from bbnode.daemon.invoke.exact import ValueOmitted, decoded
 
     try:
-        return value_lines(decoded(told))
+        return value_lines(decoded(encoded))
     except ValueOmitted:
-        shape = f"{told['dtype']}{told['shape']}" if "shape" in told else told["type"]
-        return [f"{shape}, not shown: {told['omitted']}"]
+        shape = f"{encoded['dtype']}{encoded['shape']}" if "shape" in encoded else encoded["type"]
+        return [f"{shape}, not shown: {encoded['omitted']}"]
 
 
 def value_lines(value: Value) -> list[str]:
@@ -172,16 +172,16 @@ def value_lines(value: Value) -> list[str]:
     return [output.cell(str(value))]
 
 
-def _result_lines(found: Any) -> list[str]:
-    """Return the hits of each query of a search, a line each."""
-    lines = [f"{len(found)} found"]
-    for query in range(found.queries):
-        if found.ids.ndim == 2:
+def _result_lines(results: Any) -> list[str]:
+    """Return the hits of each query of a search, one per line."""
+    lines = [f"{len(results)} found"]
+    for query in range(results.queries):
+        if results.ids.ndim == 2:
             lines.append(f"  query {query}:")
-        for hit in found.hits(query):
-            said = f" {output.cell(dict(hit.metadata))}" if hit.metadata else ""
+        for hit in results.hits(query):
+            metadata = f" {output.cell(dict(hit.metadata))}" if hit.metadata else ""
             by = f" (of {hit.sender})" if hit.sender else ""
-            lines.append(f"  {hit.id}  distance {hit.distance:.6g}{said}{by}")
+            lines.append(f"  {hit.id}  distance {hit.distance:.6g}{metadata}{by}")
     return lines
 
 
@@ -200,27 +200,27 @@ def _array_lines(array: Any) -> list[str]:
     return lines if len(lines) == 1 else ["", *lines]
 
 
-def _with_numbers(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer as --json prints it."""
-    values = told.get("values")
-    return {**told, "values": None if values is None else readable(values)}
+def _with_numbers(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer in the form that --json prints."""
+    values = answer.get("values")
+    return {**answer, "values": None if values is None else readable(values)}
 
 
-def readable(told: Any) -> Any:
+def readable(exact: Any) -> Any:
     """Return exact values (`bbnode.daemon.invoke.exact`) with tensors as nested lists."""
     from bbnode.daemon.invoke.exact import decoded
 
-    if isinstance(told, list):
-        return [readable(item) for item in told]
-    if not isinstance(told, dict):
-        return told
-    if isinstance(told.get("data"), str) and "dtype" in told:
-        return {**told, "data": _numbers(decoded(told))}
-    return {name: readable(item) for name, item in told.items()}
+    if isinstance(exact, list):
+        return [readable(item) for item in exact]
+    if not isinstance(exact, dict):
+        return exact
+    if isinstance(exact.get("data"), str) and "dtype" in exact:
+        return {**exact, "data": _numbers(decoded(exact))}
+    return {name: readable(item) for name, item in exact.items()}
 
 
 def _numbers(array: Any) -> Any:
-    """Return nested lists; a float that JSON has no form for is its text."""
+    """Return nested lists; a float without a JSON form becomes text."""
     import numpy as np
 
     if array.dtype.kind == "V":
@@ -235,7 +235,7 @@ def _numbers(array: Any) -> Any:
 
 
 def peer_text(text: str) -> str:
-    """Return the PeerId that an address ends with; another text as it is, for the node to find.
+    """Return the PeerId at the end of an address; other text unchanged, for the node to resolve.
 
     Raises typer.BadParameter for an address that names no peer.
     """

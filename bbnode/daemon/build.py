@@ -1,8 +1,8 @@
 """The id of this build: a digest of the package's files, the same wherever they are installed.
 
-Rule: two builds of one version differ in it exactly if a file of the package differs. A wheel's
-list of digests (RECORD) is taken where it describes the package that runs; else, as in a checkout,
-the files are read.
+Rule: two builds of one version differ in it exactly if a file of the package differs. It uses a
+wheel's list of digests (RECORD) if that describes the package that runs; otherwise, as in a
+checkout, it reads the files.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from bbnode import __version__
 
 _PACKAGE = Path(__file__).parent.parent
 _DIGITS = 12
-# What the interpreter leaves beside the files, and what none of ours has.
+# Left by the interpreter beside the files; no file of ours has it in its path.
 _COMPILED = "__pycache__"
 UNKNOWN = "unknown"
 
 
 @cache
 def build_id() -> str:
-    """Return 12 hexadecimal digits; "unknown" where the files cannot be read."""
+    """Return 12 hexadecimal digits; "unknown" if the files cannot be read."""
     digests = _recorded(_PACKAGE) or _computed(_PACKAGE)
     if not digests:
         return UNKNOWN
@@ -40,13 +40,13 @@ def full_version() -> str:
 
 
 def _recorded(package: Path) -> dict[str, str]:
-    """Return the digest of each file by name, as the installed wheel lists them; empty if none."""
+    """Return the digest of each file by name from the installed wheel's list; empty if none."""
     try:
-        found: Distribution = distribution(package.name)
-        # Another one may be installed than the package that runs.
-        if not Path(str(found.locate_file(package.name))).samefile(package):
+        installed: Distribution = distribution(package.name)
+        # The installed package may be another one than the package that runs.
+        if not Path(str(installed.locate_file(package.name))).samefile(package):
             return {}
-        record = found.read_text("RECORD")
+        record = installed.read_text("RECORD")
     except (PackageNotFoundError, OSError, UnicodeDecodeError):
         return {}
     digests: dict[str, str] = {}
@@ -59,7 +59,7 @@ def _recorded(package: Path) -> dict[str, str]:
 
 
 def _computed(package: Path) -> dict[str, str]:
-    """Return the digest of each file as a wheel would list it; empty where one can't be read."""
+    """Return the digest of each file as a wheel would list it; empty if one can't be read."""
     digests: dict[str, str] = {}
     try:
         for file in package.rglob("*"):

@@ -44,7 +44,7 @@ class NodeClock:
         self._offset_ns = self.now_ns - (now_ns or 0)
 
     def tell(self, now_ns: int) -> None:
-        """Set the time to that of the host at a poll; a clock that goes back stands still."""
+        """Set the time to that of the host at a poll; if the host's clock goes back, time stops."""
         if self._set_by_poll:
             self._set_by_poll = False
             self._offset_ns = self.now_ns - now_ns

@@ -480,7 +480,7 @@ class Node:
     # -- polling --------------------------------------------------------------------------
 
     def poll(self, now_ns: int) -> list[steps.Step]:
-        """Do what can be done at `now_ns` (monotonic; a clock that goes back stands still)."""
+        """Do what can be done at `now_ns` (monotonic; if it goes back, time stops)."""
         # Most polls are of one envelope or one timer: what has nothing to do is not called.
         rt, recorder = self._rt, self._recorder
         clock, executor, ingress, reports = rt.clock, rt.executor, rt.ingress, rt.reports

@@ -1,7 +1,7 @@
-"""`bbnode check`: a dry run of a program's models, before anybody waits for a round.
+"""`bbnode check`: a dry run of a program's models before the first round.
 
-Rule: the command shows; what runs is `bbnode.daemon.artifacts.dry_run`. A row is a step and what
-came of it; a fault is an error like any other, in one line.
+Rule: the command only shows; the checks are in `bbnode.daemon.artifacts.dry_run`. A row is a step
+and its result; a fault is an error like any other, in one line.
 """
 
 from __future__ import annotations
@@ -50,39 +50,43 @@ def command(
     from bbnode.daemon.testbed.program import find_program
 
     arguments = {key: toml_or_text(text) for key, text in pairs(arg, "--arg").items()}
-    found = find_program(program, arguments)
-    given = GivenData(settings=_settings(data)) if data else None
-    made = check_program(found.artifact.model, own=not found.is_artifact, given=given)
+    compilable = find_program(program, arguments)
+    own_data = GivenData(settings=_settings(data)) if data else None
+    dry_run = check_program(
+        compilable.artifact.model, own=not compilable.is_artifact, given=own_data
+    )
     if as_json:
-        output.json_object({"program": program, **made.to_json()})
+        output.json_object({"program": program, **dry_run.to_json()})
         return
     rows: list[list[object]] = []
-    for where, steps in itertools.groupby(made.rows, key=lambda row: row.where):
+    for where, steps in itertools.groupby(dry_run.rows, key=lambda row: row.where):
         for at, row in enumerate(steps):
             rows.append([where if not at else "", row.step, row.rows, row.result])
     output.table(
-        f"dry run of {program}, examples {made.examples}",
+        f"dry run of {program}, examples {dry_run.examples}",
         ("model", "step", "examples", "result"),
         rows,
         out=output.console(),
     )
-    show_dry_run_notes(made)
-    for line in made.skipped:
+    show_dry_run_notes(dry_run)
+    for line in dry_run.skipped:
         output.note(f"note: {line}")
-    if not made.rows and not made.skipped:
+    if not dry_run.rows and not dry_run.skipped:
         output.note(f"{program} has no model to try")
     else:
-        output.note(f"no fault in {output.counted(len(made.rows), 'step')}, {made.seconds:.1f} s")
+        output.note(
+            f"no fault in {output.counted(len(dry_run.rows), 'step')}, {dry_run.seconds:.1f} s"
+        )
 
 
-def _settings(given: list[str]) -> dict[str, dict[str, Any]]:
-    """Return settings of data sources by slot: "" is of all. Raises BadParameter."""
-    found: dict[str, dict[str, Any]] = {}
-    for text in given:
+def _settings(texts: list[str]) -> dict[str, dict[str, Any]]:
+    """Return settings of data sources by slot, "" for all slots. Raises BadParameter."""
+    settings: dict[str, dict[str, Any]] = {}
+    for text in texts:
         key, equals, value = text.partition("=")
         slot, dot, name = key.partition(".")
         if equals and dot and slot and name.isidentifier():
-            found.setdefault(slot, {})[name] = toml_or_text(value)
+            settings.setdefault(slot, {})[name] = toml_or_text(value)
         else:
-            found.setdefault("", {})["path"] = str(Path(text).expanduser())
-    return found
+            settings.setdefault("", {})["path"] = str(Path(text).expanduser())
+    return settings

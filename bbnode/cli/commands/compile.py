@@ -1,8 +1,8 @@
 """`bbnode compile`: a Module class to a compiled artifact on disk.
 
-Rule: the file is written whole or not at all, and the same source gives the same bytes. What
-is asked for beside it (times, an explanation, the program between passes) changes nothing in
-it; the program between passes is written even when a later pass refuses it.
+Rule: the file is written whole or not at all, and the same source gives the same bytes. Additional
+output (times, an explanation, the program between passes) never changes the artifact; the program
+between passes is written even when a later pass refuses it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bbnode.components.contracts import CarriedOver
     from bbnode.daemon.artifacts.dry_run import ProgramDryRun
 
-# Weights that were left, of each slot; --json has all.
+# Weights left out that are listed per slot; --json has all.
 MAX_LEFT_SHOWN = 20
 
 
@@ -128,33 +128,33 @@ def command(
     sha256 = hashlib.sha256(data).hexdigest()
     custom_ops = custom_ops_of(program_of(model))
     if as_json:
-        found: dict[str, Any] = {"path": str(out), "bytes": len(data), "sha256": sha256}
-        found["targets"] = list(report.targets)
-        found["custom_ops"] = custom_ops
+        answer: dict[str, Any] = {"path": str(out), "bytes": len(data), "sha256": sha256}
+        answer["targets"] = list(report.targets)
+        answer["custom_ops"] = custom_ops
         if initialized is not None:
-            found["initialized"] = {
-                name: {"taken": list(told.taken), "left": dict(told.left)}
-                for name, told in initialized.items()
+            answer["initialized"] = {
+                name: {"taken": list(carried.taken), "left": dict(carried.left)}
+                for name, carried in initialized.items()
             }
         if tried is not None:
-            found["warnings"] = tried.warnings
+            answer["warnings"] = tried.warnings
         if timed:
-            found["total_ms"] = round(report.total_ms, 3)
-            found["passes"] = [
+            answer["total_ms"] = round(report.total_ms, 3)
+            answer["passes"] = [
                 {"pass": p.name, "ms": round(p.ms, 3), "counters": dict(p.counters)}
                 for p in report.passes
             ]
         if explained:
-            found["explained"] = explained
+            answer["explained"] = explained
         if dumps:
-            found["dumps"] = dumps
-        output.json_object(found)
+            answer["dumps"] = dumps
+        output.json_object(answer)
         return
     output.data(f"{out}  {len(data)} bytes  sha256 {sha256}")
     for name in report.targets:
         output.data(f"  {name}")
-    for name, told in (initialized or {}).items():
-        _show_taken(name, told)
+    for name, carried in (initialized or {}).items():
+        _show_taken(name, carried)
     for row in custom_ops:
         output.data(f"  custom op {row['domain']}::{row['op']} (package {row['package']})")
     if timed:
@@ -172,12 +172,12 @@ def _initialize(
     return initial.initialize(recorded, initial.read_weights(file.expanduser()), chosen)
 
 
-def _show_taken(slot: str, told: CarriedOver) -> None:
-    output.data(f"  slot {slot}: {len(told.taken)} initial weights taken")
-    for name, why in itertools.islice(told.left.items(), MAX_LEFT_SHOWN):
+def _show_taken(slot: str, carried: CarriedOver) -> None:
+    output.data(f"  slot {slot}: {len(carried.taken)} initial weights taken")
+    for name, why in itertools.islice(carried.left.items(), MAX_LEFT_SHOWN):
         what = f"left {name}: {why}" if name else why
         output.note(output.cell(f"  slot {slot}: {what}"))
-    more = len(told.left) - MAX_LEFT_SHOWN
+    more = len(carried.left) - MAX_LEFT_SHOWN
     if more > 0:
         output.note(f"  slot {slot}: {more} more left; --json lists all")
 
@@ -192,10 +192,10 @@ def _show_times(report: CompileReport, tried: ProgramDryRun | None) -> None:
     output.table("passes", ("pass", "ms", "counters"), rows, out=output.console())
 
 
-def _show_value(found: Mapping[str, Any]) -> None:
+def _show_value(value: Mapping[str, Any]) -> None:
     out = output.console()
     rows: list[list[object]] = []
-    for place in found["places"]:
+    for place in value["places"]:
         rows.append(["in", place["target"]])
         rows.append(["type", place["type"] or None])
         rows.append(["lives on", place["class"]])
@@ -212,6 +212,6 @@ def _show_value(found: Mapping[str, Any]) -> None:
         rows.append(["an output", place["output"]])
     if not rows:
         rows.append(["", "in no compiled partition any more"])
-    output.table(f"value {found['value']}", ("", ""), rows, out=out)
-    events = [[event["pass"], event["what"]] for event in found["events"]]
-    output.table(f"history of {found['value']}", ("pass", "what"), events, out=out)
+    output.table(f"value {value['value']}", ("", ""), rows, out=out)
+    events = [[event["pass"], event["what"]] for event in value["events"]]
+    output.table(f"history of {value['value']}", ("pass", "what"), events, out=out)

@@ -1,6 +1,6 @@
-"""`bbnode components`: the components that are installed here, and the settings of one.
+"""`bbnode components`: the installed components, and the settings of one.
 
-Rule: a component that can't be imported is a line that says why; the others are shown.
+Rule: a component that can't be imported is a line with the reason; the others are shown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _list(as_json: bool) -> None:
     from bbnode.daemon.config.reference import summary
     from bbnode.ir.errors import BbnodeError
 
-    found = []
+    rows_as_json = []
     for type_name in known_types():
         row: dict[str, Any] = {"name": type_name, "roles": [], "about": ""}
         try:
@@ -47,12 +47,12 @@ def _list(as_json: bool) -> None:
         else:
             row["roles"] = list(roles_of(cls))
             row["about"] = " ".join(summary(cls).split())
-        found.append(row)
+        rows_as_json.append(row)
     if as_json:
-        output.json_object({"components": found})
+        output.json_object({"components": rows_as_json})
         return
     rows: list[list[object]] = [
-        [row["name"], ", ".join(row["roles"]) or None, row["about"]] for row in found
+        [row["name"], ", ".join(row["roles"]) or None, row["about"]] for row in rows_as_json
     ]
     output.table("components", ("name", "role", "about"), rows, out=output.console())
 
@@ -65,9 +65,9 @@ def _show(name: str, as_json: bool) -> None:
     cls = component_class(ends[0] if len(ends) == 1 else name)
     settings = list(component_settings(cls.Config))
     if as_json:
-        found: dict[str, Any] = {"name": cls.TYPE_NAME, "roles": list(roles_of(cls))}
-        found |= {"about": " ".join(summary(cls).split()), "depends": dict(cls.depends)}
-        found["settings"] = [
+        description: dict[str, Any] = {"name": cls.TYPE_NAME, "roles": list(roles_of(cls))}
+        description |= {"about": " ".join(summary(cls).split()), "depends": dict(cls.depends)}
+        description["settings"] = [
             {
                 "name": each.name,
                 "type": each.kind,
@@ -78,7 +78,7 @@ def _show(name: str, as_json: bool) -> None:
             }
             for each in settings
         ]
-        output.json_object(found)
+        output.json_object(description)
         return
     output.data(f"{cls.TYPE_NAME}  ({', '.join(roles_of(cls))})")
     output.data(f"  {' '.join(summary(cls).split())}")
@@ -95,9 +95,9 @@ def _show(name: str, as_json: bool) -> None:
         output.data(f"      {each.meaning}")
 
 
-# Defaults as node.toml has them; a text in single quotes is TOML already.
+# Defaults as they would stand in node.toml; a text in single quotes is TOML already.
 _TOML = {"None": "(not set)", "()": "[]", "True": "true", "False": "false"}
-# Types of Python, the longer spelling first, in the words of TOML.
+# Python types and their TOML names, the longer spelling first.
 _KINDS = (
     (r"^(?:Mapping|dict)\[.*\]", "table"),
     (r"tuple\[(tuple\[[\w, ]+\]), \.\.\.\]", r"list of \1"),
@@ -118,13 +118,13 @@ _KINDS = (
 
 
 def _default(shown: str) -> str:
-    """Return a default as node.toml has it: a list for a tuple of numbers."""
+    """Return a default as it would stand in node.toml: a list for a tuple of numbers."""
     numbers = re.fullmatch(r"\(([\d., ]+)\)", shown)
     return f"[{numbers[1]}]" if numbers else _TOML.get(shown, shown)
 
 
 def _in_toml(kind: str) -> str:
-    """Return a setting's type in the words of TOML: "list of text" for `tuple[str, ...]`."""
+    """Return the TOML name of a setting's type: "list of text" for `tuple[str, ...]`."""
     if kind.startswith('"'):  # choices
         return kind
     for python, words in _KINDS:

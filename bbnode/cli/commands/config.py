@@ -1,6 +1,6 @@
-"""`bbnode config`: what a node is configured with, and where each value comes from.
+"""`bbnode config`: the configuration of a node, and the origin of each value.
 
-Rule: it reads what `bbnode run` would read, by the same function, and changes nothing.
+Rule: it reads the same sources as `bbnode run`, with the same function, and changes nothing.
 """
 
 from __future__ import annotations
@@ -82,8 +82,10 @@ def reference(
     if as_json and not limits:
         raise typer.BadParameter("there is --json for --limits alone")
     if as_json:
-        found = [{**asdict(cap), "job": bounds.job_of(cap)} for cap in bounds.every_limit()]
-        output.json_object({"limits": found})
+        limits_as_json = [
+            {**asdict(cap), "job": bounds.job_of(cap)} for cap in bounds.every_limit()
+        ]
+        output.json_object({"limits": limits_as_json})
         return
     if limits:
         page = bounds.limits_markdown() if markdown else bounds.limits_text()

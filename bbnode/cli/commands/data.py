@@ -1,6 +1,6 @@
-"""`bbnode data`: what a node's data mean, and what they mean in the federation.
+"""`bbnode data`: the meaning of a node's data, its own and that agreed on by its peers.
 
-Rule: it reads what `bbnode run` would read, and never prints an example.
+Rule: it reads the same configuration as `bbnode run`, and never prints an example.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def schema(
     """
     from bbnode.daemon.artifacts.schemas import own_schemas
 
-    found = own_schemas(load_config(config, settings))
-    refused = any(each.refused for each in found.values())
+    own = own_schemas(load_config(config, settings))
+    refused = any(each.refused for each in own.values())
     if as_json:
-        output.json_object({"slots": {slot: _own(each) for slot, each in found.items()}})
+        output.json_object({"slots": {slot: _own(each) for slot, each in own.items()}})
         return exits.FAILURE if refused else exits.OK
-    if not found:
+    if not own:
         output.note("the node's program uses no data here")
-    for slot, each in found.items():
+    for slot, each in own.items():
         if each.schema is None:
             output.data(f"{slot}: its data source does not say what the examples mean")
             continue
@@ -97,17 +97,17 @@ def agreed(
         write_project,
     )
 
-    found = agreed_schemas(load_config(config, settings))
+    agreed_on = agreed_schemas(load_config(config, settings))
     if statistics is not None:
-        found = {slot: with_statistics(each, statistics) for slot, each in found.items()}
+        agreed_on = {slot: with_statistics(each, statistics) for slot, each in agreed_on.items()}
     if write is not None:
-        write_project(write, found)
-        output.note(f"{write}: [tool.bbnode.schema.SLOT] of {', '.join(sorted(found))}")
+        write_project(write, agreed_on)
+        output.note(f"{write}: [tool.bbnode.schema.SLOT] of {', '.join(sorted(agreed_on))}")
     if as_json:
-        slots = {s: {"digest": e.digest, "meaning": plain(e)} for s, e in found.items()}
+        slots = {s: {"digest": e.digest, "meaning": plain(e)} for s, e in agreed_on.items()}
         output.json_object({"slots": slots})
         return
-    for slot, each in found.items():
+    for slot, each in agreed_on.items():
         output.data(f"{slot}  {each.digest}")
         for line in each.lines():
             output.data(f"  {line}")

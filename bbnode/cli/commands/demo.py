@@ -1,6 +1,6 @@
 """`bbnode demo`: federated training of five daemons on this machine.
 
-Rule: the options are checked here; what the demo does is `bbnode.daemon.testbed.demo`.
+Rule: the options are checked here; the demo itself is `bbnode.daemon.testbed.demo`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`bbnode doctor`: looks for what is wrong with a node on this machine.
+"""`bbnode doctor`: looks for faults of a node on this machine.
 
-Rule: one line a check, PASSED or what to do; exit code 1 when one failed.
+Rule: one line per check, PASSED or what to do; exit code 1 when one failed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`bbnode emit`: give a target of a running node one input, or put an event on its bus.
 
-Rule: as `invoke`, for the entries of a target that one input starts.
+Rule: like `invoke`, but for targets that one input starts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def command(
         )
     with node.client(timeout_s + values.ANSWER_SLACK_S) as client:
         if kind is not None:
-            told = client.post("/v1/emit", {"kind": kind})
+            answer = client.post("/v1/emit", {"kind": kind})
         else:
             ((name, item),) = values.parse_inputs([value or ""]).items()
             body: dict[str, Any] = {
@@ -58,8 +58,8 @@ def command(
             }
             if deadline_s is not None:
                 body["deadline_s"] = deadline_s
-            told = client.post("/v1/emit", {**body, "exact": timeout_s > 0})
+            answer = client.post("/v1/emit", {**body, "exact": timeout_s > 0})
     if kind is not None:
-        node.show(told, f"event {kind} is on the bus")
+        node.show(answer, f"event {kind} is on the bus")
         return 0
-    return values.report(told, waited_s=timeout_s, as_json=node.as_json)
+    return values.report(answer, waited_s=timeout_s, as_json=node.as_json)

@@ -1,7 +1,7 @@
 """`bbnode export`: the trained model of a node as a plain ONNX file.
 
-Rule: the file is written whole or not at all, and never over one of another kind. Nothing of the
-node changes.
+Rule: the file is written whole or not at all, and never over a file of another kind. The node is
+not changed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def command(
     from bbnode.daemon.paths import write_atomically
     from bbnode.daemon.state import weights
 
-    # A link is followed: the file that it leads to is replaced, and not the link.
+    # A symbolic link is followed: its target is replaced, and not the link.
     out = out.expanduser().resolve()
     weights.check_output(out, force=force)
     export = None
@@ -103,7 +103,7 @@ def command(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Export:
-    """An exported model; `source` says for people where it is from."""
+    """An exported model; `source` names its origin for people."""
 
     slot: str
     data: bytes
@@ -121,7 +121,7 @@ def _best_json(best: BestRound) -> dict[str, Any]:
 
 
 def _metadata(data: bytes) -> tuple[WeightsOrigin, Meaning]:
-    """Return where the weights are from, and what inputs and outputs mean."""
+    """Return the origin of the weights, and the meaning of inputs and outputs."""
     import onnx
 
     from bbnode.daemon.predicting.meaning import Meaning
@@ -129,7 +129,7 @@ def _metadata(data: bytes) -> tuple[WeightsOrigin, Meaning]:
 
     model = onnx.load_model_from_string(data)
     origin, meaning = WeightsOrigin.of_model(model), Meaning.of_model(model)
-    # A node of an earlier release does not say.
+    # A node of an earlier release sends neither.
     return origin or WeightsOrigin(program=""), meaning or Meaning()
 
 
@@ -178,7 +178,7 @@ def _from_disk(
         path, saved = checkpoints.newest(node.directory)
     config = None if resolved is None else resolved.config
     rounds: list[dict[str, Any]] = []
-    with contextlib.suppress(StorageError):  # the weights are whole all the same
+    with contextlib.suppress(StorageError):  # the weights are complete without their round
         rounds = read_rounds(rounds_file(path.parent))
     name, data = weights.from_checkpoint(
         saved,
@@ -192,18 +192,18 @@ def _from_disk(
     return _Export(slot=name, data=data, source=str(path), best=saved.best)
 
 
-def _artifact(resolved: ResolvedConfig | None, given: Path | None) -> Artifact:
+def _artifact(resolved: ResolvedConfig | None, file: Path | None) -> Artifact:
     from bbnode.daemon.artifacts.artifact import load_artifact
 
     if resolved is not None:
         from bbnode.daemon.lifecycle import assembly
 
         assembly.import_components(resolved)
-        if given is None:
+        if file is None:
             return assembly.find_artifact(resolved)
-    if given is None:
+    if file is None:
         raise typer.BadParameter(
             "no node runs there, and a checkpoint holds no program: give the artifact that made "
             "it (--artifact FILE), or the node's configuration (-c) in place of --state-dir"
         )
-    return load_artifact(given)
+    return load_artifact(file)

@@ -1,7 +1,7 @@
-"""`bbnode index`: vectors in a directory, or on a running node: add, search, remove, stats.
+"""`bbnode index`: add, search and remove vectors in a directory or on a running node; stats.
 
-Rule: what is said to be added is on disk. A command that was stopped is given again as it was, and
-goes on.
+Rule: items that the command reports as added are on disk. A command that was interrupted can be
+repeated unchanged, and continues.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from bbnode.components.indexes.filling import Encode, FilledCounts, Filler
     from bbnode.ir.values import SearchResults
 
-_MOST_ID_DIGITS = 19  # of 2**63 - 1; Python refuses to read thousands of digits
-_SHOWN_SKIPPED = 10  # rows that are told; the others are counted
-_FOUND = 10  # items of a search in a directory
+_MOST_ID_DIGITS = 19  # digits of 2**63 - 1; Python refuses to read thousands of digits
+_SHOWN_SKIPPED = 10  # skipped rows that are listed; the others are counted
+_FOUND = 10  # results of a search in a directory, unless --k says otherwise
 
 app = group("Keep vectors in a directory or on a node, and search them.")
 
@@ -151,7 +151,7 @@ def add(
     if on_node and (metric or kind):
         raise typer.BadParameter("are settings of the node", param_hint="--metric, --kind")
     with contextlib.ExitStack() as stack:
-        # All files are looked at before an index is made, or anything added.
+        # All files are checked before an index is created or anything is added.
         opened = [stack.enter_context(ItemFile(path.expanduser(), layout)) for path in paths]
         encode = None if encoder is None else _encoder(encoder)
         if node is not None:
@@ -171,8 +171,8 @@ def add(
     if as_json:
         counts = dataclasses.asdict(filled)
         del counts["told"]
-        told = {"index": where, "complete": not stopped, **counts}
-        output.json_object(told, name="index-add")
+        summary = {"index": where, "complete": not stopped, **counts}
+        output.json_object(summary, name="index-add")
     else:
         output.data(f"{where}: {_counted(filled)}")
     if not stopped:
@@ -182,7 +182,7 @@ def add(
 
 
 def _fill(filler: Filler, files: Sequence[ItemFile]) -> bool:
-    """Add the items of files; returns True where Ctrl-C ended it between two batches."""
+    """Add the items of files; returns True if Ctrl-C ended it between two batches."""
     shown = 0
     with _interrupts() as interrupted, _progress(files) as advance:
         for file in files:
@@ -198,10 +198,10 @@ def _fill(filler: Filler, files: Sequence[ItemFile]) -> bool:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C end a batch that is under way; a second one ends the command at once.
+    """Defer Ctrl-C to the end of the running batch; a second one ends the command at once.
 
-    Without it, it could end an index between two of its steps. The disk holds whole batches alone
-    either way.
+    Otherwise it could interrupt an index between two of its steps. The disk holds only whole
+    batches either way.
     """
     asked: list[int] = []
 
@@ -212,7 +212,7 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
     try:
         before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # not the main thread: nobody interrupts it
+    except ValueError:  # not the main thread, which alone gets signals
         yield lambda: False
         return
     try:
@@ -223,7 +223,7 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def _progress(files: Sequence[ItemFile]) -> Iterator[Callable[[FilledCounts], None]]:
-    """Show on a terminal how far it is; nothing anywhere else."""
+    """Show the progress on a terminal; nothing anywhere else."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -310,7 +310,7 @@ def _show_results(
 ) -> None:
     queries = [results.hits(number)[:k] for number in range(results.queries)]
     if as_json:
-        told = [
+        queries_as_json = [
             [
                 {
                     "id": hit.id,
@@ -322,7 +322,9 @@ def _show_results(
             ]
             for hits in queries
         ]
-        output.json_object({"queries": told, "missing": list(missing)}, name="index-search")
+        output.json_object(
+            {"queries": queries_as_json, "missing": list(missing)}, name="index-search"
+        )
         return
     for number, hits in enumerate(queries):
         names = list(dict.fromkeys(name for hit in hits for name in hit.metadata))
@@ -371,16 +373,16 @@ def remove(
     """Remove items by their ids, or those that meet conditions."""
     from bbnode.ir.values import MAX_INT64
 
-    given = list(places or ())
+    texts = list(places or ())
     on_node = config is not None or state_dir is not None
-    if not on_node and not given:
+    if not on_node and not texts:
         raise typer.BadParameter("give the index's directory, and ids", param_hint="DIR")
-    place = None if on_node else Path(given.pop(0))
-    for text in given:
+    place = None if on_node else Path(texts.pop(0))
+    for text in texts:
         is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_ID_DIGITS
         if not is_number or int(text) > MAX_INT64:
             raise typer.BadParameter(f"{text!r} is no id, a whole number from 0", param_hint="ID")
-    ids = [int(text) for text in given]
+    ids = [int(text) for text in texts]
     if bool(ids) == bool(where):
         raise typer.BadParameter("give ids or --where, one of the two", param_hint="ID, --where")
     if place is None:
@@ -391,7 +393,7 @@ def remove(
                 "goes with DIR; a node does it by its setting wipe_removed", param_hint="--wipe"
             )
         _node_index(config, state_dir, target, timeout_s).remove(ids, timeout_s=timeout_s)
-        told: dict[str, Any] = {"index": "the node's index", "asked": len(ids)}
+        summary: dict[str, Any] = {"index": "the node's index", "asked": len(ids)}
         text = f"the node's index: {len(ids)} id(s) are not in it any more"
     else:
         with _opened(place) as index:
@@ -401,12 +403,17 @@ def remove(
             if wipe:
                 index.compact()
             dead = index.stats()["dead_rows"]
-            told = {"index": str(place), "removed": removed, "items": len(index), "dead_rows": dead}
-        text = f"{place}: {removed} removed, {told['items']} left"
+            summary = {
+                "index": str(place),
+                "removed": removed,
+                "items": len(index),
+                "dead_rows": dead,
+            }
+        text = f"{place}: {removed} removed, {summary['items']} left"
         if dead:
             text += f"; {dead} removed or replaced are still in its files (bbnode index compact)"
     if as_json:
-        output.json_object(told, name="index-remove")
+        output.json_object(summary, name="index-remove")
     else:
         output.data(text)
 
@@ -420,11 +427,11 @@ def compact(
     with _opened(place) as index:
         wiped = index.stats()["dead_rows"]
         index.compact()
-        told = {"index": str(place), "wiped": wiped, "items": len(index)}
+        summary = {"index": str(place), "wiped": wiped, "items": len(index)}
     if as_json:
-        output.json_object(told, name="index-compact")
+        output.json_object(summary, name="index-compact")
     else:
-        output.data(f"{place}: {wiped} removed or replaced wiped, {told['items']} left")
+        output.data(f"{place}: {wiped} removed or replaced wiped, {summary['items']} left")
 
 
 @app.command()
@@ -441,21 +448,23 @@ def stats(
     """Show what an index holds: items, dimensions, metric, sizes."""
     _one_place(place, config, state_dir)
     if place is None:
-        told: dict[str, Any] = {"indexes": _node_index(config, state_dir, None, timeout_s).stats()}
+        summary: dict[str, Any] = {
+            "indexes": _node_index(config, state_dir, None, timeout_s).stats()
+        }
     else:
         with _opened(place) as index:
-            told = {"index": str(place), **index.stats()}
+            summary = {"index": str(place), **index.stats()}
     if as_json:
-        output.json_object(told, name="index-stats")
+        output.json_object(summary, name="index-stats")
     else:
-        output.describe(told, out=output.console())
+        output.describe(summary, out=output.console())
 
 
 # -- places -----------------------------------------------------------------------------------
 
 
 def _files(place: Path, files: Sequence[Path], *, on_node: bool) -> list[Path]:
-    """Return the files of items; the first argument is one of them where a node has the index."""
+    """Return the files of items; on a node, the first argument is one of them."""
     if on_node:
         return [place, *files]
     if place.is_file():
@@ -485,10 +494,10 @@ def _opened(
     from bbnode.components.indexes.searchers import METRICS, SEARCHERS
 
     kind = (kind or "").replace("-", "_")
-    for given, known, option in ((metric, METRICS, "--metric"), (kind, SEARCHERS, "--kind")):
-        if given and given not in known:
+    for name, known, option in ((metric, METRICS, "--metric"), (kind, SEARCHERS, "--kind")):
+        if name and name not in known:
             raise typer.BadParameter(
-                f"{given!r}; choose {', '.join(each.replace('_', '-') for each in known)}",
+                f"{name!r}; choose {', '.join(each.replace('_', '-') for each in known)}",
                 param_hint=option,
             )
     try:
@@ -516,7 +525,7 @@ def _encoder(directory: Path) -> Encode:
 
 
 def _as_texts(texts: Sequence[str]) -> Any:
-    """Return texts as they are, for a node that makes vectors of them."""
+    """Return texts unchanged, for a node that encodes them."""
     import numpy as np
 
     return np.array(texts, object)
@@ -531,9 +540,9 @@ def _query(file: Path | None, vector: str | None) -> Any:
         return read_array(file.expanduser(), "--query")
     try:
         numbers = json.loads(vector or "")
-        made = np.asarray(numbers, np.float32)
+        query = np.asarray(numbers, np.float32)
     except (ValueError, TypeError, RecursionError, OverflowError):
-        made = None
-    if made is None or not made.size or made.ndim not in (1, 2):
+        query = None
+    if query is None or not query.size or query.ndim not in (1, 2):
         raise typer.BadParameter('give numbers, as "[0.1, 0.2]"', param_hint="--vector")
-    return made
+    return query

@@ -1,7 +1,7 @@
 """`bbnode init`: an identity and a configuration, in a directory or where services have them.
 
-Rule: it never touches a key that is there, and overwrites a configuration only with
-`--force`; what it writes passes the same checks as what it will be read with.
+Rule: it never touches an existing key, and overwrites a configuration only with `--force`; the file
+that it writes passes the same checks as one that is read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def command(
     listen: Annotated[
         list[str] | None,
         typer.Option(
-            # Set in the image, whose port is published: nobody could reach loopback.
+            # The container image sets it: its port is published, and loopback could not be reached.
             envvar="BBNODE_INIT_LISTEN",
             help="Address to listen on (repeatable).",
             metavar="MULTIADDR",
@@ -110,7 +110,7 @@ def command(
         raise sources.ConfigError(f"{file} exists already; --force overwrites it")
     flags: dict[str, Any] = {
         "node.name": name if name is not None else file.parent.name,
-        # A service's follows from where its configuration is.
+        # The state directory of a service follows from the place of its configuration.
         "node.state_dir": None if user or system else STATE_NAME,
         "artifact.path": None if artifact is None else str(artifact.expanduser()),
         "artifact.module": module,
@@ -120,7 +120,7 @@ def command(
         "network.bootstrap": bootstrap or None,
         **given_settings(settings),
     }
-    # The environment is for runs; it must not leak into the file.
+    # The environment applies to runs; it must not leak into the file.
     config: NodeConfig = sources.resolve(None, environ={}, flags=flags).config
     config = _checked(config, file, movable=not (user or system))
     unit = units.install(system=system) if user or system else None
@@ -129,7 +129,7 @@ def command(
     if system:
         if not paths.has_system_user():
             output.note(f"before it can run: {units.user_command()}")
-        # The service's user owns the key, and creates it at the first start.
+        # The user of the service owns the key, and creates it at the first start.
         sources.write(file, config, comment=COMMENT)
         if as_json:
             output.json_object({"config_file": str(file)})
@@ -161,7 +161,7 @@ def _node_file(directory: Path | None) -> Path:
 
 
 def _service_file(name: str | None, *, user: bool, system: bool, directory: Path | None) -> Path:
-    """Return the file of a service's configuration, which is named after the service."""
+    """Return the configuration file of a service, which is named after the service."""
     from bbnode.daemon import paths
 
     if name is None or user is system or directory is not None:
@@ -182,18 +182,18 @@ def _path(path: Path | None, directory: Path | None) -> str | None:
 
 
 def _module(module: str | None, directory: Path | None) -> str | None:
-    """Return the class for the file, whose paths count from its directory."""
+    """Return the class for the file; its paths are relative to the file's directory."""
     place, colon, name = (module or "").partition(":")
     return f"{_path(Path(place), directory)}{colon}{name}" if place.endswith(".py") else module
 
 
 def _checked(config: NodeConfig, file: Path, *, movable: bool) -> NodeConfig:
-    """Return a configuration for the file, once its artifact is known to have its targets.
+    """Return a configuration for the file, after checking that its artifact has its targets.
 
-    Paths were typed in the current directory; where the file is `movable` with what is around it,
-    they become relative to it, else absolute. A slot without settings that it needs is named.
-    Raises UnknownTarget, UnknownSlot, SlotsNotConfigured, and what reading or compiling the
-    artifact raises.
+    Paths were typed in the current directory; if the file is `movable` together with the files
+    around it, they become relative to it, else absolute. Slots that still need settings are named.
+    Raises UnknownTarget, UnknownSlot, SlotsNotConfigured, and the errors of reading or compiling
+    the artifact.
     """
     from bbnode.daemon.config import ArtifactSection
     from bbnode.daemon.config.sources import ResolvedConfig
@@ -211,13 +211,13 @@ def _checked(config: NodeConfig, file: Path, *, movable: bool) -> NodeConfig:
             output.note(f"before it can run: {slot.fault}")
     config = with_absolute_paths(config, plan, Path.cwd())
     directory = file.parent if movable else None
-    slots = {name: dict(given) for name, given in config.slots.items()}
+    slots = {name: dict(settings) for name, settings in config.slots.items()}
     for slot in plan.slots:
         for name in set(slot.paths) & slots.get(slot.slot, {}).keys():
             slots[slot.slot][name] = _path(Path(slots[slot.slot][name]), directory)
-    given = config.artifact
-    moved = {"path": _path(given.path, directory), "module": _module(given.module, directory)}
-    artifact = ArtifactSection.model_validate({**given.model_dump(), **moved})
+    section = config.artifact
+    moved = {"path": _path(section.path, directory), "module": _module(section.module, directory)}
+    artifact = ArtifactSection.model_validate({**section.model_dump(), **moved})
     return config.model_copy(update={"slots": slots, "artifact": artifact})
 
 

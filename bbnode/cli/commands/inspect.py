@@ -1,4 +1,4 @@
-"""`bbnode inspect`: what a compiled artifact holds.
+"""`bbnode inspect`: the contents of a compiled artifact.
 
 Rule: it reads only the artifact, whose components need not be installed here.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx
     from rich.console import Console
 
-MAX_PARAMETERS_SHOWN = 40  # of each model; all of them with --json
+MAX_PARAMETERS_SHOWN = 40  # per model; --json has all
 
 
 def command(
@@ -106,7 +106,7 @@ def _render(description: Mapping[str, Any], out: Console, *, verbose: bool) -> N
     out.print(f"passport  {output.cell(description['passport'])}")
     out.print(f"sha256    {output.cell(description['sha256'])}\n")
     targets = description["targets"]
-    # Where a class has several targets, its name alone would not tell them apart.
+    # With several targets of one class, the name of the class alone would not distinguish them.
     names = {t["name"]: t["class"] or t["name"] for t in targets}
     if verbose or len(set(names.values())) < len(names):
         names = {t["name"]: t["name"] for t in targets}
@@ -171,7 +171,7 @@ def _render_parameters(description: Mapping[str, Any], out: Console) -> None:
             slots.setdefault(json.dumps(listed), []).append(slot)
     for content, names in slots.items():
         listed = json.loads(content)
-        # What is not trained first: it is what an author looks for.
+        # Untrained parameters first: they are what an author looks for.
         listed.sort(key=lambda each: bool(each["trained"]))
         rows = [
             [
@@ -187,7 +187,7 @@ def _render_parameters(description: Mapping[str, Any], out: Console) -> None:
         if more > 0:
             title += f" ({more} more with --json)"
         output.table(title, ("tensor", "shape", "is", "why"), rows, out=out)
-    lines = [line for found in description["model_warnings"].values() for line in found]
+    lines = [line for warnings in description["model_warnings"].values() for line in warnings]
     for line in dict.fromkeys(lines):
         out.print(f"warning  {output.cell(line)}\n")
 
@@ -196,7 +196,7 @@ def _edge(edge: Mapping[str, Any]) -> list[object]:
     from bbnode.daemon.artifacts.picture.text import duration
 
     deadline = edge["deadline_ns"]
-    # Where nobody gave one it is a limit of each node.
+    # Without a deadline in the program, it is a limit of each node.
     is_open = edge["deadline_from"] == keys.DEADLINE_FROM_NOBODY
     return [
         edge["value"],

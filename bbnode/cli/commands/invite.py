@@ -1,10 +1,10 @@
 """`bbnode invite`: a ticket, one line that `bbnode join` takes.
 
-Rule: it signs with the node's own key, and asks the running daemon for what a stranger has to
-know (addresses, artifact), unless the options say it. Membership in a private network is for the
-class of the target alone, unless the options say more, since the classes of a member decide which
-sites of other peers accept its messages. It writes nothing: the daemon counts the uses of a ticket
-when somebody redeems it.
+Rule: it signs with the node's own key, and asks the running daemon for the addresses and the
+artifact that a stranger needs, unless the options name them. Membership in a private network is for
+the class of the target alone, unless the options say more, since the classes of a member decide
+which sites of other peers accept its messages. It writes nothing: the daemon counts the uses of a
+ticket when it is redeemed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def command(
         if sha256 is None:
             sha256 = status["artifact_sha256"]
             _check_target(target, status["artifact_targets"])
-    # Signed now, or tried: an invitation that the daemon could not redeem is refused here.
+    # Signed now, or as a trial: an invitation that the daemon could not redeem is refused here.
     membership = None
     if access.membership is not None:
         membership = grant(
@@ -139,7 +139,7 @@ def command(
         membership=membership.raw if membership is not None and guest is not None else b"",
     )
     played = "all" if membership is None else membership.own.classes or "all"
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "ticket": ticket.text,
         "inviter": str(ticket.inviter),
         "addresses": [str(each) for each in ticket.dial_addresses],
@@ -152,15 +152,15 @@ def command(
         "peer": None if guest is None else str(guest),
     }
     if node.as_json:
-        output.json_object(told)
+        output.json_object(shown)
         return
     output.data(ticket.text)
     output.note(
-        f"The ticket expires {told['expires']}, by clocks that agree to five minutes. On the other "
-        "machine run: bbnode join TICKET"
+        f"The ticket expires {shown['expires']}, by clocks that agree to five minutes. On the "
+        "other machine run: bbnode join TICKET"
     )
     if membership is not None:
         named = played if isinstance(played, str) else ", ".join(played)
         output.note(f"classes that its users may play: {named}")
-    if all("/127." in each or "/ip6/::1/" in each for each in told["addresses"]):
+    if all("/127." in each or "/ip6/::1/" in each for each in shown["addresses"]):
         output.note("only this machine reaches these addresses; say others with --address")

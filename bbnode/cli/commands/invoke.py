@@ -1,7 +1,7 @@
-"""`bbnode invoke`: start one execution of a target of a running node, and see what it gives.
+"""`bbnode invoke`: start one execution of a target of a running node, and show its outputs.
 
-Rule: exit code 0 when all outputs are there, those too that come back by messages; 1 when an op
-failed, here or on another peer; 4 when something is missing at the end of the time.
+Rule: exit code 0 when all outputs have arrived, including those that come back by messages; 1 when
+an op failed, here or on another peer; 4 when an output is missing at the timeout.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ def command(
     """Start one execution of a target."""
     from bbnode.daemon.control.errors import ControlError
 
-    given = values.parse_inputs(inputs or [])
+    parsed = values.parse_inputs(inputs or [])
     if save and not wait:
         raise typer.BadParameter("needs the outputs: leave out --no-wait", param_hint="--save")
     files = saving.parse(save or [])
     wait_s = timeout_s if wait else 0.0
     with node.client(wait_s + values.ANSWER_SLACK_S) as client:
-        body: dict[str, Any] = {"target": target, "inputs": given, "wait_s": wait_s, "exact": wait}
+        body: dict[str, Any] = {"target": target, "inputs": parsed, "wait_s": wait_s, "exact": wait}
         if deadline_s is not None:
             body["deadline_s"] = deadline_s
         try:
-            told = client.post("/v1/invoke", body)
+            answer = client.post("/v1/invoke", body)
         except ControlError as error:
             if error.kind != "MissingInput":
                 raise
             text = f"{error} (here: -i NAME=VALUE for each, or one with `bbnode emit`)"
             raise ControlError(error.kind, text, error.status) from error
-    code = values.report(told, waited_s=wait_s, as_json=node.as_json)
+    code = values.report(answer, waited_s=wait_s, as_json=node.as_json)
     if save and code == exits.OK:
-        for path in files.write(told):
+        for path in files.write(answer):
             output.note(f"saved {path}")
     return code

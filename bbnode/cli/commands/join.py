@@ -1,7 +1,8 @@
-"""`bbnode join`: take part in what somebody invites to, with a ticket or an address.
+"""`bbnode join`: run a node for a program, by a ticket or an address.
 
-Rule: it finds out and shows first (`bbnode.daemon.join.prepare`), asks, and then runs an ordinary
-node. What it shows and asks goes to stderr; stdout has the node's progress, or the JSON.
+Rule: it first prepares and shows (`bbnode.daemon.join.prepare`), asks for confirmation, and then
+runs an ordinary node. Information and questions go to stderr; stdout has the node's progress, or
+the JSON.
 """
 
 from __future__ import annotations
@@ -86,16 +87,16 @@ def command(
 
     if user and system:
         raise typer.BadParameter("give one of the two", param_hint="--user, --system")
-    found = read_source(source, unix_s=time.time(), via=via or (), network=network)
-    # Not before: what is wrong with a ticket shows at once.
+    invited = read_source(source, unix_s=time.time(), via=via or (), network=network)
+    # Imported late, so that a faulty ticket is reported at once.
     from bbnode.daemon.join.folder import folder
     from bbnode.daemon.join.prepare import JoinOptions
 
-    place = folder(found, name=name, directory=directory)
+    place = folder(invited, name=name, directory=directory)
     service = _service(place.name, system=system) if user or system else None
     options = JoinOptions(
-        source=found,
-        # A second join looks at what the service is by now.
+        source=invited,
+        # A second join compares with the service as it is now.
         folder=service.folder if service is not None and service.exists else place,
         target=target,
         settings=pairs(settings, "--set"),
@@ -106,8 +107,8 @@ def command(
     finally:
         if service is not None:
             service.give()
-    made = prepared.options.folder if service is None else service.folder
-    _show(prepared, made.config_file, as_json=as_json)
+    written = prepared.options.folder if service is None else service.folder
+    _show(prepared, written.config_file, as_json=as_json)
     prepared.plan.check()
     if not yes:
         confirm("Run this here?", otherwise="nothing was started")
@@ -125,21 +126,21 @@ def command(
     return _run(resolved, str(prepared.options.source.inviter), as_json=as_json)
 
 
-def _text(given: str | None) -> str:
+def _text(argument: str | None) -> str:
     """Return an argument, or the only line of the file that it names."""
-    if given is None or not given.startswith("@"):
-        return given or ""
+    if argument is None or not argument.startswith("@"):
+        return argument or ""
     from bbnode.daemon.access import files as access_files
 
-    return access_files.read_line(Path(given[1:]).expanduser())
+    return access_files.read_line(Path(argument[1:]).expanduser())
 
 
 def _service(name: str, *, system: bool) -> Service:
     from bbnode.daemon.join.service import service
 
-    made = service(name, system=system)
-    made.check()
-    return made
+    chosen = service(name, system=system)
+    chosen.check()
+    return chosen
 
 
 def _prepare(options: JoinOptions, *, level: str | None) -> Prepared:
@@ -168,17 +169,17 @@ def _prepare(options: JoinOptions, *, level: str | None) -> Prepared:
 
 
 def _show(prepared: Prepared, config_file: Path, *, as_json: bool) -> None:
-    told: dict[str, Any] = prepared.as_json() | {"config_file": str(config_file)}
-    until = told.pop("member_until_unix_s")
-    told["member_until"] = None if until is None else access_options.date(until)
+    shown: dict[str, Any] = prepared.as_json() | {"config_file": str(config_file)}
+    until = shown.pop("member_until_unix_s")
+    shown["member_until"] = None if until is None else access_options.date(until)
     if as_json:
-        output.json_object(told)
+        output.json_object(shown)
         return
     from rich.console import Console
 
     width = None if sys.stderr.isatty() else 200
     out = Console(stderr=True, width=width, highlight=False, emoji=False, markup=False)
-    output.describe(told, out=out)
+    output.describe(shown, out=out)
 
 
 def _run(resolved: ResolvedConfig, inviter: str, *, as_json: bool) -> int:
@@ -186,18 +187,18 @@ def _run(resolved: ResolvedConfig, inviter: str, *, as_json: bool) -> int:
     from bbnode.daemon.lifecycle.app import run_daemon
     from bbnode.daemon.observing import logs
 
-    # All paths are absolute by now. Somebody else's program runs where no file is.
+    # All paths are absolute by now. The program of another author runs in an empty directory.
     paths.enter_empty_dir(resolved.state_dir)
-    given = resolved.config.node
-    # A ticket leads to the program of its time: what starts anew is the node that was made.
+    node = resolved.config.node
+    # The ticket names the program of its time; a restart runs the node's own configuration instead.
     again = ["run", "--config", str(resolved.file)]
     if as_json:
-        logs.configure(given.log_level, given.log_format)
+        logs.configure(node.log_level, node.log_format)
         return run_daemon(resolved, again=again)
     from bbnode.daemon.join.view import JoinView
 
     with JoinView(output.console(), inviter=inviter) as view:
-        # What the view shows need not be logged as well, unless somebody asked for it.
+        # The view shows warnings anyway; lesser lines are logged only if the user set a level.
         asked = resolved.origins.get("node.log_level") is not None
-        logs.configure(given.log_level if asked else "warning", given.log_format)
+        logs.configure(node.log_level if asked else "warning", node.log_format)
         return run_daemon(resolved, companion=view.run, again=again)

@@ -36,8 +36,8 @@ def command(
     """Print the last lines of a running node's log, and follow it."""
     with node.ask() as client:
         if set_level is not None:
-            told = client.put("/v1/log-level", {"level": set_level})
-            node.show(told, f"the level is {told['level']}; it was {told['before']}")
+            answer = client.put("/v1/log-level", {"level": set_level})
+            node.show(answer, f"the level is {answer['level']}; it was {answer['before']}")
             return
         query: dict[str, str | int | list[str]] = {
             "last": lines,

@@ -114,14 +114,14 @@ def grant(
             network.save_revocations(listed)
     if save is not None:
         write_atomically(save, f"{membership.text}\n".encode("ascii"), mode=0o600)
-    told = {**access_options.shown_statement(membership.own), "statement": membership.text}
+    shown = {**access_options.shown_statement(membership.own), "statement": membership.text}
     if listed is not None:
-        told["revocations"] = listed.text
+        shown["revocations"] = listed.text
     if as_json:
-        output.json_object(told)
+        output.json_object(shown)
         return
     output.data(membership.text)
-    output.note(f"until {told['expires']}; on that peer: bbnode network import STATEMENT")
+    output.note(f"until {shown['expires']}; on that peer: bbnode network import STATEMENT")
     if listed is not None:
         output.note(f"members have to learn that it is reinstated: import {listed.text}")
 
@@ -211,21 +211,21 @@ def show(
     owned = access_files.owned_networks(base)
     if name is not None:
         owned = [_network(name, directory, system=system)]
-    told: dict[str, Any] = {"networks": [_shown_network(network) for network in owned]}
+    shown: dict[str, Any] = {"networks": [_shown_network(network) for network in owned]}
     if node.state_dir is not None or node.config.exists():
-        told["node"] = _shown_node(node.directory)
+        shown["node"] = _shown_node(node.directory)
     if node.as_json:
-        output.json_object(told)
+        output.json_object(shown)
         return
     out = output.console()
     columns = ("member", "state", "serial", "classes", "may_invite", "expires")
-    for network in told["networks"]:
+    for network in shown["networks"]:
         output.data(f"{network['name']}  {network['network']}")
         rows = [[member[name] for name in columns] for member in network["members"]]
         output.table("", [name.replace("_", " ") for name in columns], rows, out=out)
-    if told.get("node"):
-        output.describe({"this node": told["node"]}, out=out)
-    if not owned and not told.get("node"):
+    if shown.get("node"):
+        output.describe({"this node": shown["node"]}, out=out)
+    if not owned and not shown.get("node"):
         output.note("no network here; `bbnode network new` makes one")
 
 
@@ -249,7 +249,7 @@ def import_(
     directory = node.directory
     peer = load_identity(paths.identity_file(directory)).peer_id
     line = what if ":" in what else access_files.read_line(Path(what))
-    told: dict[str, Any]
+    shown: dict[str, Any]
     if line.startswith(revocation.REVOCATIONS.prefix.rstrip("0123456789")):
         network = access_files.load_node(directory, peer).network
         if network is None:
@@ -258,26 +258,26 @@ def import_(
             )
         listed = revocation.open_revocations(revocation.revocations_from_text(line), network)
         taken = access_files.save_revocations(directory, listed)
-        told = {"kind": "revocations", "taken": taken, **_shown_revocations(listed)}
+        shown = {"kind": "revocations", "taken": taken, **_shown_revocations(listed)}
         text = f"revocation list {listed.sequence} of {network}"
     else:
         raw = statement.membership_from_text(line)
-        # The first statement decides the network; who shows it has to be this node.
+        # The first statement names the network; the member must be this node.
         membership = statement.open_membership(raw, statement.peek(raw).network, peer)
         membership.check(time.time())
         access_files.save_membership(directory, membership)
-        told = {
+        shown = {
             "kind": "membership",
             "taken": True,
             **access_options.shown_statement(membership.own),
         }
-        text = f"member of {told['network']} until {told['expires']}"
-    told["running"] = _reload_running(node)
+        text = f"member of {shown['network']} until {shown['expires']}"
+    shown["running"] = _reload_running(node)
     if node.as_json:
-        output.json_object(told)
+        output.json_object(shown)
         return
     output.data(text)
-    match told["running"]:
+    match shown["running"]:
         case None:
             output.note("no node runs there; it is used from the next start on")
         case True:
@@ -287,7 +287,7 @@ def import_(
 
 
 def _reload_running(node: RunningNode) -> bool | None:
-    """Return True if the running node uses the file from now on; None when none runs."""
+    """Return True if a running node now uses the file; None when none runs."""
     from bbnode.daemon.control.errors import NotRunning
 
     try:

@@ -45,8 +45,8 @@ def command(
     files = write_project(folder, template)
     place = folder.expanduser().absolute()
     if as_json:
-        found: dict[str, Any] = {"folder": str(place), "template": template}
-        output.json_object({**found, "files": [str(path) for path in files]})
+        description: dict[str, Any] = {"folder": str(place), "template": template}
+        output.json_object({**description, "files": [str(path) for path in files]})
         return
     for path in files:
         output.data(str(folder / path))

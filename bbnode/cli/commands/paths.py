@@ -17,7 +17,7 @@ def command(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) 
 
     resolved = load_config(config)
     state_dir = resolved.state_dir.absolute()
-    found = {
+    named = {
         "config": resolved.file,
         "state_dir": state_dir,
         "identity": paths.identity_file(state_dir),
@@ -27,7 +27,7 @@ def command(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) 
         "cache_dir": paths.cache_dir(state_dir),
     }
     if as_json:
-        output.json_object({name: str(path) for name, path in found.items()})
+        output.json_object({name: str(path) for name, path in named.items()})
         return
-    for name, path in found.items():
+    for name, path in named.items():
         output.data(f"{name:<15} {path}")

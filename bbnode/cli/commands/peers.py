@@ -1,6 +1,6 @@
-"""`bbnode peers`: who is connected, why or why not, and changing that.
+"""`bbnode peers`: the connected peers, the reasons for and against a peer, and changes to both.
 
-Rule: without a word behind it, it only looks.
+Rule: without a subcommand it changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bbnode.cli import output
 from bbnode.cli.common import PEER_COLUMNS, RunningNode, group
 from bbnode.cli.values import peer_text
 
-# Columns of a terminal that the table of peers takes with PeerIds in full.
+# Columns of a terminal that the table of peers needs for full PeerIds.
 WIDTH_OF_PEERS = 128
 
 PeerArgument = Annotated[
@@ -68,9 +68,9 @@ def connect(
     addresses = [peer] if peer.startswith("/") else []
     addresses += address or []
     with node.ask() as client:
-        told = client.post(_path_of(peer) + "/connect", {"addresses": addresses})
-    state = "is connected" if told["connected"] else "is being dialled"
-    node.show(told, f"{told['peer']} {state}; `bbnode peers` shows how it goes")
+        answer = client.post(_path_of(peer) + "/connect", {"addresses": addresses})
+    state = "is connected" if answer["connected"] else "is being dialled"
+    node.show(answer, f"{answer['peer']} {state}; `bbnode peers` shows how it goes")
 
 
 @app.command()
@@ -81,20 +81,20 @@ def find(
 ) -> None:
     """Find where a peer is by asking others (routing.dht), and try each address."""
     with node.ask() as client:
-        told = client.post(_path_of(peer) + "/find")
-        good = [row["address"] for row in told["addresses"] if row["outcome"] in _DIALLED]
-        if dial and good and not told["connected"]:
-            client.post(_path_of(told["peer"]) + "/connect", {"addresses": good})
+        answer = client.post(_path_of(peer) + "/find")
+        good = [row["address"] for row in answer["addresses"] if row["outcome"] in _DIALLED]
+        if dial and good and not answer["connected"]:
+            client.post(_path_of(answer["peer"]) + "/connect", {"addresses": good})
     if node.as_json:
-        output.json_object(told)
+        output.json_object(answer)
         return
     rows = [
-        [row["address"], row["outcome"], _source(told, row["told_by"]), row["detail"]]
-        for row in told["addresses"]
+        [row["address"], row["outcome"], _source(answer, row["told_by"]), row["detail"]]
+        for row in answer["addresses"]
     ]
     columns = ("address", "outcome", "given by", "detail")
-    output.table(told["peer"], columns, rows, out=output.console())
-    if told["connected"]:
+    output.table(answer["peer"], columns, rows, out=output.console())
+    if answer["connected"]:
         output.note("it is connected")
     elif not good:
         output.note("it answers at none of them: it may be gone")
@@ -102,14 +102,14 @@ def find(
         output.note("it is being dialled; `bbnode peers` shows how it goes")
 
 
-# What a found address may be dialled after.
+# Outcomes after which an address may be dialled.
 _DIALLED = ("reached", "untried")
 
 
-def _source(told: dict[str, Any], told_by: str | None) -> str:
+def _source(answer: dict[str, Any], told_by: str | None) -> str:
     if told_by is not None:
         return output.short_peer(told_by)
-    return "itself, signed" if told["signed"] else "its connection" if told["connected"] else ""
+    return "itself, signed" if answer["signed"] else "its connection" if answer["connected"] else ""
 
 
 @app.command()
@@ -119,9 +119,9 @@ def disconnect(
 ) -> None:
     """Disconnect from a peer, and dial it no more; it may still dial this node."""
     with node.ask() as client:
-        told = client.post(_path_of(peer) + "/disconnect")
-    text = "disconnected" if told["was_connected"] else "was not connected"
-    node.show(told, f"{told['peer']} {text}")
+        answer = client.post(_path_of(peer) + "/disconnect")
+    text = "disconnected" if answer["was_connected"] else "was not connected"
+    node.show(answer, f"{answer['peer']} {text}")
 
 
 AddressArgument = Annotated[
@@ -134,16 +134,16 @@ AddressArgument = Annotated[
 def book(node: RunningNode = RunningNode()) -> None:
     """Show the address book: all peers that the node knows, with their addresses."""
     with node.ask() as client:
-        told = client.get("/v1/addresses")
+        answer = client.get("/v1/addresses")
     if node.as_json:
-        output.json_object(told)
+        output.json_object(answer)
         return
-    rows = [[entry["peer"], entry["addresses"]] for entry in told["peers"]]
+    rows = [[entry["peer"], entry["addresses"]] for entry in answer["peers"]]
     output.table("address book", ("peer", "addresses"), rows, out=output.console())
 
 
-def _addresses(told: dict[str, Any]) -> str:
-    return output.counted(len(told["addresses"]), "address", "addresses")
+def _addresses(answer: dict[str, Any]) -> str:
+    return output.counted(len(answer["addresses"]), "address", "addresses")
 
 
 @app.command()
@@ -157,8 +157,8 @@ def add(
 ) -> None:
     """Add addresses of a peer to the address book, without dialling it."""
     with node.ask() as client:
-        told = client.post(_path_of(peer) + "/addresses/add", {"addresses": address})
-    node.show(told, f"{told['peer']} has {_addresses(told)}")
+        answer = client.post(_path_of(peer) + "/addresses/add", {"addresses": address})
+    node.show(answer, f"{answer['peer']} has {_addresses(answer)}")
 
 
 @app.command()
@@ -169,11 +169,11 @@ def drop(
 ) -> None:
     """Drop one address of a peer from the address book."""
     with node.ask() as client:
-        told = client.post(_path_of(peer) + "/addresses/drop", {"address": address})
-    text = "dropped" if told["was_known"] else "was not in the book"
+        answer = client.post(_path_of(peer) + "/addresses/drop", {"address": address})
+    text = "dropped" if answer["was_known"] else "was not in the book"
     node.show(
-        told,
-        f"{address} {text}; {told['peer']} has {_addresses(told)}",
+        answer,
+        f"{address} {text}; {answer['peer']} has {_addresses(answer)}",
     )
 
 
@@ -184,9 +184,9 @@ def forget(
 ) -> None:
     """Drop all addresses of a peer and dial it no more; a connection stays."""
     with node.ask() as client:
-        told = client.post(_path_of(peer) + "/forget")
-    text = "forgotten" if told["was_known"] else "was not in the book"
-    node.show(told, f"{told['peer']} {text}")
+        answer = client.post(_path_of(peer) + "/forget")
+    text = "forgotten" if answer["was_known"] else "was not in the book"
+    node.show(answer, f"{answer['peer']} {text}")
 
 
 @app.command()
@@ -196,8 +196,8 @@ def block(
 ) -> None:
     """Deny a peer in both directions."""
     with node.ask() as client:
-        told = client.post(_path_of(peer) + "/block")
-    node.show(told, f"{told['peer']} is blocked")
+        answer = client.post(_path_of(peer) + "/block")
+    node.show(answer, f"{answer['peer']} is blocked")
 
 
 @app.command()
@@ -207,42 +207,42 @@ def allow(
 ) -> None:
     """Deny a blocked peer no more."""
     with node.ask() as client:
-        told = client.post(_path_of(peer) + "/allow")
-    node.show(told, f"{told['peer']} is not blocked")
+        answer = client.post(_path_of(peer) + "/allow")
+    node.show(answer, f"{answer['peer']} is not blocked")
 
 
 def _path_of(peer: str) -> str:
-    """Return the path of a peer at the control plane; refuses a wrong address."""
+    """Return the path of a peer on the control plane; refuses a wrong address."""
     return f"/v1/peers/{quote(peer_text(peer), safe='')}"
 
 
-def _show(told: dict[str, Any], *, as_json: bool, indent: int | None) -> None:
+def _show(answer: dict[str, Any], *, as_json: bool, indent: int | None) -> None:
     if as_json:
-        output.json_object(told, indent=indent)
+        output.json_object(answer, indent=indent)
         return
     out = output.console()
     columns: tuple[str, ...] = PEER_COLUMNS
-    peers = told["peers"]
+    peers = answer["peers"]
     if out.width < WIDTH_OF_PEERS:
-        # In full it would wrap; its end is enough for the commands that take one.
+        # A full PeerId would wrap; its end is enough for the commands that take a peer.
         peers = [{**peer, "peer": output.short_peer(peer["peer"])} for peer in peers]
         if not any(peer.get("queued") for peer in peers):
             columns = tuple(name for name in columns if name != "queued")
     rows = [[peer.get(name) for name in columns] for peer in peers]
     output.table("peers", [name.replace("_", " ") for name in columns], rows, out=out)
-    absent = [w for w in told["wanted"] if not w["connected"]]
+    absent = [w for w in answer["wanted"] if not w["connected"]]
     if absent:
         output.describe({"not connected": absent}, out=out)
     if not rows and not absent:
         output.note("no peers; `bbnode peers connect` dials one")
 
 
-def _show_why(told: dict[str, Any], *, as_json: bool) -> None:
+def _show_why(answer: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        output.json_object(told)
+        output.json_object(answer)
         return
     out = output.console()
     columns = ("rule", "outcome", "detail")
-    rows = [[rule[name] for name in columns] for rule in told["why"]]
-    output.table(told["peer"], columns, rows, out=out)
-    output.describe({"addresses": told["addresses"], "health": told["health"]}, out=out)
+    rows = [[rule[name] for name in columns] for rule in answer["why"]]
+    output.table(answer["peer"], columns, rows, out=out)
+    output.describe({"addresses": answer["addresses"], "health": answer["health"]}, out=out)

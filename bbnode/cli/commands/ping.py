@@ -1,7 +1,7 @@
 """`bbnode ping`: round trips to a connected peer.
 
-Rule: each is a message of its own over the connection that the node's work uses; a peer that
-does not answer is exit code 4.
+Rule: each ping is one message over the connection that the node's work uses; a peer that does not
+answer is exit code 4.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bbnode.cli import output
 from bbnode.cli.common import RunningNode
 from bbnode.cli.values import peer_text
 
-# The daemon reports its own time-out; leave time for that answer to arrive.
+# The daemon reports its own time-out; this is the time for that answer to arrive.
 ANSWER_SLACK_S = 5.0
 
 
@@ -31,25 +31,25 @@ def command(
     ] = 1.0,
 ) -> None:
     """Measure round trips to a connected peer."""
-    found: list[float] = []
+    times_ms: list[float] = []
     with node.client(node.timeout_s + ANSWER_SLACK_S) as client:
         for number in range(count):
             if number and every_s:
                 time.sleep(every_s)
-            told = client.post("/v1/ping", {"peer": peer_text(peer), "timeout_s": node.timeout_s})
-            found.append(told["rtt_ms"])
+            answer = client.post("/v1/ping", {"peer": peer_text(peer), "timeout_s": node.timeout_s})
+            times_ms.append(answer["rtt_ms"])
             if not node.as_json:
-                output.data(f"{told['peer']}: {told['rtt_ms']:.3f} ms")
-    mean = sum(found) / len(found)
+                output.data(f"{answer['peer']}: {answer['rtt_ms']:.3f} ms")
+    mean = sum(times_ms) / len(times_ms)
     if node.as_json:
         output.json_object(
             {
-                "peer": told["peer"],
-                "rtt_ms": found,
-                "min_ms": min(found),
+                "peer": answer["peer"],
+                "rtt_ms": times_ms,
+                "min_ms": min(times_ms),
                 "mean_ms": round(mean, 3),
-                "max_ms": max(found),
+                "max_ms": max(times_ms),
             }
         )
     else:
-        output.note(f"min {min(found):.3f}, mean {mean:.3f}, max {max(found):.3f} ms")
+        output.note(f"min {min(times_ms):.3f}, mean {mean:.3f}, max {max(times_ms):.3f} ms")

@@ -1,6 +1,6 @@
-"""`bbnode predict`: what a trained model says of a file.
+"""`bbnode predict`: the predictions of a trained model for a file.
 
-Rule: the command shows; reading and computing are `bbnode.daemon.predicting`.
+Rule: the command only shows; reading and computing are `bbnode.daemon.predicting`.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ def command(
 
     if out is not None and as_json:
         raise typer.BadParameter("--out and --json are two outputs; choose one")
-    made = predict(
+    predictions = predict(
         model.expanduser(),
         Given(path=given, tokenizer=tokenizer, read_stdin=lambda most: sys.stdin.buffer.read(most)),
     )
-    for note in made.notes:
+    for note in predictions.notes:
         output.note(f"note: {note}")
-    bad = sum(not is_finite(each) for each in made.rows)
+    bad = sum(not is_finite(each) for each in predictions.rows)
     if bad:
         output.note(f"warning: the model gives no finite number for {bad} example(s)")
     if as_json:
         rows = [
             {
-                made.noun: each.example,
+                predictions.noun: each.example,
                 "values": _json_numbers(each.values),
                 **(
                     {"probabilities": _json_numbers(each.probabilities)}
@@ -71,14 +71,14 @@ def command(
                     else {}
                 ),
             }
-            for each in made.rows
+            for each in predictions.rows
         ]
         output.json_object({"model": str(model), "predictions": rows})
     elif out is not None:
-        write_atomically(out.expanduser().resolve(), _csv(made).encode(), mode=0o644)
-        output.data(f"{out}  {output.counted(len(made.rows), 'prediction')}")
+        write_atomically(out.expanduser().resolve(), _csv(predictions).encode(), mode=0o644)
+        output.data(f"{out}  {output.counted(len(predictions.rows), 'prediction')}")
     else:
-        _show(made)
+        _show(predictions)
 
 
 def _json_numbers(values: Mapping[str, str | float]) -> dict[str, str | float | None]:
@@ -89,20 +89,20 @@ def _json_numbers(values: Mapping[str, str | float]) -> dict[str, str | float | 
     }
 
 
-def _csv(made: Predictions) -> str:
+def _csv(predictions: Predictions) -> str:
     text = io.StringIO()
     output.csv_to(
         csv.writer(text, lineterminator="\n"),
-        [made.noun, *made.columns],
-        ([each.example, *each.values.values()] for each in made.rows),
+        [predictions.noun, *predictions.columns],
+        ([each.example, *each.values.values()] for each in predictions.rows),
     )
     return text.getvalue()
 
 
-def _show(made: Predictions) -> None:
+def _show(predictions: Predictions) -> None:
     """Print a line for each example, in columns."""
-    lines = [[made.noun, *made.columns]]
-    for each in made.rows:
+    lines = [[predictions.noun, *predictions.columns]]
+    for each in predictions.rows:
         shown = [f"{v:.4g}" if isinstance(v, float) else v for v in each.values.values()]
         lines.append([str(each.example), *shown])
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]

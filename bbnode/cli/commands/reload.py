@@ -15,7 +15,7 @@ def command(
 ) -> None:
     """Have a running node read its configuration again."""
     with node.ask() as client:
-        told = client.post("/v1/reload")
-    node.show(told, f"changed: {', '.join(told['changed']) or 'nothing'}")
-    if told["needs_restart"] and not node.as_json:
-        output.note(f"needs a restart: {', '.join(told['needs_restart'])}")
+        answer = client.post("/v1/reload")
+    node.show(answer, f"changed: {', '.join(answer['changed']) or 'nothing'}")
+    if answer["needs_restart"] and not node.as_json:
+        output.note(f"needs a restart: {', '.join(answer['needs_restart'])}")

@@ -1,7 +1,7 @@
 """`bbnode replay`: run a recorded node again, step by step.
 
-Rule: nothing of the record leaves this process: no envelope is sent. The exit code says whether
-every poll gave the same steps as in the record.
+Rule: everything stays in this process: no envelope is sent. The exit code says whether every poll
+gave the same steps as in the record.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def command(
 def _import_components(modules: list[str]) -> None:
     from bbnode.ir.class_names import ClassNotLoaded, load_module_named
 
-    # The ones that come with bbnode register themselves.
+    # The components that come with bbnode register themselves.
     importlib.import_module("bbnode.components")
     for name in modules:
         try:

@@ -1,7 +1,7 @@
-"""`bbnode rounds`: the rounds that a node made by itself, and who was missing in each.
+"""`bbnode rounds`: the rounds that a node ran by itself, and the peers missing in each.
 
-Rule: a node that runs is asked; of one that does not, the file of rounds in its state directory is
-read, and never changed.
+Rule: a running node is asked; otherwise the file of rounds in the state directory is read, and
+never changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CSV_COLUMNS = (
 )
 DEFAULT_LAST = 20
 MAX_LAST = 100_000
-# Digits of a program's digest that tell one from another.
+# Digits of a program's digest that identify it in a title.
 _DIGEST_CHARS = 8
 
 
@@ -43,15 +43,15 @@ def command(
     """
     if as_csv and (node.as_json or follow):
         raise typer.BadParameter("stands alone: leave out --json and --follow", param_hint="--csv")
-    told = _ask(node, last, must_run=follow)
-    rounds = told["rounds"]
+    answer = _ask(node, last, must_run=follow)
+    rounds = answer["rounds"]
     if as_csv:
         _print_csv(rounds)
     elif node.as_json and not follow:
-        output.json_object(told)
+        output.json_object(answer)
     elif node.as_json:
-        for made in rounds:
-            output.json_object(made, indent=None)
+        for row in rounds:
+            output.json_object(row, indent=None)
     elif rounds:
         _print_table(rounds)
     else:
@@ -59,16 +59,16 @@ def command(
     if not (as_csv or node.as_json):
         from bbnode.daemon.observing.round_table import progress_text
 
-        for entry in told["invoke"]:
+        for entry in answer["invoke"]:
             output.note(progress_text(entry))
-    if told.get("trouble"):
-        output.error(told["trouble"])
+    if answer.get("trouble"):
+        output.error(answer["trouble"])
     if follow:
         _follow(node)
 
 
 def _ask(node: RunningNode, last: int, *, must_run: bool) -> dict[str, Any]:
-    """Return what the daemon says; where none runs, what is in the node's file."""
+    """Return the daemon's answer; if none runs, the content of the node's file."""
     from bbnode.daemon.control.errors import NotRunning
 
     try:
@@ -78,7 +78,7 @@ def _ask(node: RunningNode, last: int, *, must_run: bool) -> dict[str, Any]:
         from bbnode.daemon import paths
         from bbnode.daemon.history.store import read_rounds, rounds_file
 
-        # A node that ended before it could open the file has run, which its lock tells.
+        # A node that ended before it could open the file has run before, as its lock file shows.
         file, lock = rounds_file(node.directory), paths.lock_file(node.directory)
         if must_run or not (file.exists() or lock.exists()):
             raise
@@ -89,11 +89,11 @@ def _follow(node: RunningNode) -> None:
     from bbnode.daemon.observing import round_table
 
     with node.ask() as client:
-        for made in client.stream("/v1/events", {"type": "round_finished"}):
+        for line in client.stream("/v1/events", {"type": "round_finished"}):
             if node.as_json:
-                output.json_object(made, indent=None)
+                output.json_object(line, indent=None)
                 continue
-            row = made["event"]
+            row = line["event"]
             numbers = "".join(
                 f"{name} {round_table.number(name, value)}  "
                 for name, value in round_table.scalar_outputs(row).items()
@@ -107,40 +107,40 @@ def _follow(node: RunningNode) -> None:
 
 
 def _print_table(rounds: Sequence[dict[str, Any]]) -> None:
-    """Print the rounds, those of each target, program and run by themselves."""
+    """Print the rounds, with a table for each target, program and run."""
     from bbnode.daemon.observing import round_table
 
     out = output.console()
     runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for made in rounds:
-        runs.setdefault((made["target"], made.get("run", 1)), []).append(made)
+    for row in rounds:
+        runs.setdefault((row["target"], row.get("run", 1)), []).append(row)
     missing: list[str] = []
     for (target, _), rows in runs.items():
-        # A title tells apart what would look like one run.
+        # A title separates runs that would otherwise look like one.
         artifact = rows[-1].get("artifact", "")[:_DIGEST_CHARS]
         title = f"{target}, program {artifact}" if len(runs) > 1 else None
         out.print(round_table.rounds_table(rows, {}, width=out.width, title=title))
         missing += [n for n in round_table.left_out(rows, out.width) if n not in missing]
     if missing:
         output.note(f"not shown: {', '.join(missing)}; --csv has all metrics")
-    if any(made.get("best") for made in rounds):
+    if any(row.get("best") for row in rounds):
         output.note("* the best round")
 
 
 def _print_csv(rounds: Sequence[dict[str, Any]]) -> None:
-    metrics = sorted({name for made in rounds for name in made.get("metrics", {})})
+    metrics = sorted({name for each in rounds for name in each.get("metrics", {})})
     rows = []
-    for made in rounds:
-        started = datetime.datetime.fromtimestamp(made.get("started_at") or 0, datetime.UTC)
+    for each in rounds:
+        started = datetime.datetime.fromtimestamp(each.get("started_at") or 0, datetime.UTC)
         shown = {
-            **made,
+            **each,
             "started_at": started.isoformat(),
-            # Rounds of earlier releases have peers in both.
-            "answered": len(set(made["responded"]) - set(made["missing"])),
-            "missing": len(made["missing"]),
-            "failures": "; ".join(made["failures"]),
+            # Rounds of earlier releases list some peers in both.
+            "answered": len(set(each["responded"]) - set(each["missing"])),
+            "missing": len(each["missing"]),
+            "failures": "; ".join(each["failures"]),
         }
-        known = made.get("metrics", {})
+        known = each.get("metrics", {})
         row = [shown.get(name) for name in CSV_COLUMNS]
         rows.append([*row, *(known.get(name) for name in metrics)])
     output.csv_table([*CSV_COLUMNS, *metrics], rows)

@@ -47,7 +47,8 @@ def command(
     ] = False,
 ) -> int:
     """Run a node until SIGTERM or Ctrl-C; a second one forces it."""
-    # Looking for garbage among what a start imports costs a tenth of it: `OwnProcess.started`.
+    # Garbage collection among the imports of a start takes a tenth of it: `OwnProcess.started`
+    # turns it on again.
     gc.disable()
     try:
         with _telling_supervisor():
@@ -64,7 +65,7 @@ def command(
 
 @contextmanager
 def _telling_supervisor() -> Iterator[None]:
-    """Say in the status of the service why it failed; whoever looks sees it without the log."""
+    """Put the reason of a failure into the service's status, which shows it without the log."""
     try:
         yield
     except Exception as error:
@@ -76,7 +77,7 @@ def _telling_supervisor() -> Iterator[None]:
 
 
 def _run(resolved: ResolvedConfig, record: Path | None, *, stop_at_eof: bool) -> int:
-    # Before the daemon's modules are imported, which may warn.
+    # Before the imports of the daemon's modules, which may warn.
     from bbnode.daemon.observing import logs
 
     logs.configure(resolved.config.node.log_level, resolved.config.node.log_format)

@@ -1,6 +1,6 @@
-"""`bbnode snapshot`: have a running node write its state to disk now, or show it as an ONNX model.
+"""`bbnode snapshot`: write a running node's state to disk now, or export it as an ONNX model.
 
-Rule: when it returns, the state is on disk. What is exported is the newest checkpoint that is good.
+Rule: when it returns, the state is on disk. The newest intact checkpoint is exported.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def command(
         raise typer.BadParameter("--export needs --artifact FILE: what the node runs")
     if source is None:
         with node.ask() as client:
-            told = client.post("/v1/snapshot")
+            answer = client.post("/v1/snapshot")
         if export is None:
-            node.show(told, f"{told['bytes']} bytes of state in {told['state_dir']}")
+            node.show(answer, f"{answer['bytes']} bytes of state in {answer['state_dir']}")
             return
-        source = Path(told["state_dir"])
+        source = Path(answer["state_dir"])
     if export is not None and artifact is not None:
         size = _export(source, artifact, export)
-        told = {"schema": "bbnode/snapshot-model/1", "path": str(export), "bytes": size}
+        answer = {"schema": "bbnode/snapshot-model/1", "path": str(export), "bytes": size}
         if node.as_json:
-            output.json_object(told)
+            output.json_object(answer)
         else:
             output.data(str(export))
 
@@ -64,12 +64,12 @@ def _export(state_dir: Path, file: Path, out: Path) -> int:
     from bbnode.engine.snapshot.as_model import snapshot_model
 
     artifact = load_artifact(file)
-    found = next(checkpoint.usable(state_dir, artifact.sha256), None)
-    if found is None:
+    newest = next(checkpoint.usable(state_dir, artifact.sha256), None)
+    if newest is None:
         raise checkpoint.CheckpointRefused(
             f"{state_dir} holds no checkpoint of {file}; give the artifact that the node runs, and "
             "the state directory of a node on this machine"
         )
-    data = serialize(snapshot_model(artifact.model, found.node))
+    data = serialize(snapshot_model(artifact.model, newest.node))
     write_atomically(out.absolute(), data, mode=0o600)
     return len(data)

@@ -1,9 +1,8 @@
-"""`bbnode status`: what a running daemon says about itself, over its control socket.
+"""`bbnode status`: the state of a running daemon, over its control socket.
 
-Rule: a person gets a summary of a few lines: what runs, how far it is, who is there, and what
-somebody should look at. `--verbose` shows whatever the daemon sends, so that a newer daemon can
-show more; there only the columns of peers and the counters, without those at zero, are known by
-name.
+Rule: a person gets a summary of a few lines: the program, its progress, the peers, and warnings.
+`--verbose` shows everything that the daemon sends, so that a newer daemon can show more; it knows
+by name only the columns of peers, and the counters, of which it leaves out those at zero.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import typer
 from bbnode.cli import output
 from bbnode.cli.common import PEER_COLUMNS, RunningNode
 
-# Characters of a digest that tell one from another.
+# Characters of a digest that are enough to tell programs apart.
 DIGEST_CHARS = 8
 # Peers and waits that the summary names.
 SHOWN = 3
@@ -41,7 +40,7 @@ def command(
         elif verbose:
             shown = {name: value for name, value in status.items() if name != "schema"}
             shown["peers"] = [{n: p.get(n) for n in PEER_COLUMNS} for p in status["peers"]]
-            # Most have never counted anything; --json has all of them.
+            # Most counters are at zero; --json has all of them.
             shown["counters"] = {n: count for n, count in status["counters"].items() if count}
             output.describe(shown, out=output.console(), short=True)
         else:
@@ -103,7 +102,7 @@ def _peers(peers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _data(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is to know of own data: what is mapped, and what has no names."""
+    """Yield the facts about own data: what is mapped, and what has no names."""
     for slot, each in data.get("own", {}).items():
         if each["mapped"]:
             yield f"{slot}: {'; '.join(each['mapped'])}"
@@ -123,7 +122,7 @@ def _wait(waiting: Mapping[str, Any]) -> str:
 
 def _warnings(status: Mapping[str, Any]) -> Iterator[str]:
     for check in status["health"]:
-        # What the state and the peers say already.
+        # The state and the peers have their own lines.
         if not check["ok"] and check["check"] not in ("phase", "peers"):
             yield f"{check['check']}: {check['detail']}"
     reach = status.get("reachability") or {}

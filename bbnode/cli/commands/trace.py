@@ -1,4 +1,4 @@
-"""`bbnode trace`: what one execution did, op by op, here and on the peers it spoke with.
+"""`bbnode trace`: the ops of one execution, here and on the peers that it spoke with.
 
 Rule: a node reports only its own ops. Other nodes that can be reached from here (`--also`) are
 asked for the executions that this one's messages started, by peer and wire request id.
@@ -41,9 +41,9 @@ def command(
     """Follow one execution: its ops, and what it started elsewhere."""
     with node.ask() as client:
         if on is not None or execution is None:
-            told = client.get("/v1/trace") if on is None else client.put("/v1/trace", {"on": on})
-            _show_state(told, as_json=node.as_json)
-            if on is None and not told["tracing"]:
+            answer = client.get("/v1/trace") if on is None else client.put("/v1/trace", {"on": on})
+            _show_state(answer, as_json=node.as_json)
+            if on is None and not answer["tracing"]:
                 output.note("to begin: bbnode trace --on")
             return
         traces = [client.get(f"/v1/trace/{execution}")]
@@ -51,21 +51,21 @@ def command(
     for directory in also or ():
         with replace(node, state_dir=directory).ask() as other:
             for request in requests:
-                told = other.get(f"/v1/trace/{request}", {"peer": traces[0]["peer_id"]})
-                if told["executions"]:
-                    traces.append(told)
+                answer = other.get(f"/v1/trace/{request}", {"peer": traces[0]["peer_id"]})
+                if answer["executions"]:
+                    traces.append(answer)
     if node.as_json:
         output.json_object({"execution": execution, "traces": traces})
         return
     _show(traces)
 
 
-def _show_state(told: dict[str, Any], *, as_json: bool) -> None:
+def _show_state(answer: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        output.json_object(told)
+        output.json_object(answer)
         return
-    output.data(f"tracing is {'on' if told['tracing'] else 'off'}")
-    kept = told.get("executions", [])
+    output.data(f"tracing is {'on' if answer['tracing'] else 'off'}")
+    kept = answer.get("executions", [])
     if kept:
         output.data("executions: " + ", ".join(str(number) for number in kept))
 

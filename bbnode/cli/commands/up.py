@@ -1,6 +1,6 @@
-"""`bbnode up`: a program as a local testbed, a process for each node.
+"""`bbnode up`: a program as a local testbed, with a process for each node.
 
-Rule: the options are checked here, with those of `[tool.bbnode.up]` below them; what it does is
+Rule: the options are checked here, and override those of `[tool.bbnode.up]`; the testbed itself is
 `bbnode.daemon.testbed`.
 """
 
@@ -20,7 +20,7 @@ PROJECT = Path("pyproject.toml")
 TABLE = "tool.bbnode.up"
 # Numbers of one input that is written into node.toml.
 MAX_INPUT_NUMBERS = 4096
-# The keys of the table, with what TOML has to give for each.
+# The keys of the table, and the TOML types of each.
 KEYS: Mapping[str, tuple[type, ...]] = {
     "program": (str,),
     "args": (dict,),
@@ -125,45 +125,45 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Run a program as a local testbed, a process for each node."""
-    told = _project(PROJECT)
-    program = program or told.get("program")
+    table = _project(PROJECT)
+    program = program or table.get("program")
     if program is None:
         raise typer.BadParameter(
             f"say what to run, or write program = … into [{TABLE}] of {PROJECT}",
             param_hint="PROGRAM",
         )
-    given = values.parse_inputs(inputs or [])
-    if best is not None and best != told.get("best"):
-        told.pop("mode", None)  # of another output
+    typed = values.parse_inputs(inputs or [])
+    if best is not None and best != table.get("best"):
+        table.pop("mode", None)  # belongs to another output
     rounds = {
-        key: value if value is not None else told.get(key)
+        key: value if value is not None else table.get(key)
         for key, value in {"best": best, "patience": patience, "mode": mode}.items()
     }
     if rounds["best"] is None and any(rounds.values()):
         raise typer.BadParameter("they go with --best OUTPUT", param_hint="--patience, --mode")
     from bbnode.daemon.testbed.up import DEFAULT_OUT, UpOptions, run_up
 
-    own_invoke = invoke is not None and invoke != told.get("invoke")
+    own_invoke = invoke is not None and invoke != table.get("invoke")
     return run_up(
         UpOptions(
             program=program,
             args={
-                **told.get("args", {}),
+                **table.get("args", {}),
                 **{key: toml_or_text(text) for key, text in pairs(arg, "--arg").items()},
             },
-            nodes=nodes if nodes is not None else _nodes(told.get("nodes", "")),
-            # Later ones count: those of the command line.
-            settings=[*_settings(told.get("set", [])), *(settings or [])],
-            invoke=invoke or told.get("invoke"),
-            # Inputs of another target are not this one's.
+            nodes=nodes if nodes is not None else _nodes(table.get("nodes", "")),
+            # Later ones override: those of the command line come last.
+            settings=[*_settings(table.get("set", [])), *(settings or [])],
+            invoke=invoke or table.get("invoke"),
+            # The table's inputs belong to the table's target.
             inputs={
                 name: _numbers(name, value)
-                for name, value in {**({} if own_invoke else _inputs(told)), **given}.items()
+                for name, value in {**({} if own_invoke else _inputs(table)), **typed}.items()
             },
-            times=times if times is not None else told.get("times"),
+            times=times if times is not None else table.get("times"),
             rounds={key: value for key, value in rounds.items() if value is not None},
             runs_on=until_ctrl_c,
-            out=out or Path(told.get("out", DEFAULT_OUT)),
+            out=out or Path(table.get("out", DEFAULT_OUT)),
             keep=keep,
             logs=logs or [],
             check=check,
@@ -198,11 +198,11 @@ def _project(file: Path) -> dict[str, Any]:
     return table
 
 
-def _inputs(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of the table, whose texts are read as `--input` reads them."""
+def _inputs(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of the table; texts are parsed as those of `--input`."""
     return {
         name: values.parse_value(value) if isinstance(value, str) else value
-        for name, value in told.get("inputs", {}).items()
+        for name, value in table.get("inputs", {}).items()
     }
 
 
@@ -231,17 +231,17 @@ def _numbers(name: str, value: Any) -> Any:
     )
 
 
-def _nodes(told: str | Mapping[str, Any]) -> str:
-    if isinstance(told, str):
-        return told
-    return ",".join(f"{name}={count}" for name, count in told.items())
+def _nodes(nodes: str | Mapping[str, Any]) -> str:
+    if isinstance(nodes, str):
+        return nodes
+    return ",".join(f"{name}={count}" for name, count in nodes.items())
 
 
-def _settings(told: list[Any] | Mapping[str, Any]) -> list[str]:
-    """Return settings as the command line has them: a list of texts, or a table by key."""
-    if isinstance(told, list):
-        return [str(each) for each in told]
-    return [f"{key}={_toml(value)}" for key, value in told.items()]
+def _settings(settings: list[Any] | Mapping[str, Any]) -> list[str]:
+    """Return settings in the form of the command line, from a list of texts or a table by key."""
+    if isinstance(settings, list):
+        return [str(each) for each in settings]
+    return [f"{key}={_toml(value)}" for key, value in settings.items()]
 
 
 def _toml(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""`bbnode upgrade`: take the program that a peer offers in the place of a node's own, or go back.
+"""`bbnode upgrade`: replace a node's program by one that a peer offers, or go back.
 
-Rule: as `bbnode join`, it finds out and shows first, asks, and then changes the node. What it
-shows and asks goes to stderr.
+Rule: like `bbnode join`, it first prepares and shows, asks for confirmation, and then changes the
+node. Information and questions go to stderr.
 """
 
 from __future__ import annotations
@@ -75,33 +75,33 @@ def command(
 
     if back:
         now = switch.back(resolved)
-        told: dict[str, Any] = {"artifact_sha256": now.sha256, "artifact": now.path, "back": True}
+        shown: dict[str, Any] = {"artifact_sha256": now.sha256, "artifact": now.path, "back": True}
     else:
         present = load_artifact(present_file, expected_sha256=resolved.config.artifact.sha256)
-        found = _found(resolved, present, None if max_mib is None else max_mib * _MIB)
-        candidate = found.candidate
-        told = {
-            "peer": found.peer,
-            "signed_by_owner": bool(found.release),
+        fetched = _found(resolved, present, None if max_mib is None else max_mib * _MIB)
+        candidate = fetched.candidate
+        shown = {
+            "peer": fetched.peer,
+            "signed_by_owner": bool(fetched.release),
             "present_sha256": present.sha256,
             "present_bytes": present.size,
             **candidate.as_json(),
         }
         if not as_json:
-            _show(told)
+            _show(shown)
         candidate.plan.check()
         if not yes:
             confirm("Run this here from now on?", otherwise="nothing was changed")
         file = switch.switch(
-            resolved, candidate.artifact, candidate.file, candidate.targets, found.release
+            resolved, candidate.artifact, candidate.file, candidate.targets, fetched.release
         )
-        told["artifact"] = str(file)
-    told["restarting"] = _restart(resolved) if restart else False
+        shown["artifact"] = str(file)
+    shown["restarting"] = _restart(resolved) if restart else False
     if as_json:
-        output.json_object(told)
+        output.json_object(shown)
         return 0
-    output.data(f"program {told['artifact_sha256'][:8]} ({told['artifact']})")
-    if told["restarting"]:
+    output.data(f"program {shown['artifact_sha256'][:8]} ({shown['artifact']})")
+    if shown["restarting"]:
         output.note("the running node starts anew with it once no round is under way")
     else:
         output.note(f"it runs from the next start on: bbnode run -c {resolved.file}")
@@ -119,9 +119,9 @@ def _set_auto(resolved: ResolvedConfig, *, on: bool, as_json: bool) -> int:
             "open one: take each upgrade with `bbnode upgrade`"
         )
     set_auto(resolved, auto=on)
-    told = {"auto": on, "network": network, "running": _reload(resolved)}
+    shown = {"auto": on, "network": network, "running": _reload(resolved)}
     if as_json:
-        output.json_object(told)
+        output.json_object(shown)
         return 0
     output.data(f"upgrades by themselves: {'on' if on else 'off'}")
     if on:
@@ -151,7 +151,7 @@ def _found(resolved: ResolvedConfig, present: Artifact, max_bytes: int | None) -
 
 
 def _from_running(resolved: ResolvedConfig, max_bytes: int | None) -> _Fetched:
-    """Have the running node fetch over its connection. Raises NotRunning, NotOffered."""
+    """Have the running node fetch the program. Raises NotRunning, NotOffered."""
     from bbnode.daemon import paths
     from bbnode.daemon.artifacts.artifact import load_artifact
     from bbnode.daemon.control.client import ControlClient
@@ -167,16 +167,16 @@ def _from_running(resolved: ResolvedConfig, max_bytes: int | None) -> _Fetched:
         offer = offers[0]
         sha256 = offer["artifact_sha256"]
         asked = {"artifact_sha256": sha256, "max_bytes": max_bytes}
-        while not (told := client.post("/v1/upgrade/fetch", asked))["done"]:
+        while not (answer := client.post("/v1/upgrade/fetch", asked))["done"]:
             time.sleep(_POLL_S)
-    if told["failure"]:
-        raise ArtifactFetchError(told["failure"])
+    if answer["failure"]:
+        raise ArtifactFetchError(answer["failure"])
     file = cache_file(resolved.state_dir, sha256)
     artifact = load_artifact(file, expected_sha256=sha256)
     return _Fetched(
         peer=offer["peer"],
         candidate=make_candidate(resolved, artifact, file),
-        release=told["release"],
+        release=answer["release"],
     )
 
 
@@ -197,16 +197,16 @@ def _dialled(resolved: ResolvedConfig, present: Artifact, max_bytes: int | None)
     )
 
 
-def _show(told: dict[str, Any]) -> None:
+def _show(shown: dict[str, Any]) -> None:
     from rich.console import Console
 
     width = None if sys.stderr.isatty() else 200
     out = Console(stderr=True, width=width, highlight=False, emoji=False, markup=False)
-    output.describe(told, out=out)
+    output.describe(shown, out=out)
 
 
 def _restart(resolved: ResolvedConfig) -> bool:
-    """Return True if a running node starts anew."""
+    """Return True if a running node is restarting."""
     return _posted(resolved, "/v1/restart")
 
 

@@ -1,7 +1,7 @@
-"""`bbnode verify`: each method beside plain numpy, on this machine.
+"""`bbnode verify`: each method compared with plain numpy, on this machine.
 
-Rule: one line a method, the largest difference in it; exit code 1 when one is off or failed. A
-method whose library is not installed is said to be missing, and is no failure.
+Rule: one line per method, with its largest difference; exit code 1 when a method differs or failed.
+A method whose library is not installed is reported as missing, and is no failure.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def command(
         outcomes.append(outcome)
         if not as_json:
             verdict = "missing" if outcome.missing else "right" if outcome.ok else "WRONG"
-            told = outcome.error or (
+            result = outcome.error or (
                 f"{outcome.deviation:.0e} of {check.tolerance:.0e}, {outcome.numbers:,} numbers"
                 + ("" if outcome.ok or not outcome.at else f", worst: {outcome.at}")
             )
-            output.data(f"{verdict:<7}  {check.name:<{width}}  {output.cell(told)}")
+            output.data(f"{verdict:<7}  {check.name:<{width}}  {output.cell(result)}")
     missing = sum(each.missing for each in outcomes)
     right = sum(each.ok for each in outcomes)
     failed = len(outcomes) - right - missing

@@ -1,4 +1,4 @@
-"""`bbnode version`: what is installed.
+"""`bbnode version`: the installed versions.
 
 Rule: versions are read from the installed packages' metadata; nothing is imported. Two builds of
 one version differ in `build`.
@@ -14,7 +14,7 @@ from bbnode.cli import output
 from bbnode.cli.common import JsonOption
 from bbnode.daemon.build import build_id
 
-# What decides how a node behaves towards others.
+# The packages that decide how a node behaves towards others.
 PACKAGES = ("cryptography", "onnx", "onnxruntime", "numpy", "trio", "protobuf")
 
 

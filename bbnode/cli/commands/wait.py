@@ -1,7 +1,7 @@
-"""`bbnode wait`: until a node is ready, or has so many peers.
+"""`bbnode wait`: wait until a node is ready, or has enough peers.
 
-Rule: it also waits for a daemon that has not started yet, so a script can start one and then wait;
-running out of time is exit code 4.
+Rule: it also waits for a daemon that has not started yet, so that a script can start one and then
+wait; a timeout is exit code 4.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def command(
         left_s = timeout_s - (time.monotonic() - began)
         try:
             with node.client(max(left_s, LOOK_EVERY_S)) as client:
-                found, missing = _look(client, ready=ready, peers=peers, peer_class=peer_class)
+                state, missing = _look(client, ready=ready, peers=peers, peer_class=peer_class)
         except (NotRunning, ControlTimeout) as error:
-            found, missing = {}, str(error)
+            state, missing = {}, str(error)
         if not missing:
             break
         if left_s <= 0:
@@ -58,33 +58,33 @@ def command(
         time.sleep(min(LOOK_EVERY_S, max(left_s, 0.0)))
     waited_s = round(time.monotonic() - began, 3)
     if node.as_json:
-        output.json_object({**found, "waited_s": waited_s})
+        output.json_object({**state, "waited_s": waited_s})
     else:
-        wanted = "ready" if ready else output.counted(len(found["peers"]), "peer") + " connected"
+        wanted = "ready" if ready else output.counted(len(state["peers"]), "peer") + " connected"
         output.note(f"{wanted} after {waited_s:.1f} s")
 
 
 def _look(
     client: ControlClient, *, ready: bool, peers: int | None, peer_class: str | None
 ) -> tuple[dict[str, Any], str]:
-    """Return the state now, and what is missing: empty when nothing is."""
-    found: dict[str, Any] = {}
+    """Return the current state, and what is missing ("" for nothing)."""
+    state: dict[str, Any] = {}
     if ready:
         from bbnode.daemon.control.json_lines import parse_object
 
         status, text = client.fetch("GET", "/readyz")
-        found["ready"] = status == 200
+        state["ready"] = status == 200
         if status != 200:
             reasons = parse_object(text).get("reasons") or [{"detail": f"status {status}"}]
-            return found, "; ".join(str(reason["detail"]) for reason in reasons)
+            return state, "; ".join(str(reason["detail"]) for reason in reasons)
     if peers is not None:
         there = [
             peer["peer"]
             for peer in client.get("/v1/peers")["peers"]
             if (peer_class is None or peer_class in peer["classes"]) and not peer.get("pending")
         ]
-        found["peers"] = there
+        state["peers"] = there
         if len(there) < peers:
             kind = "" if peer_class is None else f" of class {peer_class!r}"
-            return found, f"{len(there)} of {peers} peers{kind} connected"
-    return found, ""
+            return state, f"{len(there)} of {peers} peers{kind} connected"
+    return state, ""

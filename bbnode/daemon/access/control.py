@@ -1,8 +1,8 @@
-"""Access control of a running node: its policy, made from configuration and files.
+"""Access control of a running node: its policy, created from configuration and files.
 
 Rule: this is the only writer of the `Policy`. A change takes effect on every connection at once
-(`on_change`); one that was made by hand is on disk before it takes effect. All methods are for the
-trio thread.
+(`on_change`); a change by hand is on disk before it takes effect. All methods are for the trio
+thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class NotAMember(DeploymentError):
-    """This node has no valid membership of the network that it is to belong to."""
+    """This node has no valid membership of its configured network."""
 
 
 class BlockedByConfig(DeploymentError):
@@ -57,7 +57,7 @@ def _rate(per_second: float | None, burst: float | None) -> Rate | None:
 
 
 class AccessControl:
-    """The policy of one node, and what changes it."""
+    """The policy of one node, and the operations that change it."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class AccessControl:
 
     @property
     def authorizer(self) -> PolicyAuthorizer:
-        """The policy as the transport asks it."""
+        """The policy in the form that the transport asks."""
         return PolicyAuthorizer(self.policy, monotonic_ns=self._monotonic_ns, unix_s=self._unix_s)
 
     def own_standing(self) -> str:
@@ -158,14 +158,14 @@ class AccessControl:
 
         Raises PolicyError, AccessRefused and StorageError; then nothing has changed.
         """
-        found = access_files.load_node(self._state_dir, self._peer)
+        loaded = access_files.load_node(self._state_dir, self._peer)
         try:
             apply_access(self.policy, config, self._blocked)
         except PolicyError:
             apply_access(self.policy, self._config, self._blocked)
             raise
         self._config = config
-        self._apply_files(found)
+        self._apply_files(loaded)
 
     def reload_files(self) -> bool:
         """Load a membership or a revocation list that was put into the state directory.
@@ -174,9 +174,9 @@ class AccessControl:
         returns False and the node keeps its membership until a restart. Raises AccessRefused and
         StorageError.
         """
-        found = access_files.load_node(self._state_dir, self._peer)
-        self._apply_files(found)
-        return found.credentials == self.credentials
+        loaded = access_files.load_node(self._state_dir, self._peer)
+        self._apply_files(loaded)
+        return loaded.credentials == self.credentials
 
     def dates_passed(self) -> None:
         """Check connected peers again, since statements expire without an event."""
@@ -191,27 +191,27 @@ class AccessControl:
         """Apply the ledger after a ticket was used; it is stored already."""
         self.policy.set_ledger(ledger)
 
-    def _apply_files(self, found: NodeAccess) -> None:
+    def _apply_files(self, loaded: NodeAccess) -> None:
         before = self._revocations
-        if found.network == self.network and found.revocations is not None:
-            self._revocations = found.revocations
-            self.policy.set_network(self.network, found.revocations)
-        if found.credentials != self.credentials and self._is_renewal(found):
-            self._access = found
-            logger.info("membership renewed", extra={"network": str(found.network)})
-            self.on_credentials(found.credentials)
+        if loaded.network == self.network and loaded.revocations is not None:
+            self._revocations = loaded.revocations
+            self.policy.set_network(self.network, loaded.revocations)
+        if loaded.credentials != self.credentials and self._is_renewal(loaded):
+            self._access = loaded
+            logger.info("membership renewed", extra={"network": str(loaded.network)})
+            self.on_credentials(loaded.credentials)
         self.on_change()
         if self._revocations is not None and (
             before is None or before.sequence < self._revocations.sequence
         ):
             self.on_list(self._revocations)
 
-    def _is_renewal(self, found: NodeAccess) -> bool:
+    def _is_renewal(self, loaded: NodeAccess) -> bool:
         """Return True for a membership of the same network that is valid now."""
-        if found.membership is None or found.network != self.network:
+        if loaded.membership is None or loaded.network != self.network:
             return False
         try:
-            found.membership.check(self._unix_s(), self._revocations)
+            loaded.membership.check(self._unix_s(), self._revocations)
         except StatementRefused as error:
             logger.warning("membership not applied", extra={"reason": str(error)})
             return False

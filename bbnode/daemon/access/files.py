@@ -1,9 +1,9 @@
 """Files of memberships, revocation lists and networks.
 
-Rule: what is kept is the line of text that commands print, so that a file can be copied as it
-is; a file is read with a bound, checked each time, and written whole. A node keeps its files
-in its state directory; the owner of a network keeps a directory for each network, apart from
-any node, with the key, the newest revocation list, and a line for each statement granted.
+Rule: a file holds the line of text that commands print, so that it can be copied unchanged; it is
+read with a bound, checked each time, and written whole. A node keeps its files in its state
+directory; the owner of a network keeps a directory for each network, apart from any node, with the
+key, the newest revocation list, and a line for each statement granted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bbnode.ir.caps import MAX_GRANTED, MAX_LISTED_PEERS
 from bbnode.ir.errors import DecodeError, DeploymentError, MissingFile
 from bbnode.ir.peer import PeerId
 
-# 4 characters for 3 bytes, the prefix, and the end of the line.
+# Base64 turns 3 bytes into 4 characters; the rest is for the prefix and the end of the line.
 _MEMBERSHIP_LINE_BYTES = MAX_MEMBERSHIP_BYTES * 4 // 3 + 64
 _REVOCATIONS_LINE_BYTES = REVOCATIONS.max_bytes * 4 // 3 + 64
 _NUMBER_BYTES = 24
@@ -74,9 +74,9 @@ def load_node(state_dir: Path, peer: PeerId) -> NodeAccess:
 
 
 def save_membership(state_dir: Path, membership: Membership) -> None:
-    """Keep a membership of this node, in place of an older one. Raises StorageError.
+    """Store a membership of this node, replacing an older one. Raises StorageError.
 
-    A revocation list of another network goes with the membership there.
+    A membership of another network also removes the revocation list.
     """
     paths.make_state_dir(state_dir)
     with _locked(state_dir / "access.lock"):
@@ -89,7 +89,7 @@ def save_membership(state_dir: Path, membership: Membership) -> None:
 
 
 def save_revocations(state_dir: Path, offered: RevocationList) -> bool:
-    """Keep a newer list of this node's network; False when it is the one that is kept.
+    """Store a newer list of this node's network; False if it is the stored one.
 
     Raises RevocationRefused for an older one, and StorageError.
     """
@@ -102,7 +102,7 @@ def save_revocations(state_dir: Path, offered: RevocationList) -> bool:
 
 
 def load_blocked(state_dir: Path) -> frozenset[PeerId]:
-    """Return the peers that this node was told to block while it ran; raises StorageError."""
+    """Return the peers that were blocked by hand while the node ran; raises StorageError."""
     path = state_dir / "blocked"
     raw = _read(path, MAX_LISTED_PEERS * _PEER_LINE_BYTES)
     try:
@@ -116,7 +116,7 @@ def load_blocked(state_dir: Path) -> frozenset[PeerId]:
 
 
 def save_blocked(state_dir: Path, blocked: Iterable[PeerId]) -> None:
-    """Store blocked peers, one a line. Raises StorageError."""
+    """Store blocked peers, one per line. Raises StorageError."""
     text = "".join(f"{peer}\n" for peer in sorted(blocked))
     paths.write_atomically(state_dir / "blocked", text.encode("ascii"), mode=_PRIVATE_MODE)
 
@@ -138,7 +138,7 @@ def load_ledger(state_dir: Path) -> Ledger:
 
 
 def save_ledger(state_dir: Path, ledger: Ledger) -> None:
-    """Store the ledger; to be done before the answer is sent. Raises StorageError."""
+    """Store the ledger; call it before the answer is sent. Raises StorageError."""
     paths.write_atomically(state_dir / "tickets", ledger.to_bytes(), mode=_PRIVATE_MODE)
 
 
@@ -186,7 +186,7 @@ class OwnedNetwork:
         _write_line(self._revocations, listed.text)
 
     def next_release(self, unix_s: float) -> int:
-        """Return the number of the next release, greater than all before; the caller has the lock.
+        """Return the number of the next release, above all before; the caller holds the lock.
 
         Raises StorageError.
         """
@@ -202,11 +202,13 @@ class OwnedNetwork:
         """Return every membership granted with the owner's key, oldest first."""
         raw = _read(self._members, MAX_GRANTED * _MEMBERSHIP_LINE_BYTES)
         network = self.key().peer_id
-        found = []
+        memberships = []
         for line in (raw or b"").decode("utf-8", "replace").splitlines():
             data = statement.membership_from_text(line)
-            found.append(statement.open_membership(data, network, statement.peek(data).member))
-        return found
+            memberships.append(
+                statement.open_membership(data, network, statement.peek(data).member)
+            )
+        return memberships
 
     def add_granted(self, membership: Membership) -> None:
         """Record a membership; raises GrantError when there are too many, and StorageError."""

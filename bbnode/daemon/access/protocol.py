@@ -1,10 +1,10 @@
-"""The access protocol on a node's connections: redeeming tickets, handing on revocations.
+"""The access protocol on a node's connections: redeeming tickets, passing on revocations.
 
 Rule: the side that dialled a member offers its newest revocation list and gets the other's. A newer
-list is published on a topic of the network, and passed on by each node that learns of it to those
-of its peers that do not follow that topic. Files are read and written in a worker
-thread, one request after the other; the policy is updated on the trio thread. A use of a ticket is
-on disk before its answer is made. A refusal is an answer too.
+list is published on a topic of the network, and each node that learns of it passes it on to those
+of its peers that do not subscribe to that topic. Files are read and written in a worker thread, one
+request after the other; the policy is updated on the trio thread. A use of a ticket is on disk
+before its answer is created. A refusal is an answer too.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from bbnode.transport.topics import Topics
 
 logger = logging.getLogger(__name__)
 
-# Between two checks for members whose statement has expired: until then they stay connected, but
+# The period of checks for members whose statement has expired. Until then they stay connected, but
 # their envelopes are refused.
 DATES_EVERY_S = 60.0
 
 
-# No name that a program can give a topic.
+# No program can give a topic this name.
 REVOKED: Final = "~revoked"
 
 
@@ -61,7 +61,7 @@ class AccessSilent(PeerError):
 
 
 class AccessService:
-    """One node's side of the protocol. One task uses it: it has no lock."""
+    """One node's side of the protocol. Only one task uses it, so it has no lock."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class AccessService:
         on_revocations: Callable[[RevocationList], None],
         on_redeemed: Callable[[Ledger], None],
     ) -> None:
-        """`key` is the node's own; `serial` draws 64 random bits.
+        """Serve from `state_dir`; `key` is the node's own, `serial` draws 64 random bits.
 
         `on_revocations` is called with each newer list, once it is stored, and `on_redeemed` with
         the ledger after each use of a ticket.
@@ -86,9 +86,9 @@ class AccessService:
         self._on_redeemed = on_redeemed
 
     def answer(self, peer: PeerId, request: bytes) -> bytes:
-        """Return the answer to a request of `peer`, as its connection proved it.
+        """Return the answer to a request of `peer`, whose identity its connection has proved.
 
-        Raises StorageError when the disk denies it; then nothing was granted.
+        Raises StorageError if the disk denies it; then nothing was granted.
         """
         try:
             message = decode_message(request)
@@ -99,7 +99,7 @@ class AccessService:
             return encode_message(Refused(reason=Refusal.NOT_GRANTED, detail=str(error)))
 
     def offer(self) -> bytes:
-        """Return the request that hands this node's newest list to another member."""
+        """Return the request that offers this node's newest list to another member."""
         return encode_message(Revocations(revocations=_raw(self._load().revocations)))
 
     def take(self, raw: bytes) -> None:
@@ -163,9 +163,9 @@ class AccessProtocol:
         unix_s: Callable[[], float] = time.time,
         topics: Topics | None = None,
     ) -> None:
-        """Answer requests on all connections of `backend`; before it runs.
+        """Answer requests on all connections of `backend`, which must not run yet.
 
-        Without `topics` lists go from peer to peer alone.
+        Without `topics`, lists only go from peer to peer.
         """
         self._control = control
         self._backend = backend
@@ -195,7 +195,7 @@ class AccessProtocol:
             self._queue(peer)
 
     async def run(self) -> None:
-        """Exchange revocation lists with the peers that came up, until cancelled."""
+        """Exchange revocation lists with newly connected peers, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_dates)
             nursery.start_soon(self._take_published)
@@ -212,7 +212,7 @@ class AccessProtocol:
             try:
                 await self._exchange(peer)
             except BbnodeError as error:
-                # Its list comes with the next connection, or from another member.
+                # The list comes with the next connection, or from another member.
                 logger.info("no revocation list", extra={"peer": str(peer), "reason": str(error)})
 
     async def _exchange(self, peer: PeerId) -> None:
@@ -237,11 +237,11 @@ class AccessProtocol:
         self._control.took(listed)
 
     def _spread(self, listed: RevocationList) -> None:
-        """Pass on a list that is newer than what was here."""
+        """Pass on a list that is newer than the stored one."""
         reached: frozenset[PeerId] = frozenset()
         if self._topics is not None and len(listed.raw) <= MAX_TOPIC_BYTES:
             try:
-                if listed.raw != self._last_heard:  # else it is on its way already
+                if listed.raw != self._last_heard:  # otherwise it already spreads on the topic
                     self._topics.publish(REVOKED, listed.raw)
                 reached = self._topics.followers(REVOKED)
             except BbnodeError as error:
@@ -283,7 +283,7 @@ class AccessProtocol:
 async def ask(backend: Transport, peer: PeerId, request: bytes) -> Message:
     """Send one request to a connected peer and return the answer.
 
-    Raises AccessSilent, AccessRefused for a malformed answer, and what `open_stream` raises.
+    Raises AccessSilent, AccessRefused for a malformed answer, and the errors of `open_stream`.
     """
     with trio.move_on_after(ACCESS_STALL_S):
         async with backend.open_stream(peer, ACCESS_PROTOCOL) as stream:
@@ -294,9 +294,9 @@ async def ask(backend: Transport, peer: PeerId, request: bytes) -> Message:
 
 
 async def redeem(backend: Transport, peer: PeerId, ticket: bytes) -> Member:
-    """Redeem a ticket: return the membership as the inviter sent it, still to be checked.
+    """Redeem a ticket: return the membership that the inviter sent, which still has to be checked.
 
-    Raises TicketRefused with the inviter's reason, and as `ask`.
+    Raises TicketRefused with the inviter's reason, and the errors of `ask`.
     """
     answer = await ask(backend, peer, encode_message(Redeem(ticket=ticket)))
     match answer:

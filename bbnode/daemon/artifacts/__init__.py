@@ -1,1 +1,1 @@
-"""The compiled artifact: reading and checking it, building it, and showing what it holds."""
+"""The compiled artifact: reading and checking it, building it, and showing its content."""

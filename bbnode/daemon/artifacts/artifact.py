@@ -1,7 +1,7 @@
 """A compiled artifact on disk: read whole, digest checked, parsed with bounds.
 
-Rule: the digest is over the file's bytes as they are, so it is what `sha256sum` prints and
-what peers compare in their hello.
+Rule: the digest is over the unchanged bytes of the file, so that it is the one that `sha256sum`
+prints and that peers compare in their hello.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Artifact:
     model: onnx.ModelProto
     sha256: str
     size: int
-    # Made here by the user's own code: a file may be from anybody.
+    # True if this process compiled it from the user's own code; a file may be from anybody.
     own: bool = False
 
     @property
@@ -51,8 +51,8 @@ class Artifact:
 def load_artifact(path: Path, *, expected_sha256: str | None = None) -> Artifact:
     """Read and check a compiled artifact.
 
-    Raises MissingFile, ArtifactUnreadable, or ArtifactRejected for a wrong digest, for what is not
-    an ONNX model, and for a model that was not compiled.
+    Raises MissingFile, ArtifactUnreadable, or ArtifactRejected for a wrong digest, for a file that
+    is not an ONNX model, and for a model that was not compiled.
     """
     try:
         if path.stat().st_size > MAX_ARTIFACT_BYTES:
@@ -71,7 +71,7 @@ def load_artifact(path: Path, *, expected_sha256: str | None = None) -> Artifact
 def parse_artifact(
     data: bytes, where: str, *, expected_sha256: str | None = None, own: bool = False
 ) -> Artifact:
-    """Return the artifact in `data`; `where` names it in errors, `own` says who made it."""
+    """Return the artifact in `data`; `where` names it in errors, `own`: it was compiled here."""
     sha256 = hashlib.sha256(data).hexdigest()
     if expected_sha256 is not None and sha256 != expected_sha256.lower():
         raise ArtifactRejected(

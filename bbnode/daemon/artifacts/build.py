@@ -26,7 +26,7 @@ from bbnode.ir.errors import DeploymentError
 
 PROJECT_FILE = "pyproject.toml"
 SCHEMA_TABLE = "tool.bbnode.schema"
-# Of a class with many, in a message.
+# Arguments that a message lists if a class has many.
 _SHOWN_ARGUMENTS = 12
 
 
@@ -102,15 +102,15 @@ def compiler_for(program: Module) -> Compiler:
 
 
 def record(program: Module) -> onnx.ModelProto:
-    """Return what a Module records, with the schemas of its project's pyproject.toml.
+    """Return the model that a Module records, with the schemas of its project's pyproject.toml.
 
-    Raises AuthorsCodeFailed for what its author's code raises, SchemaRefused.
+    Raises AuthorsCodeFailed for errors of the author's code, and SchemaRefused.
     """
     with authors_code(f"the Module {type(program).__name__}"):
         recorded = program.build()
-    said = {entry.key for entry in recorded.metadata_props}
+    present = {entry.key for entry in recorded.metadata_props}
     for slot, schema in project_schemas(program).items():
-        if keys.SCHEMA_PREFIX + slot not in said:  # what the class says comes first
+        if keys.SCHEMA_PREFIX + slot not in present:  # the schemas of the class take precedence
             text = json.dumps(schema, sort_keys=True, separators=(",", ":"))
             recorded.metadata_props.add(key=keys.SCHEMA_PREFIX + slot, value=text)
     check_schemas(recorded)
@@ -118,7 +118,7 @@ def record(program: Module) -> onnx.ModelProto:
 
 
 def check_schemas(recorded: onnx.ModelProto) -> None:
-    """Raise SchemaRefused unless all that a recorded program says of its data is a schema."""
+    """Raise SchemaRefused unless all schemas of a recorded program are valid."""
     for entry in recorded.metadata_props:
         if entry.key.startswith(keys.SCHEMA_PREFIX):
             slot = entry.key.removeprefix(keys.SCHEMA_PREFIX)
@@ -131,7 +131,7 @@ def check_schemas(recorded: onnx.ModelProto) -> None:
 def project_schemas(program: Module) -> dict[str, Any]:
     """Return the tables `[tool.bbnode.schema.SLOT]` of a program's project.
 
-    Its pyproject.toml is the one above the file of the class; of a program that comes with bbnode,
+    Its pyproject.toml is the one above the file of the class; for a program that comes with bbnode,
     that of the current directory. Raises SchemaRefused.
     """
     file = project_file(type(program))
@@ -156,7 +156,7 @@ def project_file(cls: type[Module]) -> Path | None:
     if cls.__module__.partition(".")[0] != __package__.partition(".")[0]:
         try:
             place = Path(inspect.getfile(cls)).resolve()
-        except (OSError, TypeError):  # a class that somebody typed in
+        except (OSError, TypeError):  # a class typed into an interpreter has no file
             place = own
         for folder in place.parents:
             if (folder / PROJECT_FILE).is_file():

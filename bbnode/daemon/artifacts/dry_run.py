@@ -1,9 +1,10 @@
-"""The dry run of a compiled program: its models, and what it computes of their outputs.
+"""The dry run of a compiled program: its models, and the ops on their outputs.
 
 Rule: each model of the program runs once for all slots that have the same settings, by
-`bbnode.components.models.dry_run`. Then the ops between a batch of examples and what leaves a class
-are run, as far as they need nothing of another peer: so a metric meets an output here, and not in a
-round. What only a node's own settings make (a class of PyTorch, say) is left out, and that is said.
+`bbnode.components.models.dry_run`. Then the ops between a batch of examples and the outputs of a
+class are run, as far as they need nothing from another peer: so a metric meets an output here, and
+not first in a round. A component that only a node's own settings can create (a class of PyTorch,
+for example) is left out, and the report says so.
 """
 
 from __future__ import annotations
@@ -52,24 +53,24 @@ from bbnode.ir.interrupts import let_stop
 from bbnode.ir.onnx_file import node_proto, program_of
 from bbnode.ir.values import Composite, Value
 
-# Numbers of a model's vector up to which a program is tried while it is compiled.
+# Parameters of a model up to which a program is tried while it is compiled.
 MOST_PARAMETERS: Final = 1 << 22
 # Seconds after which compiling leaves the rest of a model's dry run out.
 COMPILE_BUDGET_S: Final = 5.0
 
 _NEXT_BATCH: Final = "NextBatch"
-# Ops of models that are run between a batch and what is made of it, to their methods.
+# Ops of models that run on the way from a batch to the outputs, with their methods.
 _OF_MODELS: Final[Mapping[str, str]] = {
     "Forward": "forward",
     "ComputeLoss": "compute_loss",
     "Evaluate": "evaluate",
     "Gradient": "gradient",
 }
-# Methods of models that examples go into.
+# Methods of models that take examples.
 _NEED_EXAMPLES: Final = frozenset(
     {*_OF_MODELS.values(), "train", "train_adjusted", "gradient_with_input", "pull_back"}
 )
-# They hand on their first input as it is.
+# Ops that return their first input unchanged.
 _HAND_ON: Final = frozenset({keys.OP_DEADLINE_CHECK, "PassThrough", *keys.GATE_OPS})
 
 
@@ -78,10 +79,10 @@ class DryRunRow:
     """A step of the dry run.
 
     Attributes:
-        where: class and slot of the model, as "client/local"; of several that are alike the first.
-        step: what was called.
+        where: class and slot of the model, as "client/local"; the first of several equal ones.
+        step: the call.
         rows: the number of examples.
-        result: what came of it.
+        result: the outcome of the call.
     """
 
     where: str
@@ -102,7 +103,7 @@ class ProgramDryRun:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON takes it."""
+        """Return the report for JSON."""
         return {
             "examples": self.examples,
             "steps": [
@@ -117,7 +118,7 @@ class ProgramDryRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenData:
-    """Examples that a user names: settings of data sources, by slot; "" is of all."""
+    """Examples that a user names: settings of data sources by slot, "" for all slots."""
 
     settings: Mapping[str, Mapping[str, Any]]
 
@@ -128,7 +129,7 @@ class GivenData:
 
 @dataclass(slots=True, kw_only=True)
 class _TriedModel:
-    """A model of the program: the slots that have it, and the methods that are called there."""
+    """A model of the program: the slots that have it, and the methods that are called on it."""
 
     slot: SlotPlan
     slots: list[tuple[str, str]]  # class and slot
@@ -177,7 +178,7 @@ def check_program(
             continue
         trial = _Trial(program, model, mains, use, made, given, own=own, budget_s=budget_s)
         try:
-            rows, told = trial.run(main)
+            rows, report_of_model = trial.run(main)
         except DryRunFailed as error:
             raise DryRunFailed(f"{where}: {error}", of_values=error.of_values) from error
         except BbnodeError:
@@ -189,15 +190,15 @@ def check_program(
                 f"{where}: {made.TYPE_NAME} fails on {report.examples} examples: {why}"
             ) from error
         report.rows.extend(replace(row, where=where) for row in rows)
-        report.warnings.extend(f"{where}: {line}" for line in told.warnings)
-        report.skipped.extend(f"{where}: {line}" for line in told.skipped)
-        report.postponed.extend(f"{where}: {line}" for line in told.postponed)
+        report.warnings.extend(f"{where}: {line}" for line in report_of_model.warnings)
+        report.skipped.extend(f"{where}: {line}" for line in report_of_model.skipped)
+        report.postponed.extend(f"{where}: {line}" for line in report_of_model.postponed)
     report.seconds = time.monotonic() - began
     return report
 
 
 def check_compiled(model: ModelProto, *, own: bool) -> ProgramDryRun:
-    """Make the dry run of a program as it is compiled, within bounds. Raises as `check_program`."""
+    """Dry-run a program during its compilation, within bounds. Raises as `check_program`."""
     return check_program(model, own=own, most_parameters=MOST_PARAMETERS, budget_s=COMPILE_BUDGET_S)
 
 
@@ -208,8 +209,8 @@ class _LeftOut(Exception):
 def _models(
     model: ModelProto, mains: Iterator[Function] | Any
 ) -> Iterator[tuple[_TriedModel, Function]]:
-    """Yield the models of a program, those of equal settings once, with a class that has them."""
-    found: dict[bytes, tuple[_TriedModel, Function]] = {}
+    """Yield the models of a program, each with a class that has it; equal settings only once."""
+    by_settings: dict[bytes, tuple[_TriedModel, Function]] = {}
     for main in mains:
         plan = plan_program(model, [main.name])
         for slot in plan.slots:
@@ -217,41 +218,43 @@ def _models(
                 continue
             called = {each.method for each in plan.methods if each.slot == slot.name}
             if called.isdisjoint(_NEED_EXAMPLES):
-                continue  # a vector that is kept, say
+                continue  # a vector that is stored, for example
             name = main.metadata[keys.HOME_KEY], slot.name
             trains = not called.isdisjoint({"train", "train_adjusted"})
             key = slot.config or repr(name).encode()
-            use, _ = found.setdefault(
+            use, _ = by_settings.setdefault(
                 key, (_TriedModel(slot=slot, slots=[], methods=set(), trains=trains), main)
             )
             use.slots.append(name)
             use.methods |= called
-            if trains and not use.trains:  # a class that trains does all that one without does
+            if (
+                trains and not use.trains
+            ):  # a class that trains calls everything that one without training does
                 use.slot, use.trains = slot, True
                 use.slots.insert(0, use.slots.pop())
-                found[key] = use, main
-    yield from found.values()
+                by_settings[key] = use, main
+    yield from by_settings.values()
 
 
 def _make(model: ModelProto, main: Function, use: _TriedModel, *, own: bool) -> Model:
     """Return the model of a slot, bound to its backend. Raises _LeftOut, AuthorError."""
     slots = {slot.name: slot for slot in plan_program(model, [main.name]).slots}
-    made = _built(use.slot, own=own)
+    component = _built(use.slot, own=own)
     dependencies: dict[str, Component] = {}
-    for role, name in made.depends.items():
+    for role, name in component.depends.items():
         if role == "data_source":
             continue
         if name not in slots or role != "backend":
-            raise _LeftOut(f"{made.TYPE_NAME} needs a {role}, which a dry run has none of")
+            raise _LeftOut(f"{component.TYPE_NAME} needs a {role}, which a dry run has none of")
         dependencies[role] = _built(slots[name], own=own)
-    if not isinstance(made, Model):
-        raise _LeftOut(f"{made.TYPE_NAME} is no model")
-    made.bind(dependencies)
-    return made
+    if not isinstance(component, Model):
+        raise _LeftOut(f"{component.TYPE_NAME} is no model")
+    component.bind(dependencies)
+    return component
 
 
 def _built(slot: SlotPlan, *, own: bool, settings: Mapping[str, Any] | None = None) -> Any:
-    """Return the component of a slot. Raises _LeftOut where only a node can make it."""
+    """Return the component of a slot. Raises _LeftOut if only a node can create it."""
     try:
         cls = component_class(slot.binding.type_name)
     except UnknownComponentType as error:
@@ -298,23 +301,23 @@ class _Trial:
         self._rows: list[DryRunRow] = []
 
     def run(self, main: Function) -> tuple[list[DryRunRow], DryRun]:
-        """Run the model, then what is computed of its outputs."""
+        """Run the model, then the ops on its outputs."""
         batch = self._given_batch(main)
-        told = self._once(batch) if batch is not None else tried(self._made, self._once)
-        if told is None:
-            told = DryRun()
-            told.skipped.append(
+        report = self._once(batch) if batch is not None else tried(self._made, self._once)
+        if report is None:
+            report = DryRun()
+            report.skipped.append(
                 f"{self._made.TYPE_NAME} does not say what examples it takes; give some with "
                 "`bbnode check --data`"
             )
-        return self._rows, told
+        return self._rows, report
 
     def _once(self, batch: Batch) -> DryRun:
         few = FewExamples(batch)
         other = copy.copy(self._made)
         backend = {"backend": self._made.dependency("backend")} if self._has_backend() else {}
         other.bind({**backend, **({"data_source": few} if self._use.trains else {})})
-        told = dry_run(
+        report = dry_run(
             other,
             self._ctx,
             few,
@@ -323,11 +326,11 @@ class _Trial:
             config=self._config(),
             budget_s=self._budget_s,
         )
-        self._rows = [_row(ran) for ran in told.ran]
+        self._rows = [_row(ran) for ran in report.ran]
         for rows in SIZES:
             for main in self._mains.values():
                 self._rows.extend(self._computed(main, other, few, rows))
-        return told
+        return report
 
     def _has_backend(self) -> bool:
         return self._made.has_dependency("backend")
@@ -338,7 +341,7 @@ class _Trial:
         return build_config(cls, slot.name, slot.config, {}, own_artifact=self._own)
 
     def _given_batch(self, main: Function) -> Batch | None:
-        """Return the first examples of what the user named for the data of this model."""
+        """Return the first examples of the data that the user named for this model."""
         if self._given is None:
             return None
         slots = {slot.name: slot for slot in plan_program(self._artifact, [main.name]).slots}
@@ -347,20 +350,20 @@ class _Trial:
             return None
         slot = slots[sources[0]]
         source: DataSource = _built(slot, own=self._own, settings=self._given.of(slot.name))
-        found = source.first(SIZES[-1])
-        if found is None:
-            found = next(iter(source.epoch_batches(SIZES[-1])))
-        count = len(np.atleast_1d(np.asarray(found[1])))
+        batch = source.first(SIZES[-1])
+        if batch is None:
+            batch = next(iter(source.epoch_batches(SIZES[-1])))
+        count = len(np.atleast_1d(np.asarray(batch[1])))
         if count < SIZES[-1]:
             raise DryRunFailed(
                 f"the data of slot {slot.name!r} have {count} example(s); give {SIZES[-1]} or more"
             )
-        return found
+        return batch
 
     def _computed(
         self, main: Function, model: Model, few: FewExamples, rows: int
     ) -> Iterator[DryRunRow]:
-        """Run what a class computes of a batch; yield what it calls by name."""
+        """Run the ops of a class on a batch; yield its outputs that have a name."""
         home = main.metadata[keys.HOME_KEY]
         slots = {slot for each, slot in self._use.slots if each == home}
         if not slots:
@@ -368,10 +371,10 @@ class _Trial:
         library = {f.key: f for f in self._program.functions if f.name not in self._mains}
         walk = _OpByOp(self._program, model, slots, self._backend(), few.show(rows), self._ctx)
         flat = flatten(main, library)
-        found = walk.outputs(flat.ops, flat.outputs)
-        for name, value in found.items():
+        outputs = walk.outputs(flat.ops, flat.outputs)
+        for name, value in outputs.items():
             yield DryRunRow(where="", step=name, rows=rows, result=_shown(value))
-        if walk.computed and not found:  # what a client answers has no name of its own
+        if walk.computed and not outputs:  # the answer of a client has no name of its own
             result = f"{walk.computed} ops of {home}"
             yield DryRunRow(where="", step="metrics", rows=rows, result=result)
 
@@ -398,12 +401,12 @@ class _OpByOp:
         self._batch = batch
         self._ctx = ctx
         self._values: dict[str, Value] = {}
-        self._waiting: list[FlatOp] = []  # of ONNX, which are run together
-        self._coming: set[str] = set()  # what these make
-        self.computed = 0  # ops of ONNX that were run
+        self._waiting: list[FlatOp] = []  # ONNX ops, which are run together
+        self._coming: set[str] = set()  # outputs of these ops
+        self.computed = 0  # number of ONNX ops that were run
 
     def outputs(self, ops: Sequence[FlatOp], names: Sequence[str]) -> dict[str, Value]:
-        """Run the ops; return those of a class's outputs that came, by name."""
+        """Run the ops; return the outputs of the class that were computed, by name."""
         for name in _batches(ops, self._slots):
             features, labels = name
             self._values[features] = self._batch[0]
@@ -412,10 +415,10 @@ class _OpByOp:
         for op in ops:
             self._one(op)
         self._run_waiting()
-        # A batch that only goes round is no result.
+        # A batch that is only passed through is no result.
         mine = {id(self._batch[0]), id(self._batch[1])}
-        found = {name: self._values[name] for name in names if name in self._values}
-        return {name: value for name, value in found.items() if id(value) not in mine}
+        by_name = {name: self._values[name] for name in names if name in self._values}
+        return {name: value for name, value in by_name.items() if id(value) not in mine}
 
     def _one(self, op: FlatOp) -> None:
         if op.op_type == "Constant" and op.domain == keys.SYSCALL_DOMAIN:
@@ -436,18 +439,18 @@ class _OpByOp:
         if not (is_call or calls or op.op_type in _HAND_ON):
             return
         self._run_waiting()
-        given = [self._values[name] for name in needed]
+        arguments = [self._values[name] for name in needed]
         if calls:
-            made = getattr(self._model, _OF_MODELS[op.op_type])(self._ctx, *given)
-            results = made if op.op_type == "Gradient" else (made,)
+            output = getattr(self._model, _OF_MODELS[op.op_type])(self._ctx, *arguments)
+            results = output if op.op_type == "Gradient" else (output,)
         else:
-            results = given if is_call else given[:1]
+            results = arguments if is_call else arguments[:1]
         self._values.update(
             (name, value) for name, value in zip(op.outputs, results, strict=False) if name
         )
 
     def _run_waiting(self) -> None:
-        """Run the ONNX ops that wait as one graph; DryRunFailed says which of them fails."""
+        """Run the waiting ONNX ops as one graph; DryRunFailed names the op that fails."""
         ops, self._waiting, self._coming = self._waiting, [], set()
         if not ops or self._backend is None:
             return
@@ -459,7 +462,7 @@ class _OpByOp:
             raise
         except ComponentError as error:
             whole = error
-        for op in ops:  # alone, to name the one that is to blame
+        for op in ops:  # one by one, to name the op at fault
             try:
                 self._values.update(self._run([op]))
             except ComponentError as error:
@@ -468,10 +471,10 @@ class _OpByOp:
 
     def _run(self, ops: Sequence[FlatOp]) -> dict[str, Value]:
         inside = {name for op in ops for name in op.outputs}
-        given = dict.fromkeys(
+        inputs_needed = dict.fromkeys(
             name for op in ops for name in op.inputs if name and name not in inside
         )
-        for name in given:
+        for name in inputs_needed:
             if not isinstance(self._values[name], np.ndarray | np.generic):
                 op = next(each for each in ops if name in each.inputs)
                 kind = self._values[name]
@@ -480,13 +483,13 @@ class _OpByOp:
                     op, f"it takes one tensor and gets {several}; say which output of the model "
                     "it is of, with outputs="
                 )  # fmt: skip
-        made = [name for op in ops for name in op.outputs if name]
-        inputs = [_info(name, self._values[name]) for name in given]
+        outputs = [name for op in ops for name in op.outputs if name]
+        inputs = [_info(name, self._values[name]) for name in inputs_needed]
         graph = helper.make_graph(
             [_node(op) for op in ops],
             "dry_run",
             inputs,
-            [helper.make_empty_tensor_value_info(name) for name in made],
+            [helper.make_empty_tensor_value_info(name) for name in outputs],
         )
         model = helper.make_model(
             graph,
@@ -499,8 +502,8 @@ class _OpByOp:
         )
         assert self._backend is not None
         prepared = self._backend.prepare(model)
-        results = prepared.run([np.asarray(self._values[name]) for name in given])
-        return dict(zip(made, results, strict=True))
+        results = prepared.run([np.asarray(self._values[name]) for name in inputs_needed])
+        return dict(zip(outputs, results, strict=True))
 
     def _failed(self, op: FlatOp, why: Exception | str) -> DryRunFailed:
         line = f" at {op.node.source_line}" if op.node.source_line else ""

@@ -1,7 +1,7 @@
-"""The history of one value of a program: what it is, where it lives, which passes changed it.
+"""The history of one value of a program: its type, its classes, the passes that changed it.
 
 Rule: it shows what the compiler recorded (`CompileReport.values` and `.history`) and what the
-compiled model holds; for a value that no compiled partition has, which pass removed it.
+compiled model holds; for a value that no compiled partition has, the pass that removed it.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def _values(program: Program, name: str) -> Iterator[Value]:
     """Yield the value in each function that has it."""
     for function in program.functions:
         if keys.TARGET_KEY in function.metadata:
-            found = function.value(name)
+            value = function.value(name)
         elif name.startswith(f"{function.name}::"):
-            found = function.value(name.removeprefix(f"{function.name}::"))
+            value = function.value(name.removeprefix(f"{function.name}::"))
         else:
             continue
-        if found.is_input or found.producer is not None:
-            yield found
+        if value.is_input or value.producer is not None:
+            yield value
 
 
 def _place(value: Value, report: CompileReport) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Initial weights for a program's models, from an exported ONNX file or a node's checkpoint.
 
-Rule: the recorded program is changed before it is compiled, so that the artifact is what it would
-be had its author given these weights. Whatever names a file of this machine is refused.
+Rule: the recorded program is changed before it is compiled, so that the artifact is the same as if
+its author had set these weights. Anything that names a file of this machine is refused.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class InitialWeightsRefused(DeploymentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenWeights:
-    """The weights in a file, read when they are asked for.
+    """The weights in a file, read on demand.
 
-    `models` has those of each slot of a checkpoint; an ONNX file has one model, of no name.
+    `models` has those of each slot of a checkpoint; an ONNX file has one model, without a name.
     """
 
     path: Path
@@ -120,17 +120,17 @@ def read_weights(path: Path) -> GivenWeights:
 
 
 def _arrays(path: Path, tensors: Sequence[TensorProto]) -> dict[str, Weights]:
-    found: dict[str, Weights] = {}
+    weights: dict[str, Weights] = {}
     for tensor in tensors:
         try:
             if min(tensor.dims, default=0) < 0:
                 raise ValueError(f"its shape is {list(tensor.dims)}")
-            found[tensor.name] = np.asarray(numpy_helper.to_array(tensor))
+            weights[tensor.name] = np.asarray(numpy_helper.to_array(tensor))
         except (ValueError, TypeError, OverflowError, MemoryError) as error:
             raise InitialWeightsRefused(
                 f"{path}: the initializer {tensor.name!r:.80} is malformed: {error}"
             ) from error
-    return found
+    return weights
 
 
 def _of_checkpoint(path: Path) -> GivenWeights:
@@ -144,7 +144,7 @@ def _of_checkpoint(path: Path) -> GivenWeights:
         try:
             cls = component_class(type_name)
         except UnknownComponentType:
-            continue  # of a package that is not installed here: none of it can be read
+            continue  # its package is not installed here, so that its state can't be read
         if issubclass(cls, Model):
             models[slot] = lambda cls=cls, state=state: cls.saved_weights(state)  # type: ignore[misc]
     if not models:
@@ -155,15 +155,15 @@ def _of_checkpoint(path: Path) -> GivenWeights:
 def initialize(
     recorded: ModelProto, given: GivenWeights, slots: Mapping[str, str | None]
 ) -> tuple[ModelProto, dict[str, CarriedOver]]:
-    """Return a recorded program whose models have given weights, and what each slot took and left.
+    """Return a recorded program with these weights in its models, and each slot's taken and left.
 
     Args:
-        recorded: what `Module.build` returned; not changed.
-        slots: the program's slots to begin with given weights, each with the slot of a checkpoint
-            that it takes them of (None: the one of its name, or the only one). Empty: all that
-            weights fit.
+        recorded: the model that `Module.build` returned; not changed.
+        slots: the program's slots to initialize, each with the slot of a checkpoint from which it
+            takes the weights (None: the one of its name, or the only one). Empty: all slots that
+            the weights fit.
 
-    Raises InitialWeightsRefused where nothing fits, or one of `slots` does not; WeightsNotFinite.
+    Raises InitialWeightsRefused if nothing fits, or one of `slots` does not; WeightsNotFinite.
     """
     program = program_of(recorded)
     held = _model_slots(program)
@@ -176,36 +176,36 @@ def initialize(
             "the program sets no model: a slot that is bound without settings "
             "(`ModelSlot(name)` without `concrete`) has its weights from each node's configuration"
         )
-    told: dict[str, CarriedOver] = {}
+    carried: dict[str, CarriedOver] = {}
     refused: dict[str, str] = {}
     for slot, functions in held.items():
         if slots and slot not in slots:
             continue
         try:
-            told[slot] = _initialize(slot, functions, given.of(slot, slots.get(slot)))
+            carried[slot] = _initialize(slot, functions, given.of(slot, slots.get(slot)))
         except WeightsNotFinite:
             raise
         except (ParameterMismatch, NotExportable) as error:
             refused[slot] = str(error)
-    if refused and (slots or not told):
+    if refused and (slots or not carried):
         why = "; ".join(f"slot {slot!r}: {text}" for slot, text in refused.items())
         raise InitialWeightsRefused(f"nothing of {given.path} fits: {why}")
-    told |= {slot: CarriedOver(left={"": why}) for slot, why in refused.items()}
-    return model_of(program), told
+    carried |= {slot: CarriedOver(left={"": why}) for slot, why in refused.items()}
+    return model_of(program), carried
 
 
 def _initialize(
     slot: str, functions: Sequence[Function], weights: Mapping[str, Weights]
 ) -> CarriedOver:
-    told = CarriedOver()
+    carried = CarriedOver()
     for function in functions:
         cls = component_class(function.metadata[keys.CONCRETE_TYPE_SLOT_PREFIX + slot])
         assert issubclass(cls, Model)  # the recorder has checked the role
-        # The author's own program, with settings that may name files.
+        # It is the author's own program, whose settings may name files.
         config = build_config(cls, slot, function.defaults[slot].value, {}, own_artifact=True)
-        config, told = cls.initialized(config, weights)
+        config, carried = cls.initialized(config, weights)
         function.defaults[slot] = Attribute.of(encode_config(config))
-    return told
+    return carried
 
 
 def _model_slots(program: Program) -> dict[str, list[Function]]:

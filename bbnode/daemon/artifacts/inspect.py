@@ -1,7 +1,8 @@
 """The content of a compiled artifact, as plain data.
 
-Rule: it reads only the artifact, whose components need not be installed; those that are say what of
-a model is trained. It shows what the compiler wrote on the nodes (docs/ir.md), never a guess.
+Rule: it reads only the artifact, whose components need not be installed; installed ones add which
+parameters of a model are trained. It shows what the compiler wrote on the nodes (docs/ir.md), never
+a guess.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def describe(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def _models(program: Program) -> Iterator[tuple[str, tuple[str, ParameterList]]]:
-    """Yield each slot with a model whose class is installed here, and what is trained of it."""
+    """Yield each slot with a model whose class is installed here, and its trained parameters."""
     for function in program.functions:
         for slot, stored in function.defaults.items():
             role = function.metadata.get(keys.SLOT_ROLE_PREFIX + slot, "")
@@ -99,17 +100,17 @@ def mains_of(program: Program) -> list[Function]:
 
 def bindings_of(program: Program) -> dict[str, list[Binding]]:
     """Return the binding table, by target name. Raises DeploymentError for a malformed entry."""
-    found: dict[str, list[Binding]] = {}
+    bindings: dict[str, list[Binding]] = {}
     names = {f.name for f in program.functions}
     for key, value in program.metadata.items():
         if key.startswith(keys.BINDING_PREFIX):
             rest = key.removeprefix(keys.BINDING_PREFIX)
             # A class name may hold dots, so the target is the longest prefix that exists.
             target = max((n for n in names if rest.startswith(n + ".")), key=len, default="")
-            found.setdefault(target, []).append(
+            bindings.setdefault(target, []).append(
                 Binding.decode(target, rest[len(target) + 1 :], value)
             )
-    return found
+    return bindings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,21 +176,21 @@ def _described(mains: Sequence[Function]) -> Iterator[dict[str, Any]]:
 
 def _gates(main: Function) -> Mapping[str, list[str]]:
     """Return gate op types by the wire node that they protect, in chain order."""
-    found: dict[str, list[str]] = {}
+    gates: dict[str, list[str]] = {}
     for node in main.nodes:
         if node.op_type in keys.GATE_OPS:
             for key in _SOURCE_GATES & node.metadata.keys():
-                found.setdefault(node.metadata[key], []).append(node.op_type)
-    return found
+                gates.setdefault(node.metadata[key], []).append(node.op_type)
+    return gates
 
 
 def deadline_of(node: OpNode) -> int:
     """Return the deadline of an op in ns, or 0; raises ArtifactRejected if it is not a number."""
-    given = node.attributes.get(keys.ATTR_DEADLINE_NS)
-    if given is not None and type(given.value) is int:
-        return given.value
+    attribute = node.attributes.get(keys.ATTR_DEADLINE_NS)
+    if attribute is not None and type(attribute.value) is int:
+        return attribute.value
     text = node.metadata.get(keys.DEADLINE_NS_KEY, "0")
-    if given is not None or not _is_natural(text):
+    if attribute is not None or not _is_natural(text):
         raise ArtifactRejected(
             f"op {node.name!r:.80} has a deadline that is not a number; compile the program again"
         )

@@ -33,8 +33,8 @@ def write_listings(snapshots: Mapping[str, onnx.ModelProto], folder: Path) -> li
     """Write each program as `<nn>_<pass>.txt` and `.onnx`; the numbers are the passes' order.
 
     Args:
-        snapshots: programs by the name of the pass that left them so.
-        folder: made when it is missing.
+        snapshots: the programs after each pass, by the name of the pass.
+        folder: created if it is missing.
 
     Returns:
         The paths written.
@@ -126,7 +126,7 @@ def cut(value: str) -> str:
 
 
 def _text(value: bytes | float | None) -> str:
-    """Return text as it stands, one of our constants by its type, other bytes in hex."""
+    """Return text unchanged, one of our constants by its type, other bytes in hex."""
     if not isinstance(value, bytes):
         return f"{value:g}" if isinstance(value, float) else str(value)
     head = value[:MAX_CHARS]

@@ -1,7 +1,7 @@
-"""Schemas of data as an author has them: of a node's own sources, of its peers, in pyproject.toml.
+"""Schemas of data: of a node's own sources, of its peers, and in an author's pyproject.toml.
 
-Rule: a project's file is changed in its tables `[tool.bbnode.schema.SLOT]` alone, whole or not at
-all, and what is written is read back before it replaces anything.
+Rule: in a project's file only the tables `[tool.bbnode.schema.SLOT]` are changed, whole or not at
+all, and the new content is parsed before it replaces anything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bbnode.ir.decoding import clip, shown
 from bbnode.ir.errors import DeploymentError
 from bbnode.transport.identity import create_identity
 
-_MOST_LEVELS: Final = 16  # of a schema: columns, and their categories
+_MOST_LEVELS: Final = 16  # levels of a schema: columns, and their categories
 _HEADER = re.compile(r"^\s*\[+\s*(?P<name>[^\]]*?)\s*\]+\s*(#.*)?$")
 
 
@@ -40,9 +40,9 @@ class NothingAgreed(DeploymentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnData:
-    """The meaning of the examples of a slot; None where its source does not know it.
+    """The meaning of the examples of a slot; None if its source does not know it.
 
-    `refused` is where the program says otherwise, on one line.
+    `refused` is the contradiction to the program's schema, on one line.
     """
 
     schema: SharedSchema | None
@@ -50,7 +50,7 @@ class OwnData:
 
 
 def own_schemas(resolved: ResolvedConfig) -> dict[str, OwnData]:
-    """Return what the data of a node mean, by slot.
+    """Return the meaning of a node's data, by slot.
 
     The node need not run: its data are loaded for it. Raises the errors of installing it, and
     DataUnavailable.
@@ -58,25 +58,27 @@ def own_schemas(resolved: ResolvedConfig) -> dict[str, OwnData]:
     assembly.import_components(resolved)
     artifact = assembly.find_artifact(resolved)
     with tempfile.TemporaryDirectory() as scratch:
-        identity = create_identity(Path(scratch) / "key")  # any will do to install it
+        identity = create_identity(
+            Path(scratch) / "key"
+        )  # any identity will do to install the program
     network = access_files.load_node(resolved.state_dir, identity.peer_id).network
     node = assembly.install_node(resolved, artifact, identity, incarnation=0, network=network)
     slots = data_slots_of(artifact.model)
-    said = declared_schemas(node.schemas, slots)
-    found: dict[str, OwnData] = {}
+    declared = declared_schemas(node.schemas, slots)
+    own_data: dict[str, OwnData] = {}
     for slot, group in slots.of(node.classes).items():
         source = node.component(slot)
         if isinstance(source, DataSource):
             own = source.own_schema()
-            refused = compare(said[group], own).line if own and group in said else ""
-            found[slot] = OwnData(schema=own, refused=refused)
-    return found
+            refused = compare(declared[group], own).line if own and group in declared else ""
+            own_data[slot] = OwnData(schema=own, refused=refused)
+    return own_data
 
 
 def agreed_schemas(resolved: ResolvedConfig) -> dict[str, SharedSchema]:
     """Return the references that a node keeps, by each slot that follows one.
 
-    The node may run. Raises NothingAgreed, and what finding its program raises.
+    The node may run. Raises NothingAgreed, and the errors of finding its program.
     """
     file = resolved.state_dir / FILE_NAME
     try:
@@ -91,19 +93,19 @@ def agreed_schemas(resolved: ResolvedConfig) -> dict[str, SharedSchema]:
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise SchemaRefused(f"{file}: {clip(str(error))}") from error
     slots = data_slots_of(assembly.find_artifact(resolved).model)
-    found = {
+    references = {
         slot: kept[group]
         for each in slots.groups.values()
         for slot, group in each.items()
         if group in kept
     }
-    if not found:
+    if not references:
         raise NothingAgreed(f"{file}: nothing in it is of the node's program")
-    return found
+    return references
 
 
 def forget(resolved: ResolvedConfig) -> bool:
-    """Remove what a stopped node keeps of its peers' data; return False if there was nothing.
+    """Remove the references that a stopped node keeps; return False if there were none.
 
     Raises StateDirInUse.
     """
@@ -120,8 +122,8 @@ def with_statistics(schema: SharedSchema, file: Path) -> SharedSchema:
     The file is JSON as data sources write it: `mean`, `std` and the `columns` that these are of.
     """
     try:
-        found = json.loads(file.read_bytes())
-        names, mean, std = (list(found[name]) for name in ("columns", "mean", "std"))
+        statistics = json.loads(file.read_bytes())
+        names, mean, std = (list(statistics[name]) for name in ("columns", "mean", "std"))
         at = [names.index(name) for name in schema.places]
         if len(names) != len(mean) or len(mean) != len(std) or not at:
             raise ValueError("its columns are not one for each mean")
@@ -132,7 +134,7 @@ def with_statistics(schema: SharedSchema, file: Path) -> SharedSchema:
 
 
 def write_project(file: Path, schemas: Mapping[str, SharedSchema]) -> None:
-    """Write schemas into a pyproject.toml, in the place of those that are there.
+    """Write schemas into a pyproject.toml, replacing its own.
 
     `bbnode compile` and `bbnode up` record them in the program from then on. Raises SchemaRefused,
     StorageError.
@@ -163,13 +165,13 @@ def write_project(file: Path, schemas: Mapping[str, SharedSchema]) -> None:
 
 
 def plain(schema: SharedSchema) -> dict[str, Any]:
-    """Return a schema as plain values, as an author writes it."""
-    found: dict[str, Any] = json.loads(schema.to_json())
-    if "columns" in found:
-        found["columns"] = [
-            each["name"] if each.keys() == {"name"} else each for each in found["columns"]
+    """Return a schema as the plain values that an author would write."""
+    values: dict[str, Any] = json.loads(schema.to_json())
+    if "columns" in values:
+        values["columns"] = [
+            each["name"] if each.keys() == {"name"} else each for each in values["columns"]
         ]
-    return found
+    return values
 
 
 def _without_schemas(lines: Iterable[str]) -> Iterable[str]:
@@ -200,7 +202,7 @@ def _toml(value: Any, depth: int = _MOST_LEVELS) -> str:
     if not depth:
         raise SchemaRefused(f"a schema has at most {_MOST_LEVELS} levels")
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL, which TOML wants escaped.
+        # JSON's escapes are those of TOML, except for DEL, which TOML wants escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -61,7 +61,7 @@ def _check_module_class(text: Any) -> Any:
     return text
 
 
-# Strict everywhere else, but TOML has no paths.
+# Not strict, unlike all other keys, since TOML has no paths.
 FilePath = Annotated[Path, Field(strict=False)]
 Address = Annotated[
     str, BeforeValidator(_check_multiaddr), Field(json_schema_extra={"format": "multiaddr"})
@@ -82,14 +82,14 @@ PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 RateOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-# Lists in lists of one input, as many as a tensor has axes.
+# The depth of nested lists in one input, as many as a tensor has axes.
 _MAX_INPUT_DEPTH = 16
 
 
 class Section(BaseModel):
     """Base of all tables: unknown keys are errors, values do not change once read."""
 
-    # Strict: "3" is not 3, and true is not 1. A file says what it means.
+    # Strict: "3" is not 3, and true is not 1.
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, strict=True)
 
 
@@ -301,7 +301,7 @@ class TopicsSection(Section):
 
 
 _RELAY = RelaySettings()
-# What a relay's answers have room for: 32 bits of seconds, 64 bits of bytes.
+# The fields of a relay's answers have 32 bits for seconds and 64 bits for bytes.
 RelayDuration = Annotated[int, Field(ge=1, le=2**32 - 1)]
 RelayBytes = Annotated[int, Field(ge=MIN_CIRCUIT_BYTES, le=2**63 - 1)]
 Reservation = Annotated[int, Field(ge=1, le=MAX_RESERVATION_S)]
@@ -479,8 +479,8 @@ class InvokeSection(Section):
 
     @model_validator(mode="after")
     def _better_in_what(self) -> InvokeSection:
-        given = self.mode or self.min_delta or self.patience or self.until is not None
-        if self.best is None and given:
+        judges = self.mode or self.min_delta or self.patience or self.until is not None
+        if self.best is None and judges:
             raise ValueError(
                 "'mode', 'min_delta', 'patience' and 'until' belong to a metric: give 'best'"
             )
@@ -576,12 +576,12 @@ class LimitsSection(Section):
 
     def effective(self) -> dict[str, int | None]:
         """Return every cap with its preset filled in; None is unbounded."""
-        # The engine's import takes longer than reading a configuration does.
+        # Imported late: importing the engine takes longer than reading a configuration.
         from bbnode.engine import Limits
 
         preset = dataclasses.asdict(Limits.edge() if self.preset == "edge" else Limits())
-        given = {name: getattr(self, name) for name in preset}
-        caps = preset | {name: value for name, value in given.items() if value is not None}
+        own = {name: getattr(self, name) for name in preset}
+        caps = preset | {name: value for name, value in own.items() if value is not None}
         if self.ingress_events is None and caps["bus_events"] is not None:
             caps["ingress_events"] = 4 * caps["bus_events"]
         return caps
@@ -619,7 +619,7 @@ class NodeConfig(Section):
 
 
 def overrides(config: NodeConfig) -> dict[str, Any]:
-    """Return what a file has to say to get this configuration: what differs from the defaults."""
+    """Return the file's content for this configuration: the values that are no defaults."""
     return config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
@@ -639,8 +639,8 @@ def tables(
 
 
 def keys() -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and pydantic field of every key; a free table, as `slots`, is a key."""
-    # What stands beside the sections, the free tables, comes last.
+    """Yield path and pydantic field of every key; a free table such as `slots` is one key."""
+    # Free tables, which are keys beside the sections, come last.
     for path, model in sorted(tables(), key=lambda table: not table[0]):
         for name, field in model.model_fields.items():
             if table_of(field.annotation) is None:

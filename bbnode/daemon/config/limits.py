@@ -1,9 +1,9 @@
-"""Every bound, cap and deadline of bbnode, in one list: what it bounds, and how it is changed.
+"""Every bound, cap and deadline of bbnode in one list: what it bounds, and how to change it.
 
-Rule: a value stands with the thing itself (`ir.caps`, `Limits`, `TransportLimits`, an argument of a
-program, a setting of a component, a constant of a module) and is read from there; here stands what
-it means to a job. A constant of the package that bounds something and is in no such place is in
-`ELSEWHERE`; a test looks for others. docs/limits.md is this list.
+Rule: a value is defined with the thing that it bounds (`ir.caps`, `Limits`, `TransportLimits`, an
+argument of a program, a setting of a component, a constant of a module) and is read from there;
+this module adds its meaning for a job. A constant of the package that bounds something and is in
+none of these places is in `ELSEWHERE`; a test looks for others. docs/limits.md is this list.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from bbnode.transport.limits import TransportLimits
 
 _WIDTH: Final = 100
 
-# Of a constant: its name, unit and meaning.
+# Name, unit and meaning of a constant.
 Constant: TypeAlias = tuple[str, str, str]
 
-# Bounds that stand beside their use, by title and module.
+# Bounds that are defined beside their use, by title and module.
 ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
     "Programs and models": {
         "bbnode.ir.intake": (
@@ -342,7 +342,7 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, tuple[Constant, ...]]]] = {
     },
 }
 
-# The largest job that a bound allows, in the words of who has the job.
+# The largest job that a bound allows, in the terms of its user.
 JOBS: Final[Mapping[str, str]] = {
     "max_artifact_bytes": "a program with 1.9 GiB of weights; a model that the server's slot and "
     "the clients' each hold can have 0.99 GiB",
@@ -398,7 +398,7 @@ def every_limit() -> list[Cap]:
 
 def job_of(cap: Cap) -> str:
     """Return the largest job that a bound allows, in a user's words."""
-    if cap.value == 0:  # arguments and settings: no bound, or what the machine has
+    if cap.value == 0:  # 0 of arguments and settings: no bound, or as much as the machine has
         return "as it says"
     _, _, last = cap.name.rpartition(".")
     return JOBS.get(cap.name) or JOBS.get(last) or in_words(cap.value, cap.unit)
@@ -409,7 +409,7 @@ _SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def in_words(value: float | None, unit: str) -> str:
-    """Return a number of a unit as people say it: "64 KiB", "30 days", "1,024 peers"."""
+    """Return a number with its unit for people: "64 KiB", "30 days", "1,024 peers"."""
     if value is None:
         return "no bound"
     if unit == "bytes":
@@ -510,7 +510,7 @@ def _other_keys() -> Iterator[Cap]:
         )
 
 
-# Arguments and settings that bound something, by their names.
+# Names of the arguments and settings that bound something.
 _BOUNDS: Final = re.compile(r"max_\w+|\w+_(s|ms|bytes|mib)")
 _UNITS: Final = (("_s", "s"), ("_ms", "ms"), ("_bytes", "bytes"), ("_mib", "MiB"))
 _OF_ARGUMENTS: Final[Mapping[str, str]] = {
@@ -528,7 +528,7 @@ _OF_ARGUMENTS: Final[Mapping[str, str]] = {
 }
 
 
-# Of a bound whose name does not end in what it counts.
+# Units of bounds whose name does not end in one.
 _COUNTED: Final[Mapping[str, str]] = {
     "max_abs": "in size", "max_depth": "levels", "max_leaf": "in size", "max_prepared": "graphs",
     "max_share": "of a mean", "max_staleness": "versions",

@@ -1,9 +1,8 @@
-"""References made from the code: the keys of node.toml, and components' settings.
+"""References generated from the code: the keys of node.toml, and components' settings.
 
-Rule: nothing is said here that does not stand with the thing itself: the models of the
-configuration, the Config dataclasses of components. Bounds are in `limits`. docs/config.md
-and docs/components-reference.md are this output (`bbnode config reference --markdown`), which a
-test compares.
+Rule: the pages add nothing to the models of the configuration and the Config dataclasses of
+components. Bounds are in `limits`. docs/config.md and docs/components-reference.md are this output
+(`bbnode config reference --markdown`), which a test compares.
 """
 
 from __future__ import annotations
@@ -124,9 +123,9 @@ class ComponentSetting:
     """One setting of a component.
 
     Attributes:
-        name, kind, meaning: what its Config says; `meaning` is empty where its docstring is silent.
-        default: as Python writes it; None where a node has to give it.
-        is_local: it counts from the node's own configuration alone.
+        name, kind, meaning: those of its Config; `meaning` is empty without a docstring for it.
+        default: in Python's notation; None if a node has to set it.
+        is_local: only the node's own configuration may set it.
     """
 
     name: str
@@ -150,7 +149,7 @@ def component_settings(config: type) -> Iterator[ComponentSetting]:
     try:
         hints = get_type_hints(config)
     except (NameError, TypeError, AttributeError):
-        hints = {}  # somebody else's Config, whose annotations can't be resolved
+        hints = {}  # another package's Config, whose annotations can't be resolved
     own = inspect.get_annotations(config)
     for field in sorted(dataclasses.fields(config), key=lambda field: field.name not in own):
         kind = field.type if isinstance(field.type, str) else field.type.__name__
@@ -171,11 +170,11 @@ def component_settings(config: type) -> Iterator[ComponentSetting]:
 
 
 def _attributes(config: type) -> dict[str, str]:
-    """Return what docstrings say of each field, below `Attributes:` or after its name."""
-    said: dict[str, str] = {}
+    """Return the descriptions of fields in docstrings, below `Attributes:` or after a name."""
+    described: dict[str, str] = {}
     for each in reversed(config.__mro__):
-        said |= _told(inspect.cleandoc(vars(each).get("__doc__") or ""))
-    return said
+        described |= _told(inspect.cleandoc(vars(each).get("__doc__") or ""))
+    return described
 
 
 def _told(doc: str) -> dict[str, str]:
@@ -218,8 +217,8 @@ def _kind(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
             return str(schema.get("format", "text"))
         case "integer" | "number" as kind:
             bounds = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"))
-            said = [f"{sign} {number(schema[key])}" for key, sign in bounds if key in schema]
-            return ", ".join([kind, *said])
+            limits = [f"{sign} {number(schema[key])}" for key, sign in bounds if key in schema]
+            return ", ".join([kind, *limits])
         case "boolean":
             return "true or false"
     return "any"
@@ -252,5 +251,5 @@ def unit_of(field: Any) -> str:
 
 def number(value: float | None) -> str:
     """Return a number with its thousands, "none" for no bound."""
-    # Older releases of pydantic give whole bounds of a number as floats.
+    # Older releases of pydantic give integer bounds as floats.
     return "none" if value is None else f"{int(value) if value == int(value) else value:,}"

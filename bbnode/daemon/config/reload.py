@@ -1,7 +1,7 @@
 """Reloading a configuration: keys that change while the node runs, and those that need a restart.
 
-Rule: `RELOADABLE` is the one list; a key that is not in it is reported, never half applied. A
-file that can't be used changes nothing.
+Rule: `RELOADABLE` is the one list; a key that is not in it is reported, never half applied. An
+invalid file changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RELOADABLE = (
     "network.bootstrap",
     "discovery.min_peers",
     "upgrade.auto",
-    # Not access.network: what this node shows on its connections follows from it.
+    # Without access.network, since the credentials on all connections depend on it.
     "access.allow",
     "access.block",
     "access.messages_per_s",

@@ -19,7 +19,7 @@ from bbnode.ir.decoding import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting as it was given: a dotted key, its text, and the class that it is for.
+    """A setting on the command line: a dotted key, its text, and the class that it is for.
 
     `peer_class` is None for a setting of every node, `index` for one of all nodes of the class.
     """
@@ -46,7 +46,8 @@ def parse_setting(text: str, classes: Sequence[str] = ()) -> Setting:
         is_numbered = rest != key and number.isdecimal() and number.isascii()
         if is_numbered and below.partition(".")[0] in sections:
             return Setting(key=below, text=value, peer_class=peer_class, index=int(number))
-        # A class may be called like a section: node.log_level is the key, node.node.log_level its.
+        # A class may have the name of a section: node.log_level is the key, node.node.log_level
+        # that of class `node`.
         if rest != key and rest.partition(".")[0] in sections:
             return Setting(key=rest, text=value, peer_class=peer_class)
     first = key.partition(".")[0]

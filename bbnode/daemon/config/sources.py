@@ -1,12 +1,12 @@
-"""The sources of a configuration, and which of them wins.
+"""The sources of a configuration, and their precedence.
 
-Rule: `resolve` is the one place of precedence: defaults, then the file, then the environment,
-then flags. Every fault is a `ConfigError` of one line that names the source, the key and
-what to write instead.
+Rule: `resolve` is the one place of precedence: defaults, then the file, then the environment, then
+flags. Every fault is a `ConfigError` of one line that names the source, the key and what to write
+instead.
 
 Environment: `BBNODE_<SECTION>__<KEY>`, two underscores between section and key, as in
-`BBNODE_NODE__LOG_LEVEL=debug`. Variables without the two underscores are not ours: a
-container manager invents some of its own (`BBNODE_SERVICE_HOST`).
+`BBNODE_NODE__LOG_LEVEL=debug`. Variables without the two underscores are not ours: container
+managers add some themselves (`BBNODE_SERVICE_HOST`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENVIRONMENT_PREFIX = "BBNODE_"
 ENVIRONMENT_SEPARATOR = "__"
 
 
-# How much of a wrong value an error shows.
+# Characters of a wrong value that an error shows.
 MAX_SHOWN_CHARS = 80
 
 
@@ -43,10 +43,10 @@ class ConfigError(DeploymentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
-    """A configuration with where each given key came from.
+    """A configuration with the origin of each key that was set.
 
-    `origins` maps a dotted key to "file", "environment" or "flags"; a key that is not in it
-    has its default. `file` is absolute, or None when there was none.
+    `origins` maps a dotted key to "file", "environment" or "flags"; a key that is not in it has its
+    default. `file` is absolute, or None when there was none.
     """
 
     config: NodeConfig
@@ -55,17 +55,17 @@ class ResolvedConfig:
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def again(self) -> ResolvedConfig:
-        """Return the configuration from the same sources, read anew. Raises `ConfigError`."""
+        """Return the configuration from the same sources, read again. Raises `ConfigError`."""
         return resolve(self.file, flags=self.flags)
 
     @property
     def state_dir(self) -> Path:
         """The state directory, absolute."""
-        given = self.config.node.state_dir
-        if given is None:
+        configured = self.config.node.state_dir
+        if configured is None:
             system = paths.is_system_config(self.file)
             return paths.default_state_dir(self.config.node.name, system=system)
-        return self.absolute(given, "node.state_dir")
+        return self.absolute(configured, "node.state_dir")
 
     @property
     def folder(self) -> Path:
@@ -73,7 +73,9 @@ class ResolvedConfig:
         return self.file.parent if self.file is not None else Path.cwd()
 
     def absolute(self, path: Path, key: str = "") -> Path:
-        """Return the path that a key has: relative to the file, or where it was typed to here."""
+        """Return the absolute path of a key: relative to the file, or, from a flag, to where it was
+        typed.
+        """
         base = Path.cwd() if self.origins.get(key) == "flags" else self.folder
         return base / path.expanduser()
 
@@ -116,30 +118,32 @@ def shown(resolved: ResolvedConfig) -> Iterator[tuple[str, Any, str]]:
     are numbered from 0, as `invoke[0].target`.
     """
     config, origins = resolved.config, resolved.origins
-    given = _leaves(overrides(config))
+    set_values = _leaves(overrides(config))
     for key, value in _leaves(config.model_dump(mode="json", by_alias=True)).items():
-        # The items of a list of tables come from one place, but for their own defaults.
-        source = origins.get(key) or (origins.get(key.partition("[")[0]) if key in given else None)
+        # The items of a list of tables share one origin, except for their own defaults.
+        source = origins.get(key) or (
+            origins.get(key.partition("[")[0]) if key in set_values else None
+        )
         yield key, value, source or "default"
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return all values by dotted name; the items of a list of tables are numbered from 0."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and value:
-            found |= _leaves(value, f"{key}.")
+            leaves |= _leaves(value, f"{key}.")
         elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
             for index, item in enumerate(value):
-                found |= _leaves(item, f"{key}[{index}].")
+                leaves |= _leaves(item, f"{key}[{index}].")
         else:
-            found[key] = value
-    return found
+            leaves[key] = value
+    return leaves
 
 
 def write(file: Path, config: NodeConfig, *, comment: str = "") -> None:
-    """Write what differs from the defaults; the file is complete or not there at all.
+    """Write the values that differ from the defaults; the file is complete or not there at all.
 
     Raises StorageError, and ConfigError for a value that a file of UTF-8 can't hold.
     """
@@ -171,7 +175,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         with file.open("rb") as stream:
             data = stream.read(MAX_CONFIG_BYTES + 1)
     except FileNotFoundError as error:
-        # A mere name was looked for in these as well.
+        # A mere name was also looked for in these directories.
         dirs = paths.config_dirs() if len(file.parts) == 1 else ()
         where = f", nor in {' or '.join(map(str, dirs))}" if dirs else ""
         raise ConfigError(f"{file}: no such file{where}; make one with `bbnode init`") from error
@@ -191,14 +195,14 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 def _environment(environ: Mapping[str, str] | None) -> list[tuple[str, Any, str]]:
     environ = os.environ if environ is None else environ
-    found = []
+    variables = []
     for name in sorted(environ):
         rest = name.removeprefix(ENVIRONMENT_PREFIX)
         if rest == name or ENVIRONMENT_SEPARATOR not in rest:
             continue
         key = rest.lower().replace(ENVIRONMENT_SEPARATOR, ".")
-        found.append((key, _from_text(key, environ[name]), f"environment {name}"))
-    return found
+        variables.append((key, _from_text(key, environ[name]), f"environment {name}"))
+    return variables
 
 
 def _flags(flags: Mapping[str, Any] | None) -> list[tuple[str, Any, str]]:
@@ -210,9 +214,9 @@ def _flags(flags: Mapping[str, Any] | None) -> list[tuple[str, Any, str]]:
 
 
 def _from_text(key: str, text: str) -> Any:
-    """Read the text of a variable or flag as the key's type wants it.
+    """Convert the text of a variable or flag to the type of its key.
 
-    Text stays text; a list is TOML or separated by commas; all else is a TOML value.
+    Text stays text; a list is TOML or separated by commas; anything else is a TOML value.
     """
     field = {".".join(path): field for path, field in keys()}.get(key)
     annotation = getattr(field, "annotation", None)
@@ -224,12 +228,12 @@ def _from_text(key: str, text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError, KeyError):
-        return text  # the model says what it wants instead
+        return text  # the model reports what it wants instead
 
 
 def _is_text(annotation: Any) -> bool:
     if isinstance(annotation, str) or annotation in (str, Path):
-        return True  # a text is an alternative of a Literal
+        return True  # text is an alternative of a Literal
     if hasattr(annotation, "__metadata__"):
         return _is_text(annotation.__origin__)
     if getattr(annotation, "__origin__", None) in (list, dict):
@@ -252,11 +256,11 @@ def _validate(data: dict[str, Any], where: str, sources: Mapping[str, str]) -> N
         return NodeConfig.model_validate(data)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False)
-        # An unknown key explains a missing one (a typo makes both): it comes first.
+        # An unknown key explains a missing one (a typo causes both), so it comes first.
         faults.sort(key=lambda fault: fault["type"] != "extra_forbidden")
         line = _describe(faults[0], where, sources)
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        # Keys and values may hold anything; the message is one line all the same.
+        # Keys and values may contain anything; the message stays on one line.
         raise ConfigError(printable(line) + more) from error
 
 
@@ -279,10 +283,12 @@ def _describe(fault: Any, where: str, sources: Mapping[str, str]) -> str:
             return f"{where}: {place}: missing key {name!r}: {description}"
         case _:
             message = str(fault["msg"]).removeprefix("Value error, ")
-            given = "" if isinstance(fault["input"], dict) else f" (it is {_short(fault['input'])})"
+            current = (
+                "" if isinstance(fault["input"], dict) else f" (it is {_short(fault['input'])})"
+            )
             if fault["type"] == "value_error":
-                given = ""
-            return f"{where}: {dotted or 'file'}: {message}{given}"
+                current = ""
+            return f"{where}: {dotted or 'file'}: {message}{current}"
 
 
 def _short(value: Any) -> str:
@@ -291,7 +297,7 @@ def _short(value: Any) -> str:
 
 
 def _locate(location: Sequence[Any]) -> tuple[type[BaseModel], str]:
-    """Return the section that a faulty key is in, and its name as the file writes it."""
+    """Return the section that a faulty key is in, and its name in the file."""
     section: type[BaseModel] = NodeConfig
     shown = ""
     for part in location[:-1]:

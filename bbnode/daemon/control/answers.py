@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# On Python 3.11 pydantic reads no other.
+# On Python 3.11 pydantic accepts only this one.
 from typing_extensions import TypedDict
 
 Json = Mapping[str, Any]

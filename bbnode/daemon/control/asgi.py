@@ -1,7 +1,7 @@
-"""ASGI, as far as the control plane speaks it: its types, and answers that are applications.
+"""The subset of ASGI that the control plane uses: its types, and answers that are applications.
 
-Rule: an answer knows its status and headers; who sends it, and whether its body is wanted (not for
-HEAD), is the server's affair.
+Rule: an answer knows its status and headers; the server decides how to send it, and whether to send
+its body (not for HEAD).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
 
 def header(scope: Scope, name: bytes) -> str | None:
     """Return a header of a request by its name in small letters; the first one of several."""
-    found = next((value for key, value in scope["headers"] if key == name), None)
-    return None if found is None else found.decode("latin-1")
+    value_of_header = next((value for key, value in scope["headers"] if key == name), None)
+    return None if value_of_header is None else value_of_header.decode("latin-1")
 
 
 class Response:
@@ -33,7 +33,7 @@ class Response:
         headers: Mapping[str, str] | None = None,
         media: str = "application/octet-stream",
     ) -> None:
-        """`media` is the type of the body."""
+        """Create an answer with this body, of the type `media`."""
         self.body = body.encode() if isinstance(body, str) else body
         self.status = status
         self.raw_headers = _raw(headers, media, {"content-length": str(len(self.body))})
@@ -54,7 +54,7 @@ class StreamedResponse:
         media: str,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`parts` may end whenever it likes, unless `headers` say the length of all."""
+        """Create an answer of these parts; `headers` may state their total length."""
         self._parts = parts
         self.raw_headers = _raw(headers, media, {})
 

@@ -1,6 +1,6 @@
 """The client of the control plane for trio: a `ControlClient` in worker threads.
 
-Rule: a task that is cancelled ends its connection, and with it the thread that waits on it.
+Rule: cancelling a task ends its connection, and with it the thread that waits on the connection.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class AsyncControlClient:
-    """Asks a daemon. An async context manager; raises as `ControlClient` does."""
+    """An async context manager that queries a daemon; raises as `ControlClient` does."""
 
     def __init__(self, path: Path | TcpAddress, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Make a client with the arguments of `ControlClient`."""
+        """Create a client with the arguments of `ControlClient`."""
         self._client = ControlClient(path, timeout_s=timeout_s)
 
     async def __aenter__(self) -> Self:
@@ -80,10 +80,10 @@ class AsyncControlClient:
 
 
 class LineStream:
-    """The lines of a stream; an iterator and not an async generator: those need closing."""
+    """The lines of a stream. An iterator, since an async generator would need closing."""
 
     def __init__(self, client: AsyncControlClient, lines: Iterator[dict[str, Any]]) -> None:
-        """Wrap the lines of a client; `AsyncControlClient.stream` does."""
+        """Wrap the lines of a client; made by `AsyncControlClient.stream`."""
         self._client = client
         self._lines = lines
 

@@ -22,9 +22,9 @@ from bbnode.daemon.control.json_lines import Answered, parse_object
 from bbnode.ir.caps import MAX_ARTIFACT_BYTES, MAX_CONTROL_ANSWER_BYTES
 
 DEFAULT_TIMEOUT_S = 5.0
-# The type of an answer that is a file, such as a model.
+# The media type of an answer that is a file, such as a model.
 FILE = "application/octet-stream"
-# Read at once of a download.
+# Bytes of a download that are read at once.
 PIECE_BYTES = 1 << 20
 Query = Mapping[str, str] | Mapping[str, str | int | list[str]]
 
@@ -61,14 +61,16 @@ class TcpAddress:
 
 
 class ControlClient:
-    """Asks a daemon. A context manager; connects when entered.
+    """A context manager that queries a daemon; connects when entered.
 
-    Raises `NotRunning`, `ControlTimeout`, `ControlProtocolError`, and `ControlError` for what
-    the daemon refuses.
+    Raises `NotRunning`, `ControlTimeout`, `ControlProtocolError`, and `ControlError` for a refusal
+    of the daemon.
     """
 
     def __init__(self, path: Path | TcpAddress, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """`path` is `paths.control_socket(state_dir)`; `timeout_s` bounds each answer."""
+        """Create a client; `path` is `paths.control_socket(state_dir)`; `timeout_s` bounds each
+        answer.
+        """
         self._path = path
         self._timeout_s = timeout_s
         self._headers = {"Accept": "application/json"}
@@ -89,7 +91,7 @@ class ControlClient:
 
     def __exit__(self, *_: object) -> None:
         if self._response is not None:
-            # It holds the socket as well, where the daemon said that it is the last.
+            # The response holds the socket as well, if the daemon announced that it is the last.
             self._response.close()
         self._http.close()
 
@@ -134,15 +136,15 @@ class ControlClient:
         except (OSError, http.client.HTTPException) as error:
             raise gone(self._path) from error
         if response.length and len(data) <= most:
-            raise gone(self._path)  # the answer is cut short, which http.client does not report
+            raise gone(self._path)  # the answer was cut short, which http.client does not report
         if len(data) > most:
             raise errors.ControlProtocolError(f"the answer to {wanted} is over {most} B")
         return data
 
     def download(self, path: str, *, max_bytes: int = MAX_ARTIFACT_BYTES) -> Iterator[bytes]:
-        """Send a GET request, and return the bytes that are answered in pieces.
+        """Send a GET request, and return the bytes of its answer in pieces.
 
-        Each piece has to come within the time of an answer. The iterator raises `NotRunning` where
+        Each piece has to arrive within the time of an answer. The iterator raises `NotRunning` if
         they end too early, and `ControlProtocolError` beyond `max_bytes`.
         """
         wanted = target(path)
@@ -168,7 +170,7 @@ class ControlClient:
             yield piece
 
     def stream(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
-        """Subscribe now; the iterator ends with the daemon, and uses the client up."""
+        """Subscribe now; the iterator ends with the daemon. The client takes no more requests."""
         wanted = target(path, query)
         response = self._send("GET", wanted, None)
         if response.status != 200:

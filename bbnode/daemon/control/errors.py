@@ -69,7 +69,7 @@ class Problem(BbnodeError):
 
 
 def error_of(status: int, body: Mapping[str, Any]) -> ControlError:
-    """Return the error that a problem+json body tells of, for a client to raise."""
+    """Return the error in a problem+json body, for a client to raise."""
     kind = body.get("code")
     detail = body.get("detail")
     return ControlError(

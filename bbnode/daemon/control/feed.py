@@ -1,8 +1,8 @@
 """Streams of events and of log lines, for any number of subscribers.
 
-Rule: publishing never waits and never fails. The last items are kept for those that come later;
-each subscriber has a bounded queue of its own, loses the oldest when it is too slow, and learns
-how many it lost.
+Rule: publishing never waits and never fails. The last items are kept for later subscribers; each
+subscriber has a bounded queue of its own, loses the oldest when it is too slow, and learns how many
+it lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bbnode.daemon.control.json_lines import encode
 from bbnode.daemon.observing.logs import JsonFormatter
 from bbnode.ir.caps import KEPT_ITEMS, QUEUED_ITEMS
 
-# Lines of other threads that wait for the trio thread; more are dropped and counted.
+# Lines of other threads that wait for the trio thread; beyond that, lines are dropped and counted.
 MAX_IN_TRANSIT = 1024
 # A traceback is a few kilobytes.
 MAX_EXCEPTION_CHARS = 16 * 1024
@@ -49,7 +49,7 @@ class Feed:
         queued: int = QUEUED_ITEMS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Make a feed; `name` is the key of an item in its line."""
+        """Create a feed; `name` is the key of an item in its line."""
         self.name = name
         self.dropped = 0
         self._clock = clock
@@ -66,7 +66,7 @@ class Feed:
         return len(self._subscribers)
 
     def publish(self, data: Mapping[str, Any]) -> None:
-        """Hand an item to every subscriber; never waits."""
+        """Pass an item to every subscriber; never waits."""
         self._seq += 1
         item = FeedItem(seq=self._seq, time_s=self._clock(), data=data)
         self._kept.append(item)
@@ -75,7 +75,7 @@ class Feed:
                 self.dropped += 1
 
     def kept(self, wanted: Callable[[Mapping[str, Any]], bool] | None = None) -> list[FeedItem]:
-        """Return the kept items, oldest first; of them those that are wanted."""
+        """Return the kept items that `wanted` accepts, oldest first."""
         return [item for item in self._kept if wanted is None or wanted(item.data)]
 
     def subscribe(
@@ -84,18 +84,18 @@ class Feed:
         last: int = 0,
         wanted: Callable[[Mapping[str, Any]], bool] | None = None,
     ) -> Subscription:
-        """Subscribe from now on, after the `last` wanted items that are kept; close it then."""
-        made = Subscription(self, self._queued, wanted)
+        """Subscribe, beginning with the `last` wanted items that are kept; the caller closes it."""
+        subscription = Subscription(self, self._queued, wanted)
         for item in self.kept(wanted)[-last:] if last else ():
-            made.push(item)
+            subscription.push(item)
         if self._closed:
-            made.end()
+            subscription.end()
         else:
-            self._subscribers.add(made)
-        return made
+            self._subscribers.add(subscription)
+        return subscription
 
     def close(self) -> None:
-        """End every subscription, once its subscriber has read what waits for it."""
+        """End every subscription, once its subscriber has read the queued items."""
         self._closed = True
         for subscriber in self._subscribers:
             subscriber.end()
@@ -127,7 +127,7 @@ class Subscription:
         self._ended = False
 
     def push(self, item: FeedItem) -> bool:
-        """Queue an item; False when an older one had to go for it."""
+        """Queue an item; False if an older one had to be dropped for it."""
         if self._wanted is not None and not self._wanted(item.data):
             return True
         fits = len(self._waiting) < self._limit
@@ -139,7 +139,7 @@ class Subscription:
         return fits
 
     def end(self) -> None:
-        """End after the items that wait."""
+        """End after the queued items."""
         self._ended = True
         self._more.set()
 
@@ -183,12 +183,12 @@ class Subscription:
 
 
 class LogFeedHandler(logging.Handler):
-    """Publishes each record on a feed, as the JSON that the log has too."""
+    """A logging handler that publishes each record on a feed, in the JSON form of the log."""
 
-    outlives_configure = True  # `logs.configure`, when a reload changes the log's form
+    outlives_configure = True  # kept by `logs.configure` when a reload changes the form of the log
 
     def __init__(self, feed: Feed, token: trio.lowlevel.TrioToken) -> None:
-        """`token` is that of the thread that owns the feed."""
+        """Publish on `feed`; `token` is that of the thread that owns it."""
         super().__init__()
         self._form = JsonFormatter()
         self._feed = feed
@@ -197,7 +197,7 @@ class LogFeedHandler(logging.Handler):
         self._in_transit = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Publish a record now, or soon when this is another thread."""
+        """Publish a record now, or soon if this is another thread."""
         line = self._form.fields(record)
         if len(line.get("exception", "")) > MAX_EXCEPTION_CHARS:
             line["exception"] = line["exception"][-MAX_EXCEPTION_CHARS:]
@@ -220,7 +220,7 @@ class LogFeedHandler(logging.Handler):
 
 @contextlib.contextmanager
 def followed(feed: Feed, logger_name: str = "") -> Iterator[None]:
-    """Publish all that a logger and those below it log while the block runs.
+    """Publish all records of a logger and its children while the block runs.
 
     Enter it on the trio thread. "" is the root logger.
     """

@@ -94,7 +94,7 @@ class Host:
 
     resolved: ResolvedConfig
     artifact_sha256: str
-    # All that the artifact has; the node's own are among them.
+    # All targets of the artifact; the node's own are among them.
     artifact_targets: tuple[str, ...]
     node: Node
     backend: Transport
@@ -102,50 +102,52 @@ class Host:
     events: Feed
     logs: Feed
     trace: TraceLog
-    # Write a checkpoint now; returns its size in bytes. Raises StorageError or ComponentError.
+    # Writes a checkpoint now; returns its size in bytes. Raises StorageError or ComponentError.
     save: Callable[[], Awaitable[int]]
     stop: Callable[[], None]
-    # Read the configuration again; raises the errors of a configuration that can't be used.
+    # Reads the configuration again; raises the errors of an invalid configuration.
     reload: Callable[[], Changes]
-    # Seconds of one round trip to a connected peer; raises what the transport raises.
+    # Measures the seconds of a round trip to a connected peer; raises the errors of the transport.
     ping: Callable[[PeerId], Awaitable[float]]
-    # Has a peer, or anybody that is connected, dial our addresses; raises DialBackRefused.
+    # Has a peer, or any connected one, dial our addresses; raises DialBackRefused.
     dial_back: Ask
     # Access control of the node; the engine's own lists are for its programs.
     access: AccessControl
-    # The logger whose lines are shown and whose level can be changed: "" is the root.
+    # The logger whose lines are shown and whose level can be changed; "" is the root.
     logger_name: str = ""
     outcomes: Outcomes = field(default_factory=Outcomes)
-    # The outputs of a target that may come after an execution that all inputs, or one, start.
+    # The outputs of a target that may come after an execution that started with all inputs, or with
+    # one.
     later: Callable[[str, str | None], frozenset[str]] = lambda _target, _entry: frozenset()
     rounds: Sequence[Rounds] = ()
-    # Makes rounds of a target, beside those of the configuration. Raises RoundsRefused, and the
+    # Starts rounds of a target, beside those of the configuration. Raises RoundsRefused, and the
     # errors of trackers.
     start_rounds: Callable[
         [InvokeSection, Sequence[TrackerSection] | None], answers.RoundsStarted
     ] = no_rounds
-    # Makes the component of a slot as the program has it, before any training.
+    # Creates the component of a slot as the program has it, before any training.
     initial: Callable[[str], Component] = unknown_initial
-    # What inputs and outputs of the model in a slot mean; asked in a worker thread.
+    # The meaning of inputs and outputs of the model in a slot; called in a worker thread.
     meaning: Callable[[str], Meaning] = unknown_meaning
-    # What the data of this node and of its peers mean, as JSON; and in the federation, by slot.
+    # The meaning of the data of this node and of its peers, as JSON; and in the federation, by
+    # slot.
     data: Callable[[], Mapping[str, Any]] = dict
     reference: Callable[[str], SharedSchema | None] = no_reference
-    # Rounds on disk; None where nothing is kept.
+    # The rounds on disk; None if none are kept.
     history: RoundHistory | None = None
-    # How peers are found, as JSON.
+    # The state of discovery, as JSON.
     discovery: Callable[[], Mapping[str, Any]] = dict
-    # Finds a peer by asking others; raises NotFound, and NotSupportedError where nobody is asked.
+    # Finds a peer by asking others; raises NotFound, and NotSupportedError if no peer can be asked.
     find_peer: Callable[[PeerId], Awaitable[Found]] = no_search
-    # What peers that were asked to dial this node found, as JSON.
+    # Reports of peers that were asked to dial this node, as JSON.
     reachability: Callable[[], Mapping[str, Any]] = dict
-    # How the DHT stands, as JSON; nothing where it is off.
+    # The state of the DHT, as JSON; empty if it is off.
     routing: Callable[[], Mapping[str, Any]] = dict
-    # Programs that connected peers offer in the place of this one.
+    # Programs that connected peers offer as replacements of this one.
     offers: Callable[[], list[dict[str, str]]] = list
-    # Begins to fetch one of them, or tells how far it is. Raises NotOffered.
+    # Starts to fetch an offered program, or returns the progress. Raises NotOffered.
     fetch_upgrade: Callable[[str, int | None], dict[str, Any]] = no_offers
-    # Stops and begins anew at the next quiet moment. Raises RestartRefused.
+    # Stops and starts again at the next quiet moment. Raises RestartRefused.
     restart: Callable[[], None] = no_restart
     # Everything that has made no progress for too long.
     stalled: Callable[[], Sequence[Stalled]] = tuple
@@ -153,16 +155,16 @@ class Host:
     started_s: float = 0.0
     phase: str = "starting"
     saved_s: float | None = None
-    # What the node took over of a checkpoint that it could not resume.
+    # The state that the node took over from a checkpoint that it could not resume.
     upgrade: Upgrade | None = None
-    # Of threads that export a model: each holds several copies of it.
+    # One thread at a time exports a model: each holds several copies of it.
     exporting: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
-    # What further parts of the daemon count, by name.
+    # Counters of further parts of the daemon.
     counters: list[Callable[[], dict[str, int]]] = field(default_factory=list)
 
     @property
     def shown_phase(self) -> str:
-        """The phase as people read it: "not ready" where the node runs and can't do its work."""
+        """The phase for people: "not ready" if the node runs and can't do its work."""
         unprepared = self.phase == "ready" and self.node.not_ready()
         return "not ready" if unprepared else self.phase
 
@@ -172,7 +174,7 @@ class Host:
 
     def all_counters(self) -> dict[str, int]:
         """Return all counters by dotted name."""
-        found = {
+        counts = {
             **self.node.counters(),
             **self.driver.counters(),
             **{f"transport.{k}": v for k, v in self.backend.counters().items()},
@@ -180,5 +182,5 @@ class Host:
             "control.events_dropped": self.events.dropped + self.logs.dropped,
         }
         for more in self.counters:
-            found.update(more())
-        return found
+            counts.update(more())
+        return counts

@@ -1,10 +1,10 @@
 """An ASGI application, and its OpenAPI document, made from a table of typed functions.
 
-A function's parameters say what a request has: `host`, those of the path by name, `body` and
-`query` as pydantic models; what it returns is the JSON that is answered.
+The parameters of a function are the parts of a request: `host`, the parameters of the path by name,
+`body` and `query` as pydantic models; its result is the JSON of the answer.
 
-Rule: every wrong argument is a `Problem` (400) that names it and says what to give. In a body, a
-field that is not known is one too, so that a misspelt one is not silently ignored.
+Rule: every wrong argument is a `Problem` (400) that names it and the expected value. An unknown
+field of a body is one too, so that a misspelt field is not silently ignored.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ logger = logging.getLogger(__name__)
 
 # The shortest end of a PeerId that names a peer; fewer characters would be a guess.
 MIN_SUFFIX_CHARS = 4
-# No server's name and no date, as this is not a public server.
+# Neither the server's name nor the date, as this is not a public server.
 HEADERS = {"Cache-Control": "no-store"}
 LINES = "application/x-ndjson"
 TEXT = "text/plain; charset=utf-8"
-# Of a long answer: what a client has to take within one deadline.
+# Bytes of a long answer that a client has to take within one deadline.
 PIECE_BYTES = 1 << 20
-# The nearest class of an error decides its status; the first that fits, in this order.
+# The status of an error is that of the first class here that fits.
 STATUS_OF: tuple[tuple[type[BbnodeError], int], ...] = (
     (UnknownTarget, 404),
     (IngressClosed, 503),
@@ -70,7 +70,7 @@ Act = Callable[..., Awaitable[Mapping[str, Any] | Response | StreamedResponse]]
 class RequestBody(BaseModel):
     """The JSON body of a request, exactly as declared; null means absent."""
 
-    # What reads each is made when the first one comes: a start would make all of them.
+    # Its validator is built with the first request; a start would otherwise build all of them.
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
@@ -88,7 +88,7 @@ class Endpoint:
     path: str
     schema: str
     act: Act
-    # The parameters of `act` by name, and what it returns.
+    # The parameters of `act` by name, and its return type.
     parameters: Mapping[str, Any]
     answer: Any
     media: str
@@ -106,7 +106,7 @@ class Endpoints(list[Endpoint]):
         answer: Any = None,
         media: str = "application/json",
     ) -> Callable[[Act], Act]:
-        """Add the decorated function. `answer` is the JSON of one that makes its own response."""
+        """Add the decorated function; one that returns its own response names its `answer` here."""
 
         def decorate(act: Act) -> Act:
             hints = typing.get_type_hints(act)
@@ -131,7 +131,7 @@ class Lines(StreamedResponse):
     """The lines of a subscription, until it ends or its client disconnects."""
 
     def __init__(self, subscription: Subscription, *, follow: bool = True) -> None:
-        """Send what is kept and, with `follow`, what is to come."""
+        """Send the kept items and, with `follow`, the new ones."""
         if not follow:
             subscription.end()
         super().__init__(subscription, LINES, HEADERS)
@@ -156,7 +156,7 @@ class Blob(StreamedResponse):
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """One path, in which `{name}` stands for one part, and what it takes by method."""
+    """One path, in which `{name}` stands for one part, and its endpoints by method."""
 
     path: str
     pattern: re.Pattern[str]
@@ -164,20 +164,20 @@ class _Route:
 
 
 def _routes(endpoints: Sequence[Endpoint]) -> list[_Route]:
-    made: dict[str, _Route] = {}
+    by_path: dict[str, _Route] = {}
     for endpoint in endpoints:
         path = endpoint.path
         pattern = re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)))
-        made.setdefault(path, _Route(path, pattern, {})).methods[endpoint.method] = endpoint
-    return list(made.values())
+        by_path.setdefault(path, _Route(path, pattern, {})).methods[endpoint.method] = endpoint
+    return list(by_path.values())
 
 
 def application(
     endpoints: Sequence[Endpoint], host: Host, *, request_s: float, counts: Counter[str]
 ) -> ASGIApp:
-    """Make the application that answers about one daemon, each request within `request_s`."""
+    """Create the application for one daemon, with `request_s` seconds for each request."""
     routes = _routes(endpoints)
-    # Those without parameters are most of what is asked.
+    # Most requests are for paths without parameters.
     plain = {route.path: route for route in routes if "{" not in route.path}
 
     def find(scope: Scope) -> tuple[Endpoint, Mapping[str, str]]:
@@ -186,9 +186,9 @@ def application(
         parameters: Mapping[str, str] = {}
         if route is None:
             for each in routes:
-                found = each.pattern.fullmatch(path)
-                if found is not None:
-                    route, parameters = each, found.groupdict()
+                match = each.pattern.fullmatch(path)
+                if match is not None:
+                    route, parameters = each, match.groupdict()
                     break
         if route is None:
             known = ", ".join(route.path for route in routes)
@@ -217,7 +217,8 @@ def application(
             problem = Problem(504, "Timeout", text)
         except Exception:
             # The declared boundary of the control plane: a fault in one handler must not end the
-            # daemon's work. The log has the traceback; the client learns that it failed.
+            # daemon's work. The log has the traceback; the client learns only that the request
+            # failed.
             logger.exception("control request failed", extra={"path": scope["path"]})
             counts["control.internal_errors"] += 1
             text = f"{scope['path']} failed inside the daemon; its log says where"
@@ -246,38 +247,40 @@ async def _answered(
             arguments[name] = host
         elif name == "body":
             arguments[name] = body = checked(kind, _body((await receive())["body"]))
-            bound.deadline += getattr(body, "wait_s", 0.0)  # what the client waits by its own will
+            bound.deadline += getattr(
+                body, "wait_s", 0.0
+            )  # the wait that the client itself asked for
         elif name == "query":
-            given = {
+            fields = {
                 field: texts if info.annotation == list[str] else texts[-1]
                 for field, info in kind.model_fields.items()
                 if (texts := query.get(field))
             }
-            arguments[name] = checked(kind, given)
+            arguments[name] = checked(kind, fields)
         elif kind is PeerId:
             arguments[name] = known_peer(host, parameters[name])
         elif kind is str:
             arguments[name] = parameters[name]
         else:
             arguments[name] = _number(name, parameters[name])
-    told = await endpoint.act(**arguments)
-    if isinstance(told, Response | StreamedResponse):
-        return told
-    return json_response({"schema": f"bbnode/{endpoint.schema}/1", **told})
+    answer = await endpoint.act(**arguments)
+    if isinstance(answer, Response | StreamedResponse):
+        return answer
+    return json_response({"schema": f"bbnode/{endpoint.schema}/1", **answer})
 
 
 def json_response(message: Mapping[str, Any], status: int = 200) -> Response:
-    """Make an answer of a JSON object."""
+    """Create an answer from a JSON object."""
     return Response(encode(message), status, HEADERS, "application/json")
 
 
 def text_response(text: str | bytes, status: int = 200, media: str = TEXT) -> Response:
-    """Make an answer of a text."""
+    """Create an answer from a text."""
     return Response(text, status, HEADERS, media)
 
 
 def problem_response(problem: Problem) -> Response:
-    """Make an answer of a refusal."""
+    """Create an answer from a refusal."""
     headers = {**HEADERS, **problem.headers}
     return Response(encode(problem.as_json()), problem.status, headers, PROBLEM_TYPE)
 
@@ -327,16 +330,16 @@ def _body(data: bytes) -> dict[str, Any]:
     if not data:
         return {}
     try:
-        given = parse_object(data)
+        fields = parse_object(data)
     except ControlProtocolError as error:
         raise Problem(400, "BadRequest", f"the body is {error}") from error
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def checked(model: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
-    """Return the model of given fields; raises `Problem` (400), which names the wrong one."""
+def checked(model: type[BaseModel], fields: Mapping[str, Any]) -> BaseModel:
+    """Validate fields with a model; raises `Problem` (400), which names the wrong field."""
     try:
-        return model.model_validate(given)
+        return model.model_validate(fields)
     except ValidationError as invalid:
         first = invalid.errors(include_url=False, include_context=False)[0]
         name, value = ".".join(map(str, first["loc"])), first["input"]
@@ -354,7 +357,7 @@ def checked(model: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
 
 
 def _number(name: str, text: str) -> int:
-    # Longer texts are no number of ours, and int() of a long one takes long.
+    # Longer texts are no number of ours, and int() of a long text is slow.
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
         raise Problem(400, "InvalidField", f"{name!r} has to be a whole number, not {short(text)}")
     return int(text)
@@ -370,8 +373,8 @@ def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     keyed: list[tuple[Any, Any, TypeAdapter[Any]]] = [
         (kind, "validation", adapter) for kind, adapter in models.items()
     ]
-    found, shared = TypeAdapter.json_schemas(keyed, ref_template="#/components/schemas/{model}")
-    schemas = {kind: schema for (kind, _mode), schema in found.items()}
+    generated, shared = TypeAdapter.json_schemas(keyed, ref_template="#/components/schemas/{model}")
+    schemas = {kind: schema for (kind, _mode), schema in generated.items()}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         summary, _, description = (inspect.getdoc(endpoint.act) or "").partition("\n\n")

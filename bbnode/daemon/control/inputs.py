@@ -1,9 +1,8 @@
-"""Inputs of an invoke as JSON: what a client may give for a value.
+"""Inputs of an invoke as JSON.
 
-Rule: "trigger", a number, true or false, lists of them, {"text": "…"}, {"bytes": base64} or
-{"npy": base64 of an .npy file}; for Metadata an object of scalars, for a MetadataVec a list of
-them. Arrays are checked against their header before anything is
-allocated, and never unpickled.
+Rule: a value is "trigger", a number, true or false, lists of them, {"text": "…"}, {"bytes": base64}
+or {"npy": base64 of an .npy file}; for Metadata an object of scalars, for a MetadataVec a list of
+them. Arrays are checked against their header before anything is allocated, and never unpickled.
 """
 
 from __future__ import annotations
@@ -31,39 +30,39 @@ EXPECTED = (
 
 
 def nanoseconds(seconds: float | None) -> int | None:
-    """Return the time of an execution as the engine takes it; less than 1 ns is 1."""
+    """Return the time of an execution in the engine's unit; less than 1 ns becomes 1."""
     return None if seconds is None else max(round(seconds * 1e9), 1)
 
 
-def to_value(name: str, given: Any, declared: TypeNode | None = None) -> Value:
+def to_value(name: str, value: Any, declared: TypeNode | None = None) -> Value:
     """Return a JSON input as a run-time value, numbers as a tensor of the `declared` dtype.
 
     Raises `Problem` (400) naming the input.
     """
     try:
-        made = metadata_of(given, declared)
+        metadata = metadata_of(value, declared)
     except AuthorError as error:
         raise Problem(400, "InvalidInput", f"input {name!r}: {error}") from error
-    if made is not None:
-        return made
-    match given:
+    if metadata is not None:
+        return metadata
+    match value:
         case "trigger":
             return TRIGGER
         case bool() | int() | float() | list():
             try:
-                return numbers(given, declared)
+                return numbers(value, declared)
             except ValueError as error:
-                detail = f"input {name!r} is {short(given)}: {error}"
+                detail = f"input {name!r} is {short(value)}: {error}"
                 raise Problem(400, "InvalidInput", detail) from error
-        case {"text": str() as text} if len(given) == 1:
+        case {"text": str() as text} if len(value) == 1:
             if declared is types.TENSOR_STRING:
                 return np.array(text, object)
             return text.encode("utf-8", "replace")
-        case {"bytes": str() as text} if len(given) == 1:
+        case {"bytes": str() as text} if len(value) == 1:
             return _decode(name, text)
-        case {"npy": str() as text} if len(given) == 1:
+        case {"npy": str() as text} if len(value) == 1:
             return _array(name, _decode(name, text))
-    raise Problem(400, "InvalidInput", f"input {name!r} is {short(given)}; give {EXPECTED}")
+    raise Problem(400, "InvalidInput", f"input {name!r} is {short(value)}; give {EXPECTED}")
 
 
 def _decode(name: str, text: str) -> bytes:
@@ -74,7 +73,7 @@ def _decode(name: str, text: str) -> bytes:
 
 
 def _array(name: str, data: bytes) -> Value:
-    """An .npy file: its header is read first, and must claim exactly the bytes there are."""
+    """Read an .npy file: its header comes first, and must claim exactly the bytes that follow."""
     stream = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(stream)
@@ -88,13 +87,13 @@ def _array(name: str, data: bytes) -> Value:
             400, "InvalidInput", f"input {name!r} is no .npy file of version 1 or 2"
         ) from error
     left = len(data) - stream.tell()
-    made = None
+    array = None
     if dtype.kind in "biufc" and math.prod(shape) * dtype.itemsize == left:
-        # Negative and absurd extents whose product fits all the same.
+        # Extents may be negative or absurd although their product fits.
         with contextlib.suppress(ValueError, TypeError, OverflowError, MemoryError):
             order: Literal["F", "C"] = "F" if fortran_order else "C"
-            made = np.ndarray(shape, dtype, buffer=data, offset=stream.tell(), order=order)
-    if made is None:
+            array = np.ndarray(shape, dtype, buffer=data, offset=stream.tell(), order=order)
+    if array is None:
         raise Problem(
             400,
             "InvalidInput",
@@ -102,4 +101,4 @@ def _array(name: str, data: bytes) -> Value:
             "numbers; save it with numpy.save, without objects",
         )
     # A copy, so that the array owns its memory, in this machine's byte order.
-    return np.array(made, dtype.newbyteorder("="), order="C")
+    return np.array(array, dtype.newbyteorder("="), order="C")

@@ -1,7 +1,7 @@
 """JSON as the control plane writes and reads it: one line, bounded, finite.
 
-Rule: pure functions. NaN and infinities become null, as JSON has no form for them; what comes
-in is an object or it is refused.
+Rule: pure functions. NaN and infinities become null, since JSON has no form for them; any input but
+an object is refused.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def parse_object(data: bytes, kind: type[dict[str, Any]] = dict) -> dict[str, An
     try:
         message = json.loads(data, object_pairs_hook=None if kind is dict else kind)
     except (ValueError, RecursionError) as error:
-        # ValueError holds both bad JSON and bad UTF-8.
+        # ValueError covers both bad JSON and bad UTF-8.
         raise ControlProtocolError(f"not JSON: {short(data)}") from error
     if not isinstance(message, dict):
         raise ControlProtocolError(f"not a JSON object: {short(message)}")
@@ -60,7 +60,7 @@ def parse_object(data: bytes, kind: type[dict[str, Any]] = dict) -> dict[str, An
 
 
 def short(value: object) -> str:
-    """Return a value as an error shows it."""
+    """Return a value in the form that errors show."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
 

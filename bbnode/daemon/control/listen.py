@@ -24,7 +24,7 @@ from bbnode.ir.errors import DeploymentError, EnvironmentFault
 
 # Connections that the kernel holds until the loop accepts them.
 BACKLOG = 16
-# A daemon that is there takes a connection at once; this is for a machine that swaps.
+# A live daemon takes a connection at once; this is for a machine that swaps.
 PROBE_TIMEOUT_S = 1.0
 
 
@@ -37,8 +37,8 @@ def unix_listener(path: Path, *, group: str | None = None) -> Iterator[trio.Sock
     """Listen on a unix socket while the block runs, then remove it.
 
     Mode 0600, or 0660 for a group, which may then also enter the socket's directory. Raises
-    `AlreadyRunning` when another daemon answers there, `UnknownGroup`, `EnvironmentFault` when
-    the socket cannot be made.
+    `AlreadyRunning` if another daemon answers there, `UnknownGroup`, `EnvironmentFault` if the
+    socket cannot be created.
     """
     gid = _group_id(group) if group is not None else None
     paths.make_socket_dir(path)
@@ -58,8 +58,8 @@ def unix_listener(path: Path, *, group: str | None = None) -> Iterator[trio.Sock
 def tcp_listener(host: str, port: int, *, key: str) -> Iterator[trio.SocketListener]:
     """Listen on an IP address and a port while the block runs; 0 takes a free port.
 
-    `key` is the configuration's, for the message of the `EnvironmentFault` that is raised when
-    the address cannot be had.
+    `key` is the key of the configuration that the `EnvironmentFault` names if the address is not
+    available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -77,24 +77,24 @@ def tcp_listener(host: str, port: int, *, key: str) -> Iterator[trio.SocketListe
 
 def parse_tcp(address: str) -> tuple[str, int]:
     """Return host and port of `control.tcp`; raises `TcpRefused` unless it is loopback."""
-    found = _ip_and_port(address)
-    if found is None or not is_loopback(found[0]):
+    endpoint = _ip_and_port(address)
+    if endpoint is None or not is_loopback(endpoint[0]):
         raise TcpRefused(
             f"control.tcp is {address!r}; write it as 127.0.0.1:PORT or [::1]:PORT: the control "
             "plane listens to this machine alone (use an ssh tunnel from elsewhere)"
         )
-    return found
+    return endpoint
 
 
 def parse_metrics(address: str) -> tuple[str, int]:
     """Return host and port of `control.metrics`; raises `TcpRefused` unless it is an IP address."""
-    found = _ip_and_port(address)
-    if found is None:
+    endpoint = _ip_and_port(address)
+    if endpoint is None:
         raise TcpRefused(
             f"control.metrics is {address!r}; write it as ADDRESS:PORT with an IP address of this "
             "machine, as 127.0.0.1:9470, 0.0.0.0:9470 or [::]:9470"
         )
-    return found
+    return endpoint
 
 
 def is_loopback(host: str) -> bool:
@@ -145,11 +145,11 @@ def _group_id(group: str) -> int:
 
 
 def _bind(listener: socket.socket, path: Path, gid: int | None) -> None:
-    # The mode has to be right from the first moment: a chmod after bind leaves a gap. Only the
-    # widening for a group comes later.
+    # The mode has to be right from the first moment, since a chmod after bind leaves a gap. Only a
+    # group gets its rights later.
     try:
         if sys.platform.startswith("linux"):
-            # The file gets the socket's own mode (unix(7)), less the umask.
+            # The file gets the socket's own mode (unix(7)), minus the umask.
             os.fchmod(listener.fileno(), 0o600)
             listener.bind(os.fspath(path))
         else:
@@ -161,7 +161,7 @@ def _bind(listener: socket.socket, path: Path, gid: int | None) -> None:
     try:
         os.chown(path, -1, gid)
         path.chmod(0o660)
-        # Without the right to enter the directory the socket's own mode is of no use.
+        # Without the right to enter the directory, the socket's own mode has no effect.
         os.chown(path.parent, -1, gid)
         path.parent.chmod(0o710)
     except OSError as error:
@@ -172,7 +172,7 @@ def _bind(listener: socket.socket, path: Path, gid: int | None) -> None:
 
 
 def _bind_under_mask(listener: socket.socket, path: Path) -> None:
-    # No await between the two calls: the mask is the whole process's, other threads' too.
+    # No await between the two calls: the mask belongs to the whole process, other threads included.
     old_mask = os.umask(0o177)
     try:
         listener.bind(os.fspath(path))
@@ -181,7 +181,7 @@ def _bind_under_mask(listener: socket.socket, path: Path) -> None:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket that a killed daemon left; raises `AlreadyRunning` for a live one."""
+    """Remove the socket of a killed daemon; raises `AlreadyRunning` for a live one."""
     if not path.is_socket():
         if path.exists() or path.is_symlink():
             raise EnvironmentFault(f"control socket {path}: something else has that name")
@@ -203,8 +203,8 @@ def _remove_stale(path: Path) -> None:
 def _remove_own(path: Path, identity: os.stat_result) -> None:
     """Remove the socket, unless a later daemon has put its own there."""
     try:
-        found = path.lstat()
+        present = path.lstat()
     except FileNotFoundError:
         return
-    if (found.st_dev, found.st_ino) == (identity.st_dev, identity.st_ino):
+    if (present.st_dev, present.st_ino) == (identity.st_dev, identity.st_ino):
         path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""The control plane of one daemon, put together.
+"""The control plane of one daemon, assembled from its parts.
 
-Rule: the daemon makes one, passes it every step of its node, and runs it in its nursery; no other
+Rule: the daemon creates one, passes it every step of its node, and runs it in its nursery; no other
 part of the daemon knows HTTP.
 """
 
@@ -59,10 +59,10 @@ class ControlPlane:
         logger_name: str = "",
         limits: ControlLimits | None = None,
     ) -> None:
-        """Make the control plane, which listens once `run`; arguments are as in `Host`.
+        """Create the control plane, which listens once `run`; arguments are as in `Host`.
 
-        Raises `TcpRefused`, `TokenFileUnsafe` or `StorageError` where the configuration asks for
-        TCP or metrics.
+        Raises `TcpRefused`, `TokenFileUnsafe` or `StorageError` if the configuration asks for TCP
+        or metrics.
         """
         self.host = Host(
             resolved=resolved,
@@ -88,9 +88,9 @@ class ControlPlane:
         token = None
         if tcp is not None or (metrics is not None and not is_loopback(metrics[0])):
             own = tokens.token_file(resolved.state_dir)
-            given = asked.token_file
+            configured = asked.token_file
             token = tokens.load_or_create_token(
-                own if given is None else resolved.absolute(given, "control.token_file")
+                own if configured is None else resolved.absolute(configured, "control.token_file")
             )
         limits = ControlLimits() if limits is None else limits
         counts: Counter[str] = Counter()
@@ -108,11 +108,11 @@ class ControlPlane:
         self.host.counters.append(self.server.counters)
 
     def publish(self, event: Mapping[str, Any]) -> None:
-        """Hand an event to its subscribers; never waits."""
+        """Pass an event to its subscribers; never waits."""
         self.host.events.publish(event)
 
     def observe(self, step: steps.Step, event: Mapping[str, Any] | None) -> None:
-        """Handle a step of the node, and the event that it makes, if any."""
+        """Handle a step of the node, and its event, if any."""
         self.host.outcomes.observe(step)
         self.host.trace.observe(step)
         if event is not None and not isinstance(step, TRACE_STEPS):
@@ -131,7 +131,7 @@ class ControlPlane:
                 task_status.started(path)
 
     async def finish(self) -> None:
-        """End all streams in order, once nothing happens any more; then cancel `run`."""
+        """End all streams cleanly, once there are no more events; then cancel `run`."""
         self.host.events.close()
         self.host.logs.close()
         with trio.move_on_after(DRAIN_S):

@@ -1,9 +1,9 @@
 """The requests that a daemon answers: one table, filled by the functions below.
 
 Rule: the table is the API. A path has a version; within a version, fields are added and never
-change their meaning. Each JSON object says what it is in `schema`. A GET changes nothing and
-answers from memory; rounds of before come from the node's file. Any other request is done when its
-answer arrives, or the answer says what is under way.
+change their meaning. Each JSON object has a `schema`. A GET changes nothing and answers from
+memory; earlier rounds come from the node's file. Any other request is done when its answer arrives,
+or the answer says that it is still running.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from bbnode.ir.peer import PeerId
 logger = logging.getLogger(__name__)
 
 MAX_ROUNDS = 100_000
-# Of the rounds of one answer; a client reads 16 MiB.
+# Bytes of the rounds in one answer; a client reads 16 MiB.
 MAX_ROUNDS_BYTES = 12 << 20
 PING_TIMEOUT_S = 10.0
 
@@ -90,14 +90,16 @@ async def healthz(host: Host) -> Response:
 @ENDPOINTS.add("GET", "/readyz", "ready", answer=answers.Readiness)
 async def readyz(host: Host) -> Response:
     """Answer 200 when the node is ready, else 503; in both cases with the reasons."""
-    told = views.readiness(host)
-    return json_response({"schema": "bbnode/ready/1", **told}, 200 if told["ready"] else 503)
+    readiness = views.readiness(host)
+    return json_response(
+        {"schema": "bbnode/ready/1", **readiness}, 200 if readiness["ready"] else 503
+    )
 
 
 @ENDPOINTS.add("GET", "/metrics", media="text/plain")
 async def metrics(host: Host) -> Response:
     """Show all metrics, for Prometheus."""
-    # Here and not above: only a daemon that somebody scrapes needs the package.
+    # Imported late: only a daemon that is scraped needs the package.
     from bbnode.daemon.observing.metrics import CONTENT_TYPE, render
 
     return text_response(render(host), media=CONTENT_TYPE)
@@ -140,7 +142,7 @@ class RoundsQuery(Query):
 @ENDPOINTS.add("GET", "/v1/rounds", "rounds")
 async def rounds(host: Host, query: RoundsQuery) -> answers.RoundsAnswer:
     """List the rounds that the node made by itself, over restarts, oldest first."""
-    found: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     trouble = ""
     if host.history is not None:
         read = partial(
@@ -148,7 +150,7 @@ async def rounds(host: Host, query: RoundsQuery) -> answers.RoundsAnswer:
         )
         try:
             kept = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
-            found += kept
+            listed += kept
             if kept.left_out:
                 trouble = (
                     f"{kept.left_out} older rounds are left out: an answer holds "
@@ -157,18 +159,18 @@ async def rounds(host: Host, query: RoundsQuery) -> answers.RoundsAnswer:
                 )
         except StorageError as error:
             trouble = str(error)
-    known = {(made["target"], made["execution"], made["started_at"]) for made in found}
+    known = {(made["target"], made["execution"], made["started_at"]) for made in listed}
     for each in host.rounds:
-        # Those that are not on disk, if it is full, say.
+        # The rounds that are not on disk, for example since it is full.
         fresh = [
             made
             for made in each.finished()[-query.last :]
             if made["round"] > query.since
             and (made["target"], made["execution"], made["started_at"]) not in known
         ]
-        found += fresh
+        listed += fresh
     return {
-        "rounds": newest(found, query.last),
+        "rounds": newest(listed, query.last),
         "invoke": [r.as_json() for r in host.rounds],
         "trouble": trouble,
     }
@@ -217,7 +219,7 @@ async def start_rounds(host: Host, body: StartRoundsBody) -> answers.RoundsStart
 
 
 def _startable(host: Host) -> str:
-    """Return the one target that needs nothing but triggers; "" for none, or several."""
+    """Return the one target that needs nothing but triggers; "" if there is none, or several."""
     able = [
         target
         for target in host.node.targets
@@ -236,14 +238,14 @@ class StopRoundsBody(RequestBody):
 @ENDPOINTS.add("POST", "/v1/rounds/stop", "rounds-stop")
 async def stop_rounds(host: Host, body: StopRoundsBody) -> answers.RoundsStopping:
     """End rounds after the one that runs."""
-    found = [
+    ended = [
         each
         for each in host.rounds
         if not each.complete and body.target in (None, each.entry.target)
     ]
-    for each in found:
+    for each in ended:
         each.stop()
-    return {"target": body.target or "", "stopping": bool(found)}
+    return {"target": body.target or "", "stopping": bool(ended)}
 
 
 @ENDPOINTS.add("POST", "/v1/snapshot", "snapshot")
@@ -256,8 +258,8 @@ async def snapshot(host: Host) -> answers.SnapshotWritten:
 @ENDPOINTS.add("GET", "/v1/models", "models")
 async def models(host: Host) -> answers.ModelList:
     """List the slots with a model."""
-    found = weights.models_of(host.node)
-    return {"models": [{"slot": each.slot, "type_name": each.type_name} for each in found]}
+    held = weights.models_of(host.node)
+    return {"models": [{"slot": each.slot, "type_name": each.type_name} for each in held]}
 
 
 @ENDPOINTS.add("GET", "/v1/models/{slot}", media=FILE)
@@ -279,7 +281,7 @@ async def model(host: Host, slot: str) -> StreamedResponse:
     ended = [made for each in host.rounds for made in each.finished()[-1:]]
     if not ended and host.history is not None:
         with contextlib.suppress(StorageError):
-            # Those of before the start.
+            # Rounds from before the start.
             read = partial(host.history.read, last=1)
             ended = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
     export = partial(
@@ -350,10 +352,10 @@ class FetchUpgradeBody(RequestBody):
 async def fetch_upgrade(host: Host, body: FetchUpgradeBody) -> answers.UpgradeFetch:
     """Begin to fetch what a peer offers to the cache, or tell how far that is; nothing runs."""
     try:
-        told = host.fetch_upgrade(body.artifact_sha256, body.max_bytes)
+        progress = host.fetch_upgrade(body.artifact_sha256, body.max_bytes)
     except NotOffered as error:
         raise Problem(409, "NotOffered", str(error)) from error
-    return told  # type: ignore[return-value]
+    return progress  # type: ignore[return-value]
 
 
 # -- peers -------------------------------------------------------------------------------------
@@ -391,17 +393,17 @@ class ConnectBody(RequestBody):
 @ENDPOINTS.add("POST", "/v1/peers/{peer}/connect", "peers-connect")
 async def connect(host: Host, peer: PeerId, body: ConnectBody) -> answers.PeerConnecting:
     """Dial a peer, and again whenever it is gone."""
-    given = [_address(text) for text in body.addresses]
-    found = given or list(host.node.peer_standing(peer).addresses)
-    if not found and host.routing():
-        found = list((await _found(host, peer)).addresses)
-    if not found:
+    requested = [_address(text) for text in body.addresses]
+    addresses = requested or list(host.node.peer_standing(peer).addresses)
+    if not addresses and host.routing():
+        addresses = list((await _found(host, peer)).addresses)
+    if not addresses:
         raise Problem(409, "NoAddress", f"no address of {peer} is known; give one")
-    host.backend.keep_connected(peer, found)
+    host.backend.keep_connected(peer, addresses)
     logger.info("peer wanted", extra={"peer": str(peer), "by": "control"})
     return {
         "peer": str(peer),
-        "addresses": [str(a) for a in found],
+        "addresses": [str(a) for a in addresses],
         "connected": _is_up(host, peer),
     }
 
@@ -438,9 +440,9 @@ class AddressesBody(RequestBody):
 @ENDPOINTS.add("POST", "/v1/peers/{peer}/addresses/add", "peers-add")
 async def add_addresses(host: Host, peer: PeerId, body: AddressesBody) -> answers.PeerAddresses:
     """Add addresses of a peer to the book; they stay there, also over a restart."""
-    given = [_address(text) for text in body.addresses]
+    addresses = [_address(text) for text in body.addresses]
     try:
-        host.node.add_addresses(peer, given)
+        host.node.add_addresses(peer, addresses)
     except AddressBookFull as error:
         raise Problem(409, "AddressBookFull", str(error)) from error
     logger.info("addresses added", extra={"peer": str(peer), "by": "control"})
@@ -624,9 +626,9 @@ async def _finish(
         host.driver.wake()
         await outcome.wait(body.wait_s)
     exact = Encoder()
-    told = outcome.as_json(summarize)
-    told["values"] = {n: exact(v) for n, v in outcome.outputs.items()} if body.exact else None
-    return told  # type: ignore[return-value]
+    answer = outcome.as_json(summarize)
+    answer["values"] = {n: exact(v) for n, v in outcome.outputs.items()} if body.exact else None
+    return answer  # type: ignore[return-value]
 
 
 # -- traces, events and logs -------------------------------------------------------------------
@@ -661,15 +663,15 @@ class TraceQuery(Query):
 @ENDPOINTS.add("GET", "/v1/trace/{id}", "trace")
 async def trace(host: Host, id: int, query: TraceQuery) -> answers.TraceView:  # noqa: A002
     """Show the steps of one execution, or of those that a peer's request started."""
-    found = [id]
+    executions = [id]
     if query.peer is not None:
-        found = host.trace.started_by(str(known_peer(host, query.peer)), id)
+        executions = host.trace.started_by(str(known_peer(host, query.peer)), id)
     steps: list[answers.Json] = [
-        event for execution in found for event in host.trace.of_execution(execution)
+        event for execution in executions for event in host.trace.of_execution(execution)
     ]
     now = views.executions(host)
-    running = [e for e in now["executions"] if e["execution"] in found]
-    waits = [w for w in now["waiting"] if w["execution"] in found]
+    running = [e for e in now["executions"] if e["execution"] in executions]
+    waits = [w for w in now["waiting"] if w["execution"] in executions]
     if not (steps or running or waits) and query.peer is None:
         why = (
             "it is over and forgotten, or never was"
@@ -680,7 +682,7 @@ async def trace(host: Host, id: int, query: TraceQuery) -> answers.TraceView:  #
     return {
         "peer_id": str(host.node.peer_id),
         "tracing": host.trace.on,
-        "executions": found,
+        "executions": executions,
         "running": running,
         "waiting": waits,
         "steps": steps,
@@ -697,7 +699,7 @@ class EventsQuery(Query):
 
 @ENDPOINTS.add("GET", "/v1/events", "event", media=LINES)
 async def events(host: Host, query: EventsQuery) -> Lines:
-    """StreamedResponse events, one JSON object a line."""
+    """Stream events, one JSON object per line."""
     types = frozenset(query.type)
 
     def wanted(event: Mapping[str, Any]) -> bool:
@@ -716,7 +718,7 @@ class LogsQuery(Query):
 
 @ENDPOINTS.add("GET", "/v1/logs", "log", media=LINES)
 async def log_lines(host: Host, query: LogsQuery) -> Lines:
-    """StreamedResponse lines of the log, one JSON object a line."""
+    """Stream lines of the log, one JSON object per line."""
     levels = logging.getLevelNamesMapping()
     least = levels[query.level.upper()]
 
@@ -748,8 +750,8 @@ async def set_log_level(host: Host, body: LogLevelBody) -> answers.LogLevelChang
     """Change what is logged."""
     before = _level(host)
     logs.set_level(body.level, host.logger_name)
-    said = {"level": body.level, "before": before, "by": "control"}
-    logger.warning("log level changed", extra=said)
+    logged = {"level": body.level, "before": before, "by": "control"}
+    logger.warning("log level changed", extra=logged)
     return {"level": body.level, "before": before}
 
 

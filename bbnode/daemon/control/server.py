@@ -1,13 +1,14 @@
-"""Serves an ASGI application over unix sockets and TCP, within bounds.
+"""An HTTP server for an ASGI application over unix sockets and TCP, within bounds.
 
-h11 reads and writes HTTP/1.1. This module adds what it leaves to its user: bounds on connections,
-bodies and times, refusals as JSON, and isolation, so that a fault in one connection ends that
-connection alone.
+h11 reads and writes HTTP/1.1. This module adds what h11 leaves to its user: bounds on connections,
+bodies and times, refusals as JSON, and isolation, so that a fault in one connection ends only that
+connection.
 
-Rule: whatever a client does, it costs its own task and no more. Each socket is a door with a
-bound of its own, so that scrapers of metrics never keep an operator out. On TCP a request is let
-through by its head alone (token, Host, Origin, length): of any other no byte of a body is read,
-and a client without one has few places, little time, and goes first when places are short.
+Rule: whatever a client does, it costs only its own task. Each socket is a door with its own bounds,
+so that scrapers of metrics never keep an operator out. On TCP a request is admitted by its head
+alone (token, Host, Origin, length): of any other request no byte of the body is read, and a client
+without an admitted request has few places, little time, and is the first to go when places are
+short.
 """
 
 from __future__ import annotations
@@ -34,58 +35,59 @@ from bbnode.daemon.control.listen import is_loopback, is_own_host, tcp_listener,
 
 logger = logging.getLogger(__name__)
 
-# All that the metrics' address answers, to GET and HEAD.
+# The only paths of the metrics' address, for GET and HEAD.
 SCRAPED = ("/metrics", "/healthz", "/readyz")
-# Of a socket at once.
+# Bytes that are read from a socket at once.
 MAX_RECV = 64 * 1024
-# A client that has finished sending may still read: an answer that is ready soon is sent.
+# A client that has finished sending may still read: an answer that is ready within this time is
+# sent.
 HALF_CLOSED_S = 0.5
-# A client that is refused with its body half sent gets so long, and so many bytes, to read why.
+# A client that is refused with its body half sent gets this time, and these bytes, to read why.
 LINGER_S = 1.0
 LINGER_BYTES = 256 * 1024
-# A client that has been idle for so long may lose its place to a new one.
+# A client that has been idle for this long may lose its place to a new one.
 EVICTED_AFTER_S = 1.0
-# After an accept that failed, as for want of descriptors.
+# The pause after an accept that failed, for example for lack of descriptors.
 ACCEPT_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Bounds of one connection; comments say what happens beyond each."""
+    """Bounds of one connection; the comments state the consequence of exceeding each."""
 
     # Request line and headers; more is 431 and the end of the connection.
     head_bytes: int = 16 * 1024
     # An invoke's inputs are at most 10 MiB: 14 MiB as base64. More is 413.
     body_bytes: int = 16 * 1024 * 1024
-    # A connection on which no request has begun for so long is closed, with 408 if half a head
-    # has come.
+    # A connection on which no request begins within this time is closed, with 408 if half a head
+    # has arrived.
     idle_s: float = 60.0
-    # The same of a client on TCP of which no request was let through yet.
+    # The same for a client on TCP without an admitted request.
     unproved_s: float = 10.0
-    # From a request's head to the end of its body; later is 408.
+    # From the head of a request to the end of its body; later is 408.
     request_s: float = 30.0
-    # A client that reads nothing for so long is cut off.
+    # A client that reads nothing for this long is cut off.
     write_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlLimits:
-    """Bounds of the control plane; comments say what happens beyond each."""
+    """Bounds of the control plane; the comments state the consequence of exceeding each."""
 
     # More at once are answered with 503: an operator has a few terminals, not hundreds.
     connections: int = 64
-    # Of these, clients on TCP of which no request was let through; the oldest goes for another.
+    # Clients on TCP without an admitted request, among those; the oldest goes for another one.
     unproved: int = 16
-    # Beyond `connections`, clients that are told so; more are closed at once.
+    # Clients beyond `connections` that are answered with 503; more are closed at once.
     told_busy: int = 16
     # Bodies of all requests at once; more is 503.
     bodies_bytes: int = 64 * 1024 * 1024
-    # A request that is not answered by then is 504; the time that an invoke asks for (`wait_s`)
-    # comes on top.
+    # A request without an answer by then is 504; the time that an invoke asks for (`wait_s`) comes
+    # on top.
     request_s: float = 600.0
     http: HttpLimits = field(default_factory=HttpLimits)
-    # At the metrics' address, where anybody may connect: a few scrapers, and requests without
-    # a body.
+    # Bounds of the metrics' address, where anybody may connect: a few scrapers, and requests
+    # without a body.
     scrapers: int = 16
     scraped: HttpLimits = field(
         default_factory=lambda: HttpLimits(head_bytes=8 * 1024, body_bytes=0, request_s=10.0)
@@ -93,7 +95,7 @@ class ControlLimits:
 
 
 class _ClientGone(Exception):
-    """The client went away, or did not take what it asked for."""
+    """The client went away, or did not read its answer in time."""
 
 
 @dataclass(slots=True)
@@ -116,7 +118,7 @@ class Bodies:
 
 
 class HttpConnection:
-    """Serves the requests of one client, one after the other."""
+    """The connection of one client, whose requests are served one after the other."""
 
     def __init__(
         self,
@@ -130,24 +132,25 @@ class HttpConnection:
     ) -> None:
         """Serve `app`, which answers every request and raises nothing of its own.
 
-        `check` raises `Problem` for a request that is not let through, before its body is read; a
-        client that is not `proved` is so by one that is. `bodies` counts those of all clients.
+        `check` raises `Problem` for a request that is not admitted, before its body is read; a
+        client that is not `proved` becomes so by an admitted request. `bodies` counts the bytes of
+        all clients' bodies.
         """
         self._stream = stream
         self._app = app
         self._limits = limits
         self._check = check
         self._bodies = Bodies(limits.body_bytes) if bodies is None else bodies
-        # True once a request was let through.
+        # True once a request was admitted.
         self.is_proved = proved
-        # Since when nothing is asked for; None while something is.
+        # The time since which no request is open; None while one is.
         self.idle_since_s: float | None = trio.current_time()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self._send, self._arrived = trio.open_memory_channel[bytes](1)
         self._writing = trio.Lock()
         # From the head of a request to the end of its answer.
         self._busy = False
-        # The client went away, or did not take what it asked for.
+        # True once the client went away, or did not read its answer in time.
         self.lost = False
         # Number of requests that could not be read.
         self.refused = 0
@@ -213,7 +216,7 @@ class HttpConnection:
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
     async def _head(self) -> h11.Request | None:
-        """Return the next request; None when none came. Raises Problem, RemoteProtocolError."""
+        """Return the next request; None if none came. Raises Problem, RemoteProtocolError."""
         limits = self._limits
         idle_s = limits.idle_s if self.is_proved else min(limits.idle_s, limits.unproved_s)
         with trio.move_on_after(idle_s):
@@ -224,7 +227,7 @@ class HttpConnection:
         raise _too_slow()
 
     def _check_length(self, head: h11.Request) -> None:
-        """Refuse a body that says it is too large, before any of it is read. Raises Problem."""
+        """Raise Problem for a body whose declared length is too large, before it is read."""
         most = self._limits.body_bytes
         for name, value in head.headers:
             # Numbers of more digits are no length, and int() has a bound of its own.
@@ -232,7 +235,7 @@ class HttpConnection:
                 raise _too_large(most)
 
     async def _read_body(self, body: bytearray) -> None:
-        """Read a body; what it has is counted. Raises Problem, RemoteProtocolError."""
+        """Read a body and count its bytes. Raises Problem, RemoteProtocolError."""
         most = self._limits.body_bytes
         with trio.move_on_after(self._limits.request_s):
             while isinstance(event := await self._event(), h11.Data):
@@ -244,7 +247,9 @@ class HttpConnection:
         raise _too_slow()
 
     async def _event(self) -> Any:
-        """Return what comes next: a request, a part of its body or the end of it, or the end."""
+        """Return the next event: a request, a part of its body, the end of the body, or of the
+        connection.
+        """
         while (event := self._http.next_event()) is h11.NEED_DATA:
             if self._http.they_are_waiting_for_100_continue:
                 go_on = h11.InformationalResponse(status_code=100, headers=[])
@@ -256,14 +261,14 @@ class HttpConnection:
         return event
 
     async def _answer(self, request: h11.Request, scope: Scope, body: bytes) -> None:
-        """Answer a request; raises _ClientGone where the application did not finish."""
+        """Answer a request; raises _ClientGone if the application did not finish."""
 
         async def receive() -> Message:
-            # Once; that the client has gone, a cancellation tells.
+            # Called once; a cancellation reports that the client has gone.
             return {"type": "http.request", "body": body, "more_body": False}
 
-        # Of an answer whose length is known, the head leaves with the first part of the body, so
-        # that no client sees the one without the other.
+        # The head of an answer of known length leaves with the first part of its body, so that no
+        # client sees one without the other.
         held = b""
 
         async def send(message: Message) -> None:
@@ -287,7 +292,7 @@ class HttpConnection:
             raise _ClientGone
 
     async def _refuse(self, problem: Problem) -> None:
-        """Answer what is not read or not let through, and end the connection."""
+        """Answer a request that is not read or not admitted, and end the connection."""
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         answer = problem_response(problem)
@@ -303,7 +308,7 @@ class HttpConnection:
             await self._linger()
 
     async def _linger(self) -> None:
-        """Let a client that sends on read its answer: a close would reset the connection."""
+        """Let a client that still sends read its answer: a close would reset the connection."""
         gone = (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
         with trio.move_on_after(LINGER_S), contextlib.suppress(*gone):
             await self._stream.send_eof()
@@ -312,7 +317,7 @@ class HttpConnection:
                 left -= len(await self._arrived.receive())
 
     async def _write(self, data: bytes | None) -> None:
-        """Write within the time that the client has to take it. Raises _ClientGone."""
+        """Write within the client's time to read. Raises _ClientGone."""
         if not data:
             return
         try:
@@ -324,7 +329,7 @@ class HttpConnection:
 
 
 def _scope_of(request: h11.Request) -> Scope:
-    """Return what ASGI says of a request."""
+    """Return the ASGI scope of a request."""
     path, _, query = request.target.partition(b"?")
     return {
         "type": "http",
@@ -357,15 +362,15 @@ class _Door:
     listener: trio.SocketListener
     most: int
     limits: HttpLimits
-    # Raises `Problem` for a request that this door does not let through; None lets all through.
+    # Raises `Problem` for a request that this door does not admit; None admits all.
     check: Callable[[Scope], None] | None
-    # True where a client may lose its place although a request of it was let through.
+    # True if a client may lose its place although it had an admitted request.
     evicts_idle: bool = False
-    # With what ends each, the oldest first.
+    # The clients, oldest first, each with the scope that ends it.
     clients: dict[HttpConnection, trio.CancelScope] = field(default_factory=dict)
 
     def unproved(self) -> list[HttpConnection]:
-        """Return the clients of which no request was let through, the oldest first."""
+        """Return the clients without an admitted request, the oldest first."""
         return [client for client in self.clients if not client.is_proved]
 
     def make_room(self, now_s: float) -> bool:
@@ -388,7 +393,7 @@ class _Door:
 
 
 class ControlServer:
-    """Serves an application on a unix socket, and on TCP where that is asked for."""
+    """The server of an application on a unix socket, and on TCP if configured."""
 
     def __init__(
         self,
@@ -403,13 +408,13 @@ class ControlServer:
         hosts: Collection[str] = (),
         limits: ControlLimits | None = None,
     ) -> None:
-        """`path` is `paths.control_socket(state_dir)`; nothing is opened before `run`.
+        """Create a server; `path` is `paths.control_socket(state_dir)`, which `run` opens.
 
         `counts` is shared with `app`.
 
-        `tcp` and `metrics` are an IP address and a port each; what listens on TCP answers nobody
-        without `token`, but for metrics on loopback. `hosts` are names of this machine in the Host
-        of a request, beside its addresses and localhost.
+        `tcp` and `metrics` are an IP address and a port each; a request on TCP needs the `token`,
+        except for metrics on loopback. `hosts` are names of this machine in the Host of a request,
+        beside its addresses and localhost.
         """
         self.path = path
         self._app = app
@@ -426,14 +431,14 @@ class ControlServer:
         self.metrics_port: int | None = None
 
     def counters(self) -> dict[str, int]:
-        """Return what was counted since the start, and the number of connections."""
+        """Return the counters since the start, and the number of connections."""
         return {**self.counts, "control.connections": sum(len(d.clients) for d in self._doors)}
 
     async def run(self, *, task_status: trio.TaskStatus[Path] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled, then remove the socket.
 
-        Raises `AlreadyRunning` when another daemon answers there, `UnknownGroup`, and
-        `EnvironmentFault` when a socket cannot be had.
+        Raises `AlreadyRunning` if another daemon answers there, `UnknownGroup`, and
+        `EnvironmentFault` if a socket is not available.
         """
         limits = self._limits
         most, http = limits.connections, limits.http
@@ -451,7 +456,7 @@ class ControlServer:
                 door = _Door(listener, most=few, limits=small, check=check, evicts_idle=True)
                 doors.append(door)
             listener = stack.enter_context(unix_listener(self.path, group=self._group))
-            # The mode of the socket says who may ask there.
+            # The mode of the socket decides who may connect.
             doors.append(_Door(listener, most=most, limits=http, check=None))
             self._doors = doors
             async with trio.open_nursery() as nursery:
@@ -472,7 +477,7 @@ class ControlServer:
             nursery.start_soon(self._serve, stream, door)
 
     async def _serve(self, stream: trio.SocketStream, door: _Door) -> None:
-        """Serve one client, from its connection to its end; nothing it does leaves this task."""
+        """Serve one client, from its connection to its end; no error leaves this task."""
         unproved = door.unproved()
         if len(unproved) >= self._limits.unproved:
             door.end(unproved[0])
@@ -507,7 +512,7 @@ class ControlServer:
                 door.clients[connection] = scope
                 await connection.run()
         except Exception:
-            # The boundary of one connection: a fault in it costs this client alone.
+            # The boundary of one connection: a fault in it costs only this client.
             logger.exception("control connection failed")
             self.counts["control.internal_errors"] += 1
         finally:
@@ -516,14 +521,14 @@ class ControlServer:
             self.counts["control.clients_lost"] += connection.lost
 
     def _check_control(self, scope: Scope) -> None:
-        """Let a request through that has the token, and is meant for this machine."""
+        """Admit a request that has the token, and is meant for this machine."""
         self._check_token(scope)
         self._check_names(scope)
 
     def _check_token(self, scope: Scope) -> None:
         """Refuse a request without the token: on TCP any user of this machine can connect."""
-        given = header(scope, b"authorization")
-        if self._token is None or not tokens.accepts(self._token, given):
+        sent = header(scope, b"authorization")
+        if self._token is None or not tokens.accepts(self._token, sent):
             self.counts["control.unauthorized"] += 1
             raise Problem(
                 401,
@@ -533,7 +538,8 @@ class ControlServer:
             )
 
     def _check_names(self, scope: Scope) -> None:
-        """Refuse a request of a web page whose name leads here (DNS rebinding), or of another one.
+        """Refuse a request of a web page whose name resolves to us (DNS rebinding), or of another
+        page.
 
         No page is at an address, and none has the name localhost.
         """
@@ -556,7 +562,7 @@ class ControlServer:
         """Allow only the three paths of SCRAPED, from other machines only with the token."""
         if self._metrics is None or not is_loopback(self._metrics[0]):
             self._check_token(scope)
-            # Who has the token is no web page, and machines have many names.
+            # A client with the token is no web page, and machines have many names.
             if self._hosts:
                 self._check_names(scope)
         else:

@@ -1,7 +1,7 @@
-"""The bearer token that guards what listens on TCP: the control plane, and metrics.
+"""The bearer token that guards the TCP sockets: the control plane, and metrics.
 
-Rule: a file of its owner alone; made once with 256 bits of the system's randomness, compared in
-constant time, never logged.
+Rule: a file that only its owner can read; created once with 256 bits of the system's randomness,
+compared in constant time, never logged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def token_file(state_dir: Path) -> Path:
 
 
 def load_or_create_token(path: Path) -> str:
-    """Return the token in a file, made if there is none.
+    """Return the token in a file, created if there is none.
 
     Raises `TokenFileUnsafe` for a file that others can read or that holds no token, and
     `StorageError`.
@@ -50,6 +50,6 @@ def load_or_create_token(path: Path) -> str:
 
 def accepts(token: str, header: str | None) -> bool:
     """Return True for an `Authorization` header that carries the token."""
-    scheme, _, given = (header or "").partition(" ")
-    matches = hmac.compare_digest(given.strip().encode("utf-8"), token.encode("utf-8"))
+    scheme, _, sent = (header or "").partition(" ")
+    matches = hmac.compare_digest(sent.strip().encode("utf-8"), token.encode("utf-8"))
     return matches and scheme.lower() == "bearer"

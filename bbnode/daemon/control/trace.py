@@ -1,8 +1,8 @@
 """The steps of recent executions, kept while tracing is on.
 
-Rule: bounded; the oldest goes. One execution is found by its number, and over the network by
-the peer and the wire request id of the message that started it: what one node sent, another
-has as the origin of its own execution.
+Rule: bounded; the oldest are dropped. One execution is identified by its number, and over the
+network by the peer and the wire request id of the message that started it: the id that one node
+sent is the origin of the execution on another.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bbnode.daemon.observing.events import step_to_event
 from bbnode.engine import steps
 from bbnode.ir.caps import KEPT_STEPS
 
-# Steps that are kept here and nowhere else: ops are not events.
+# Steps that are kept only here: ops are not events.
 TRACE_STEPS = (
     steps.ExecutionStarted,
     steps.OpCompleted,
@@ -31,7 +31,7 @@ ALSO_TRACED = (
 
 
 class TraceLog:
-    """The last steps of executions."""
+    """The recent steps of executions."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class TraceLog:
         kept: int = KEPT_STEPS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`set_tracing` switches the node's per-op steps."""
+        """Create a log; `set_tracing` switches the node's per-op steps."""
         self._set_tracing = set_tracing
         self._clock = clock
         self._kept: deque[dict[str, Any]] = deque(maxlen=kept)
         self.on = False
 
     def switch(self, *, on: bool) -> None:
-        """Trace ops or no longer; what is kept stays."""
+        """Turn tracing of ops on or off; kept steps stay."""
         self._set_tracing(on)
         self.on = on
 
@@ -73,6 +73,6 @@ class TraceLog:
         ]
 
     def executions(self) -> list[int]:
-        """Return the executions of which something is kept, oldest first."""
-        found = {event["execution"]: None for event in self._kept if "execution" in event}
-        return list(found)
+        """Return the executions of which steps are kept, oldest first."""
+        executions = {event["execution"]: None for event in self._kept if "execution" in event}
+        return list(executions)

@@ -1,7 +1,7 @@
 """A daemon as JSON: status, peers, executions, health.
 
-Rule: a view is a pure reading of the `Host`; times are in seconds, relative ones say so in
-their name. A peer's claims about itself are shown as text and decide nothing.
+Rule: a view only reads the `Host`; times are in seconds, and relative ones have it in their name. A
+peer's claims about itself are shown as text and decide nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from bbnode.transport.driver import trio_clock_ns
 
 # The multiaddr protocol of an address that goes through a relay.
 RELAYED = "/p2p-circuit"
-# Peers whose reasons one line tells; there may be a thousand.
+# Peers whose reasons one line lists; there may be a thousand.
 SHOWN_PEERS = 8
 
 
 def status(host: Host) -> answers.Status:
-    """Return everything that `bbnode status` shows."""
+    """Return the content of `bbnode status`."""
     now_s = trio.current_time()
     return {
         "name": host.resolved.config.node.name,
@@ -69,13 +69,13 @@ def status(host: Host) -> answers.Status:
 def peers(host: Host) -> list[answers.PeerView]:
     """Return the connected peers."""
     now_s = trio.current_time()
-    told = host.node.peers_not_ready()
-    unready = {peer: said.reason for peer, said in told.items()}
+    unready_peers = host.node.peers_not_ready()
+    unready = {peer: each.reason for peer, each in unready_peers.items()}
     return [peer_info(p, now_s, unready.get(p.peer, "")) for p in host.backend.peers()]
 
 
 def peer_info(p: PeerInfo, now_s: float, not_ready: str) -> answers.PeerView:
-    """Return a connected peer; `not_ready` is why it does not work, or is not chosen."""
+    """Return a connected peer; `not_ready` is the reason why it does not work, or is not chosen."""
     return {
         "peer": str(p.peer),
         "classes": list(p.hello.classes),
@@ -109,7 +109,7 @@ def versions(host: Host) -> list[answers.VersionView]:
 
 
 def upgrade(host: Host) -> answers.UpgradeView | None:
-    """Return what the node took over of a checkpoint that it could not resume."""
+    """Return the state that the node took over from a checkpoint that it could not resume."""
     if host.upgrade is None:
         return None
     return host.upgrade.as_json()  # type: ignore[return-value]
@@ -132,7 +132,7 @@ def waiting(host: Host) -> list[answers.Json]:
 
 
 def components(host: Host) -> list[answers.Json]:
-    """Return what components tell of themselves: an index, say, how many items it has."""
+    """Return the facts that components report, such as the number of items of an index."""
     return [
         {"slot": slot, "type": host.node.binding(slot).type_name, **facts}
         for slot, facts in host.node.facts().items()
@@ -140,7 +140,7 @@ def components(host: Host) -> list[answers.Json]:
 
 
 def executions(host: Host) -> answers.ExecutionsView:
-    """Return executions under way, oldest first, and what they wait for."""
+    """Return running executions, oldest first, and what they wait for."""
     now_ns = trio_clock_ns()
     return {
         "executions": [
@@ -197,10 +197,10 @@ def _components(host: Host) -> tuple[bool, str]:
 
 
 def _peers_ready(host: Host) -> tuple[bool, str]:
-    told = host.node.peers_not_ready()
-    if not told:
+    unready_peers = host.node.peers_not_ready()
+    if not unready_peers:
         return True, "all connected peers are ready"
-    lines = [f"{peer.short}: {said.reason}" for peer, said in told.items()]
+    lines = [f"{peer.short}: {each.reason}" for peer, each in unready_peers.items()]
     return False, f"not ready: {listed(lines, SHOWN_PEERS)}"
 
 
@@ -218,8 +218,8 @@ def _versions(host: Host) -> tuple[bool, str]:
 def _listening(host: Host) -> tuple[bool, str]:
     if not host.resolved.config.network.listen:
         return True, "it only dials"
-    found = host.backend.listen_addresses()
-    return bool(found), f"{len(found)} address{'' if len(found) == 1 else 'es'}"
+    addresses = host.backend.listen_addresses()
+    return bool(addresses), f"{len(addresses)} address{'' if len(addresses) == 1 else 'es'}"
 
 
 def readiness(host: Host) -> answers.Readiness:

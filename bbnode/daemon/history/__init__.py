@@ -1,1 +1,1 @@
-"""The rounds that a node made, kept on disk, and handed to trackers."""
+"""The rounds that a node ran, kept on disk, and passed to trackers."""

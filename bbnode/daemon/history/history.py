@@ -1,7 +1,7 @@
 """The history of a node: each round that has ended goes to disk and to all trackers.
 
-Rule: a node that makes no rounds has no file. Nothing here waits while the node runs; what it could
-not keep is counted.
+Rule: a node without rounds has no file. Nothing here waits while the node runs; rounds that could
+not be kept are counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from bbnode.daemon.history.tracking import TrackerThread, join_all
 def settings_digest(config: NodeConfig, entry: InvokeSection) -> str:
     """Return eight hex digits over the settings that decide what a round computes.
 
-    Those of the node's slots and the inputs of the target; not how many rounds, or when they stop.
+    These are the settings of the node's slots and the inputs of the target; not the number of
+    rounds, or their end.
     """
     settings = {"slots": config.slots, "inputs": entry.inputs}
     text = json.dumps(settings, sort_keys=True, default=str)
@@ -37,8 +38,8 @@ class RoundHistory:
     ) -> None:
         """Open nothing yet: `begin` opens the file of rounds.
 
-        Raises the errors of `make_tracker`: a tracker that is misspelled is found before a round
-        is made.
+        Raises the errors of `make_tracker`: a misspelled tracker is reported before the first
+        round.
         """
         self._state_dir = state_dir
         self._config = config
@@ -57,14 +58,14 @@ class RoundHistory:
         anew: bool = False,
         trackers: Sequence[TrackerSection] | None = None,
     ) -> int:
-        """Begin, or go on with, the rounds of a target, of which `done` were made.
+        """Begin or continue the rounds of a target, of which `done` were run.
 
         Returns the number of the run, which is another one with `anew`. `trackers` get its rounds,
         by default those of the configuration. Raises the errors of `make_tracker`; nothing has
         begun then.
         """
         wanted = self._config.trackers if trackers is None else trackers
-        made = [(each.kind, make_tracker(each.kind, each.settings)) for each in wanted]
+        created = [(each.kind, make_tracker(each.kind, each.settings)) for each in wanted]
         if self._recorder is None:
             keep = self._config.node.keep_rounds
             self._recorder = RoundRecorder(self._state_dir, keep=keep)
@@ -88,37 +89,37 @@ class RoundHistory:
             ),
         )
         join_all(self._trackers.pop(entry.target, []))
-        self._trackers[entry.target] = [TrackerThread(kind, one, info) for kind, one in made]
+        self._trackers[entry.target] = [TrackerThread(kind, one, info) for kind, one in created]
         return run
 
     def series(self, target: str, metric: str) -> list[tuple[int, bool, float | None]]:
         """Return number, outcome and metric of the rounds of a target's run, oldest first."""
         return [] if self._recorder is None else self._recorder.series(target, metric)
 
-    def add(self, made: Mapping[str, Any]) -> None:
-        """Hand over a round as `Round.as_json`; never waits."""
+    def add(self, finished: Mapping[str, Any]) -> None:
+        """Add a round in the form of `Round.as_json`; never waits."""
         if self._recorder is not None:
-            self._recorder.add(made)
-        for thread in self._trackers.get(made["target"], ()):
-            thread.add(made)
+            self._recorder.add(finished)
+        for thread in self._trackers.get(finished["target"], ()):
+            thread.add(finished)
 
     def read(
         self, *, last: int | None = None, since: int = 0, max_bytes: int | None = None
     ) -> FoundRounds:
-        """Return the rounds on disk, as `read_rounds`. Waits: use a thread. Raises StorageError."""
+        """Return the rounds on disk, as `read_rounds`. Use a thread. Raises StorageError."""
         if self._recorder is None:
-            file = rounds_file(self._state_dir)  # of before
+            file = rounds_file(self._state_dir)  # from before this start
             return read_rounds(file, last=last, since=since, max_bytes=max_bytes)
         return self._recorder.read(last=last, since=since, max_bytes=max_bytes)
 
     def close(self) -> None:
-        """Write what is left and end the trackers, within a few seconds. Use a thread."""
+        """Write the rest and end the trackers, within a few seconds. Use a thread."""
         if self._recorder is not None:
             self._recorder.close()
         join_all([thread for threads in self._trackers.values() for thread in threads])
 
     def counters(self) -> dict[str, int]:
-        """Return the rounds that could not be written, and those that trackers did not take."""
+        """Return the counts of rounds that were not written, and that trackers did not take."""
         if self._recorder is None:
             return {}
         lost = sum(t.lost for threads in self._trackers.values() for t in threads)

@@ -1,8 +1,8 @@
-"""The worker thread that writes rounds, so that a disk never holds up or fails a round.
+"""The worker thread that writes rounds, so that a disk never delays or fails a round.
 
-Rule: a round is handed over and forgotten. What can't be written is counted and dropped; the first
-time of each reason is logged, and so is the first round that could be written again. A file that
-turns out to be damaged is moved aside, as at the start.
+Rule: a round is queued and forgotten. A round that can't be written is counted and dropped; each
+reason is logged once, and so is the first round that could be written again. A file that turns out
+to be damaged is moved aside, as at the start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Rounds that wait for the disk; a round takes seconds, and writing one a few milliseconds.
 MAX_QUEUED: Final = 256
-# The wait for the last rounds when the node stops, and for those that a reader wants to see.
+# The wait for the last rounds when the node stops, and for those that a reader asks for.
 DRAIN_S: Final = 2.0
 # Reasons that are logged until a round can be written again.
 _MAX_REASONS: Final = 8
@@ -36,7 +36,7 @@ class RoundRecorder:
     def __init__(
         self, state_dir: Path, *, keep: int, open_store: Callable[..., RoundStore] = RoundStore
     ) -> None:
-        """Open the file; without one, nothing is kept, and the log says why."""
+        """Open the file; if that fails, nothing is kept, and the log has the reason."""
         self._path = rounds_file(state_dir)
         self._keep = keep
         self._open_store = open_store
@@ -51,11 +51,11 @@ class RoundRecorder:
         self._thread.start()
 
     def begin(self, target: str, done: int, maker: Mapping[str, str], *, anew: bool = False) -> int:
-        """Say that a target's rounds go on after `done` of them, and return the number of the run.
+        """Continue a target's rounds after `done` of them, and return the number of the run.
 
         `maker` and `anew` are as in `RoundStore.run_of`. Call it before any of them is added.
         """
-        # Those of the run before are to be in the file.
+        # The rounds of the previous run must be in the file.
         self._drain(DRAIN_S)
         with self._lock:
             try:
@@ -78,9 +78,9 @@ class RoundRecorder:
                 self._troubled(str(error))
                 return []
 
-    def add(self, made: Mapping[str, Any]) -> None:
-        """Hand a round over; never waits."""
-        plain = dict(made)
+    def add(self, finished: Mapping[str, Any]) -> None:
+        """Queue a round; never waits."""
+        plain = dict(finished)
         try:
             self._queue.put_nowait(lambda: self._write(plain))
         except queue.Full:
@@ -90,7 +90,7 @@ class RoundRecorder:
     def read(
         self, *, last: int | None = None, since: int = 0, max_bytes: int | None = None
     ) -> FoundRounds:
-        """Return rounds as `read_rounds`, those too that were handed over. Waits: use a thread.
+        """Return rounds as `read_rounds`, queued ones included. Blocks: use a thread.
 
         Raises StorageError.
         """
@@ -98,9 +98,9 @@ class RoundRecorder:
         return read_rounds(self._path, last=last, since=since, max_bytes=max_bytes)
 
     def close(self) -> None:
-        """Write what is left, for a while, and close the file; again, it does nothing.
+        """Write the rest, for a bounded time, and close the file. Idempotent.
 
-        Waits: use a thread.
+        Blocks: use a thread.
         """
         if not self._thread.is_alive():
             return
@@ -133,25 +133,25 @@ class RoundRecorder:
             self._store = None
             self._troubled(str(error))
 
-    def _write(self, made: Mapping[str, Any]) -> None:
+    def _write(self, finished: Mapping[str, Any]) -> None:
         with self._lock:
             if self._store is None:
                 self._open()
-            run = self._runs.get(made["target"], 1)
+            run = self._runs.get(finished["target"], 1)
             for again in (True, False):
                 if self._store is None:
                     break
                 try:
-                    self._store.add(made, run)
+                    self._store.add(finished, run)
                 except sqlite3.DatabaseError as error:
                     self._troubled(str(error))
-                    # Damaged files are found out when they are opened again.
+                    # A damaged file is detected when it is opened again.
                     self._store.close()
                     self._store = None
                     if again:
                         self._open()
                 except (TypeError, ValueError, OverflowError) as error:
-                    self._troubled(f"round {made.get('round')} can't be stored: {error}")
+                    self._troubled(f"round {finished.get('round')} can't be stored: {error}")
                     break
                 else:
                     if self._trouble:

@@ -1,8 +1,8 @@
-"""The numbers in what a round gave: its metrics.
+"""The numbers among the outputs of a round: its metrics.
 
 Rule: an output that is one number is a metric under its name, and each entry of a Metadata that is
-a number, or true or false, one as `<output>.<entry>`. Peers may have made the entries: their
-number, and the length of their names, are bounded.
+a number or a boolean is one as `<output>.<entry>`. Entries may come from peers: their number, and
+the length of their names, are bounded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from bbnode.ir.texts import cut_text, printable
 from bbnode.ir.values import Metadata, Value
 
-# Of one round.
+# Bounds of one round.
 MAX_METRICS: Final = 128
 MAX_METRIC_NAME_BYTES: Final = 128
 
@@ -34,21 +34,21 @@ def scalars_of(output: str, value: Value) -> Iterator[tuple[str, float]]:
 def metric_order(name: str) -> tuple[bool, bool, str]:
     """Return the sort key of a metric: outputs before entries of Metadata, losses first.
 
-    Outputs of a round come as they are computed, in an order that nobody chose.
+    Outputs of a round come in the order of their computation, which nobody chose.
     """
     return "." in name, not name.endswith("loss"), name
 
 
 def numbers_of(metadata: Mapping[str, object], most: int = MAX_METRICS) -> dict[str, float]:
     """Return the first entries that are numbers, under printable names."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for key, item in metadata.items():
         number = _number(item)
         if number is not None:
-            found[metric_name(key)] = number
-            if len(found) == most:
+            numbers[metric_name(key)] = number
+            if len(numbers) == most:
                 break
-    return found
+    return numbers
 
 
 def metric_name(text: str) -> str:

@@ -1,12 +1,12 @@
 """The file of rounds: SQLite in the state directory.
 
-Rule: one row a round, with what people ask for in columns and all of it as JSON; metrics have a
-table of their own. A target's rounds are counted from 1. Another `run` begins where the count does,
-because the state of the node was removed, and where another program or other settings make the
-rounds. A round that is made again after a crash replaces the one of its number.
-One process writes, any number reads, also while it writes (WAL).
+Rule: one row per round, with the fields that queries use as columns and the whole round as JSON;
+metrics have a table of their own. A target's rounds are numbered from 1. A new `run` begins when
+numbering restarts, because the state of the node was removed, and when another program or other
+settings run the rounds. A round that is run again after a crash replaces the one of its number. One
+process writes, any number read, also while it writes (WAL).
 
-A file that SQLite refuses, or that a later release wrote, is moved aside and a new one begun.
+A file that SQLite refuses, or that a later release wrote, is moved aside and a new one created.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bbnode.ir.texts import cut_text
 logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION: Final = 1
-# Of one round as JSON; beyond that, its outputs are left out and its texts cut.
+# Bytes of one round as JSON; beyond that, its outputs are left out and its texts cut.
 MAX_ROUND_BYTES: Final = 64 << 10
-# Of a round that is larger: peers and failures, and each of their texts.
+# Bounds of a larger round: peers and failures, and each of their texts.
 _MAX_PEERS: Final = 64
 _MAX_REASON_BYTES: Final = 256
 # Readers never block a writer; another writer is a bug, or a backup that locks the file.
@@ -64,12 +64,12 @@ class UnknownSchema(sqlite3.DatabaseError):
 
 
 class RoundStore:
-    """The open file of a node that runs. For one thread at a time."""
+    """The open file of a running node. For one thread at a time."""
 
     def __init__(self, path: Path, *, keep: int) -> None:
-        """Open the file, or begin a new one; the newest `keep` rounds stay in it.
+        """Open the file, or create a new one; the newest `keep` rounds stay in it.
 
-        Raises StorageError where there can be none.
+        Raises StorageError if it can be neither opened nor created.
         """
         self._keep = keep
         try:
@@ -78,8 +78,8 @@ class RoundStore:
             if _is_of_the_disk(error):
                 raise _storage_error(path, error) from error
             aside = _move_aside(path)
-            said = {"path": str(aside), "reason": str(error)}
-            logger.warning("the rounds on disk can't be used, and were moved aside", extra=said)
+            logged = {"path": str(aside), "reason": str(error)}
+            logger.warning("the rounds on disk can't be used, and were moved aside", extra=logged)
             try:
                 self._db = _opened(path)
             except sqlite3.DatabaseError as again:
@@ -94,9 +94,9 @@ class RoundStore:
     def run_of(
         self, target: str, done: int, maker: Mapping[str, str], *, anew: bool = False
     ) -> int:
-        """Return the run of a target that goes on after `done` rounds; with `anew` the next one.
+        """Return the run of a target that continues after `done` rounds; with `anew` the next one.
 
-        `maker` has the fields of a round that say which program made it, and with which settings.
+        `maker` has the fields of a round that identify its program and settings.
         """
         row = self._db.execute(
             "SELECT run, content FROM rounds WHERE target = ? ORDER BY run DESC, number DESC",
@@ -109,20 +109,26 @@ class RoundStore:
         is_same = all((content.get(name) or value) == value for name, value in maker.items())
         return last if done and is_same and not anew else last + 1
 
-    def add(self, made: Mapping[str, Any], run: int) -> None:
+    def add(self, finished: Mapping[str, Any], run: int) -> None:
         """Write one round. Raises sqlite3.Error."""
         with self._db:
-            key = (made["target"], run, made["round"])
+            key = (finished["target"], run, finished["round"])
             self._db.execute("DELETE FROM rounds WHERE (target, run, number) = (?, ?, ?)", key)
             cursor = self._db.execute(
                 "INSERT INTO rounds (target, run, number, ok, started_at, seconds, content) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*key, bool(made["ok"]), made["started_at"], made["seconds"], _json(made)),
+                (
+                    *key,
+                    bool(finished["ok"]),
+                    finished["started_at"],
+                    finished["seconds"],
+                    _json(finished),
+                ),
             )
             self._db.executemany(
                 "INSERT INTO metrics (round, name, value) VALUES (?, ?, ?)",
-                # SQLite keeps NaN as NULL.
-                [(cursor.lastrowid, name, value) for name, value in made["metrics"].items()],
+                # SQLite stores NaN as NULL.
+                [(cursor.lastrowid, name, value) for name, value in finished["metrics"].items()],
             )
             self._prune(cursor.lastrowid or 0)
 
@@ -130,7 +136,7 @@ class RoundStore:
         self._db.execute("DELETE FROM rounds WHERE id <= ?", (newest - self._keep,))
 
     def series(self, target: str, run: int, metric: str) -> list[tuple[int, bool, float | None]]:
-        """Return number, outcome and metric (None: not there) of a run's rounds, oldest first."""
+        """Return number, outcome and metric (None: missing) of a run's rounds, oldest first."""
         rows = self._db.execute(
             "SELECT number, ok, metrics.round IS NOT NULL, value FROM rounds "
             "LEFT JOIN metrics ON metrics.round = rounds.id AND metrics.name = ? "
@@ -144,7 +150,7 @@ class RoundStore:
 
 
 class FoundRounds(list[dict[str, Any]]):
-    """Rounds, oldest first; `left_out` older ones were asked for and had no room."""
+    """Rounds, oldest first; `left_out` counts older ones that had no room."""
 
     left_out: int = 0
 
@@ -154,8 +160,8 @@ def read_rounds(
 ) -> FoundRounds:
     """Return the rounds in a file that another process may be writing, oldest first.
 
-    Of each target the `last` newest, of those with a number above `since`; together at most
-    `max_bytes` of JSON. None, if there is no file. Raises StorageError for one that can't be read.
+    For each target the `last` newest, of those with a number above `since`; together at most
+    `max_bytes` of JSON. Empty if there is no file. Raises StorageError for an unreadable one.
     """
     if not path.exists():
         return FoundRounds()
@@ -168,18 +174,18 @@ def read_rounds(
 
 
 def newest(rounds: Sequence[dict[str, Any]], last: int) -> list[dict[str, Any]]:
-    """Return the `last` newest rounds of each target, of rounds that are oldest first."""
+    """Return the `last` newest rounds of each target, from rounds that are oldest first."""
     by_target: dict[str, list[dict[str, Any]]] = {}
-    for made in rounds:
-        by_target.setdefault(made["target"], []).append(made)
-    return [made for ones in by_target.values() for made in ones[-last:]]
+    for each in rounds:
+        by_target.setdefault(each["target"], []).append(each)
+    return [each for ones in by_target.values() for each in ones[-last:]]
 
 
 def _selected(
     db: sqlite3.Connection, last: int | None, since: int, max_bytes: float
 ) -> FoundRounds:
     targets = [row[0] for row in db.execute("SELECT DISTINCT target FROM rounds")]
-    found = FoundRounds()
+    rounds = FoundRounds()
     for target in sorted(targets):
         left = max_bytes / len(targets)
         rows = db.execute(
@@ -191,11 +197,11 @@ def _selected(
         for run, content in rows:
             left -= len(content)
             if left < 0:
-                found.left_out += 1
+                rounds.left_out += 1
                 continue
             newest_first.append({**json.loads(content), "run": run})
-        found += reversed(newest_first)
-    return found
+        rounds += reversed(newest_first)
+    return rounds
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -205,15 +211,15 @@ def _opened(path: Path) -> sqlite3.Connection:
         is_new = not tables and not db.execute("PRAGMA user_version").fetchone()[0]
         if not is_new:
             _check_schema(db)  # before anything is changed in a file that is not ours
-        # WAL where the file system can do it; else the journal of before, which is as safe.
+        # WAL if the file system supports it; else the default journal, which is as safe.
         db.execute("PRAGMA journal_mode = WAL").fetchone()
-        # After a power cut the last rounds may be gone; the file is whole.
+        # A power cut may lose the last rounds; the file stays intact.
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA foreign_keys = ON")
         if is_new:
             with db:
-                # One transaction: a crash in the middle leaves an empty file. Python begins none
-                # for such statements.
+                # One transaction: a crash in the middle leaves an empty file. Python's sqlite3
+                # begins none for such statements.
                 db.execute("BEGIN IMMEDIATE")
                 for statement in filter(str.strip, _SCHEMA.split(";")):
                     db.execute(statement)
@@ -228,7 +234,7 @@ def _check_schema(db: sqlite3.Connection) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version != SCHEMA_VERSION:
         raise UnknownSchema(f"schema {version}; this bbnode reads {SCHEMA_VERSION}")
-    # The tables are there, and their first pages can be read.
+    # Check that the tables exist, and that their first pages can be read.
     db.execute("SELECT max(id), max(run) FROM rounds").fetchone()
     db.execute("SELECT max(round) FROM metrics").fetchone()
 
@@ -236,7 +242,7 @@ def _check_schema(db: sqlite3.Connection) -> None:
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     mode = "mode=rwc"
     if read_only:
-        # A file that nobody has open is read without the files that a writer keeps beside it.
+        # A file that no process has open is read without the files that a writer keeps beside it.
         is_closed = not path.with_name(f"{path.name}-wal").exists()
         mode = "mode=ro&immutable=1" if is_closed else "mode=ro"
     address = f"{path.absolute().as_uri()}?{mode}"
@@ -250,7 +256,7 @@ def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def _is_of_the_disk(error: sqlite3.DatabaseError) -> bool:
-    """Return True for what another file would not mend: no room, no permission, a lock."""
+    """Return True for an error that another file would not fix: no room, no permission, a lock."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (
         *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN),
@@ -260,7 +266,7 @@ def _is_of_the_disk(error: sqlite3.DatabaseError) -> bool:
 
 
 def _move_aside(path: Path) -> Path:
-    """Move a file, with its log, to `<name>.broken`; one that is there already is replaced."""
+    """Move a file, with its log, to `<name>.broken`, replacing an earlier one."""
     aside = path.with_name(f"{path.name}.broken")
     for end in ("", "-wal", "-shm"):
         try:
@@ -276,12 +282,12 @@ def _storage_error(path: Path, error: Exception) -> StorageError:
     return StorageError(f"{path}: the rounds can't be read or written: {error}")
 
 
-def _json(made: Mapping[str, Any]) -> str:
-    """Return a round as JSON in ASCII: SQLite takes no half of a surrogate pair."""
-    text = json.dumps(made, default=str)
+def _json(finished: Mapping[str, Any]) -> str:
+    """Return a round as ASCII JSON: SQLite refuses half a surrogate pair."""
+    text = json.dumps(finished, default=str)
     if len(text) <= MAX_ROUND_BYTES:
         return text
-    bare = {**made, "outputs": {}, "outputs_left_out": True}
+    bare = {**finished, "outputs": {}, "outputs_left_out": True}
     for name in ("peers", "refused", "missing_why", "failures", "skipped"):
         kept = bare.get(name)
         if isinstance(kept, list):

@@ -1,8 +1,8 @@
 """Threads in which trackers work, so that one that raises or hangs never disturbs a round.
 
-Rule: one thread, and one queue of a bounded length, for each tracker of a run. What does not fit
-is dropped and counted; the first failure of each kind is logged, and the next round is tried again.
-A tracker whose run could not begin is asked to begin it with the next round.
+Rule: one thread, and one bounded queue, for each tracker of a run. A round that does not fit is
+dropped and counted; the first failure of each kind is logged, and the next round is tried again. A
+tracker whose run could not begin gets another try with the next round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_REASON_CHARS: Final = 300
 
 
 class TrackerThread:
-    """One tracker of one run, at work."""
+    """A running tracker of one run."""
 
     def __init__(self, kind: str, tracker: Tracker, run: RunInfo) -> None:
         """Begin the run in a new thread; returns at once."""
@@ -43,17 +43,17 @@ class TrackerThread:
         self._thread = threading.Thread(target=self._work, name=f"tracker {kind}", daemon=True)
         self._thread.start()
 
-    def add(self, made: Mapping[str, Any]) -> None:
-        """Hand over a round as `Round.as_json`; never waits."""
-        ended_at = float(made["started_at"]) + float(made["seconds"])
+    def add(self, finished: Mapping[str, Any]) -> None:
+        """Queue a round in the form of `Round.as_json`; never waits."""
+        ended_at = float(finished["started_at"]) + float(finished["seconds"])
         try:
-            self._queue.put_nowait((int(made["round"]), metrics_of(made), ended_at))
+            self._queue.put_nowait((int(finished["round"]), metrics_of(finished), ended_at))
         except queue.Full:
             self.lost += 1
             self._failed(f"{MAX_QUEUED} rounds wait for it")
 
     def end(self) -> None:
-        """Ask it to end, if it has not; `join` waits for that."""
+        """Ask the tracker to end, if it has not; `join` waits for that."""
         if not self._thread.is_alive():
             return
         try:
@@ -62,39 +62,39 @@ class TrackerThread:
             self._failed(f"{MAX_QUEUED} rounds wait for it, and are lost")
 
     def join(self, seconds: float) -> None:
-        """Wait for its end, so long at most."""
+        """Wait at most `seconds` for the end of the thread."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             logger.warning("a tracker did not end in time", extra={"tracker": self.kind})
 
     def _work(self) -> None:
         while True:
-            given = self._queue.get()
+            queued = self._queue.get()
             try:
-                if not self._started and given is not None:
+                if not self._started and queued is not None:
                     self._tracker.start(self._run)
                     self._started = True
-                if given is not None:
-                    self._tracker.log(*given)
+                if queued is not None:
+                    self._tracker.log(*queued)
                 elif self._started:
                     self._tracker.end()
             except BaseException as error:  # noqa: BLE001 - the boundary to trackers
                 let_stop(error)
-                self.lost += given is not None
+                self.lost += queued is not None
                 self._failed(f"{type(error).__name__}: {error}")
-            if given is None:
+            if queued is None:
                 return
 
     def _failed(self, reason: str) -> None:
         shown = reason.strip().partition("\n")[0][:_MAX_REASON_CHARS]
         if shown not in self._reasons and len(self._reasons) < _MAX_REASONS:
             self._reasons.add(shown)
-            said = {"tracker": self.kind, "run": self._run.name, "reason": shown}
-            logger.warning("a tracker failed", extra=said)
+            logged = {"tracker": self.kind, "run": self._run.name, "reason": shown}
+            logger.warning("a tracker failed", extra=logged)
 
 
 def join_all(threads: list[TrackerThread]) -> None:
-    """End all of them, in the time that they have together."""
+    """End all threads, within the time that they have together."""
     for thread in threads:
         thread.end()
     until = time.monotonic() + END_S
@@ -102,14 +102,14 @@ def join_all(threads: list[TrackerThread]) -> None:
         thread.join(max(0.0, until - time.monotonic()))
 
 
-def metrics_of(made: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a round, and what the node measured of it under `round/`."""
+def metrics_of(finished: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a round, and the node's measurements of it under `round/`."""
     own = {
-        "round/seconds": made["seconds"],
-        "round/bytes_in": made["bytes_in"],
-        "round/bytes_out": made["bytes_out"],
-        "round/answered": len(made["responded"]),
-        "round/missing": len(made["missing"]),
-        "round/ok": made["ok"],
+        "round/seconds": finished["seconds"],
+        "round/bytes_in": finished["bytes_in"],
+        "round/bytes_out": finished["bytes_out"],
+        "round/answered": len(finished["responded"]),
+        "round/missing": len(finished["missing"]),
+        "round/ok": finished["ok"],
     }
-    return {**made["metrics"], **{name: float(value) for name, value in own.items()}}
+    return {**finished["metrics"], **{name: float(value) for name, value in own.items()}}

@@ -1,1 +1,1 @@
-"""Rounds that a node starts by itself, and the numbers that inputs are made of."""
+"""Rounds that a node starts by itself, and tensors from numbers in inputs."""

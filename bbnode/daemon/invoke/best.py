@@ -1,10 +1,10 @@
-"""The best round of a target so far, and when to stop looking for a better one.
+"""The best round of a target so far, and when to stop.
 
 Rule: a round counts if it ended well and its metric is a finite number. It is the best if its
-metric is better than the best one by more than `min_delta`. With a `patience`, the rounds end when
-so many that ended well, one after the other, were not; one that failed says nothing, one without
-the metric, or with NaN, is not better. With an `until` they end when
-a round has reached it. A node that starts again takes all of it from its history.
+metric improves the best one by more than `min_delta`. With a `patience`, the rounds end after that
+many successful rounds in a row without an improvement; a failed round does not count, one without
+the metric, or with NaN, is no improvement. With an `until` they end when a round has reached it. A
+node that starts again restores all of this from its history.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def mode_of(metric: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class BestSoFar:
-    """The best round of one target, and how many have not been better since."""
+    """The best round of one target, and the number of rounds without an improvement since."""
 
     metric: str
     mode: str
@@ -40,11 +40,11 @@ class BestSoFar:
     round: int = 0
     worse: int = field(default=0)
     until: float | None = None
-    reached: float | None = None  # what a round had that was as good as `until`
+    reached: float | None = None  # the value of a round that reached `until`
 
     @classmethod
     def of(cls, entry: InvokeSection) -> BestSoFar | None:
-        """Return what a configuration asks for; None where it asks for nothing."""
+        """Return the tracking that a configuration asks for; None if it asks for none."""
         if entry.best is None:
             return None
         return cls(
@@ -68,18 +68,18 @@ class BestSoFar:
         return False
 
     def replay(self, series: Iterable[tuple[int, bool, float | None]], done: int) -> None:
-        """Count the rounds of before, up to number `done`: (number, outcome, metric) of each."""
+        """Count the earlier rounds, up to number `done`: (number, outcome, metric) of each."""
         for number, ok, value in series:
             if number <= done:
                 self.take(number, value, ok=ok)
 
     @property
     def exhausted(self) -> bool:
-        """True when there was none better for `patience` rounds."""
+        """True after `patience` rounds without an improvement."""
         return bool(self.patience) and self.worse >= self.patience
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as status and rounds show it; `value` is None before there is one."""
+        """Return it for status and rounds; `value` is None before the first good round."""
         return {
             "metric": self.metric,
             "mode": self.mode,

@@ -1,9 +1,9 @@
-"""Values as JSON that says all of them, for clients that compute with outputs.
+"""Values as exact JSON, for clients that compute with outputs.
 
-Rule: an object with `type`, the name of the value's type, and what is needed to make the value
-again: of a tensor `dtype`, `shape` and `data` (base64 of its elements in C order, little-endian;
-texts as a list), of anything else `value`. A float that JSON has no form for is its text ("nan"). A
-value that no longer fits is told without its content, as `omitted`.
+Rule: an object has `type`, the name of the value's type, and the content of the value: for a tensor
+`dtype`, `shape` and `data` (base64 of its elements in C order, little-endian; texts as a list), for
+anything else `value`. A float without a JSON form is a text ("nan"). A value that no longer fits
+into the answer has `omitted` instead of its content.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _NUMBERS: Final[dict[str, type[int]]] = {
 _TENSORS: Final = {node.name: node for node in TENSOR_BY_ELEM.values()}
 _SEQUENCES: Final = {made.name: element for element, made in SEQUENCE_OF.items()}
 _OPTIONALS: Final = {made.name: element for element, made in OPTIONAL_OF.items()}
-# Of all values of one answer; base64 makes 4 bytes of 3, and a command reads 16 MiB.
+# Bytes of all values in one answer; base64 turns 3 bytes into 4, and a command reads 16 MiB.
 MAX_EXACT_BYTES: Final = 11 << 20
 
 
@@ -64,10 +64,10 @@ class ValueOmitted(DecodeError):
 
 
 class Encoder:
-    """Values of one answer as JSON, as long as they fit into it together."""
+    """Encodes the values of one answer as JSON, as long as they fit into it together."""
 
     def __init__(self, max_bytes: int = MAX_EXACT_BYTES) -> None:
-        """Make one for an answer of at most so many bytes of values."""
+        """Create an encoder for at most `max_bytes` of values."""
         self._left = max_bytes
 
     def __call__(self, value: Value) -> dict[str, Any]:
@@ -75,15 +75,15 @@ class Encoder:
         size = size_of(value)
         name = type_of(value).name
         if size > self._left:
-            told: dict[str, Any] = {
+            encoded: dict[str, Any] = {
                 "type": name,
                 "omitted": f"{size} bytes; an answer takes {MAX_EXACT_BYTES} with all its values. "
                 "Read it in the process that runs the node (bbnode.api), or have the program "
                 "return less",
             }
             if isinstance(value, np.ndarray):
-                told |= {"dtype": str(value.dtype), "shape": list(value.shape)}
-            return told
+                encoded |= {"dtype": str(value.dtype), "shape": list(value.shape)}
+            return encoded
         self._left -= size
         return _encoded(value)
 
@@ -150,87 +150,87 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def decoded(told: Any) -> Value:
-    """Return the value that `Encoder` told of. Raises DecodeError; ValueOmitted if it is not there.
+def decoded(encoded: Any) -> Value:
+    """Return the value that `Encoder` encoded. Raises DecodeError; ValueOmitted if it was left out.
 
     It comes from a daemon of this user, which may be of another version.
     """
     try:
-        if "omitted" in told:
-            raise ValueOmitted(f"a {told['type']} was left out: {told['omitted']}")
-        return _value(told["type"], told)
+        if "omitted" in encoded:
+            raise ValueOmitted(f"a {encoded['type']} was left out: {encoded['omitted']}")
+        return _value(encoded["type"], encoded)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DecodeError(f"an output can't be read: {type(error).__name__}: {error}") from error
 
 
-def _value(name: str, told: Any) -> Value:
+def _value(name: str, encoded: Any) -> Value:
     if name in _TENSORS:
-        return _array(name, told)
+        return _array(name, encoded)
     if name in _NUMBERS:
-        return _NUMBERS[name](told["value"])
-    given = told.get("value")
+        return _NUMBERS[name](encoded["value"])
+    content = encoded.get("value")
     match name:
         case "Trigger":
             return TRIGGER
         case "PeerId":
-            return PeerId.parse(given)
+            return PeerId.parse(content)
         case "Multiaddress":
-            return Multiaddr(given)
+            return Multiaddr(content)
         case "PeerIdVec":
-            return PeerIdVec(PeerId.parse(each) for each in given)
+            return PeerIdVec(PeerId.parse(each) for each in content)
         case "address_vec":
-            return AddressVec(Multiaddr(each) for each in given)
+            return AddressVec(Multiaddr(each) for each in content)
         case "Bytes":
-            return _read(given)
+            return _read(content)
         case "Metadata":
-            return _metadata(given)
+            return _metadata(content)
         case "MetadataVec":
-            return MetadataVec(_metadata_list(given))
+            return MetadataVec(_metadata_list(content))
         case "SearchResults":
-            ids, distances = given
+            ids, distances = content
             return SearchResults(
                 _array("Tensor.INT64", ids),
                 _array("Tensor.FLOAT", distances),
-                _metadata_list(told["metadata"]),
-                [PeerId.parse(each) for each in told["senders"]],
+                _metadata_list(encoded["metadata"]),
+                [PeerId.parse(each) for each in encoded["senders"]],
             )
         case "ResponseBatch":
             return ResponseBatch(
-                responses=tuple((PeerId.parse(e["peer"]), decoded(e["value"])) for e in given),
-                missing=tuple(PeerId.parse(peer) for peer in told["missing"]),
+                responses=tuple((PeerId.parse(e["peer"]), decoded(e["value"])) for e in content),
+                missing=tuple(PeerId.parse(peer) for peer in encoded["missing"]),
                 reasons=tuple(
                     (PeerId.parse(peer), WireRefusal(**why))
-                    for peer, why in told["reasons"].items()
+                    for peer, why in encoded["reasons"].items()
                 ),
             )
         case "Composite":
-            return Composite(decoded(each) for each in given)
+            return Composite(decoded(each) for each in content)
     if name in _SEQUENCES:
-        return TensorSequence((decoded(each) for each in given), _SEQUENCES[name])
-    return OptionalValue(None if given is None else decoded(given), _OPTIONALS[name])
+        return TensorSequence((decoded(each) for each in content), _SEQUENCES[name])
+    return OptionalValue(None if content is None else decoded(content), _OPTIONALS[name])
 
 
-def _array(name: str, told: Any) -> Value:
-    shape = tuple(int(extent) for extent in told["shape"])
-    if told["dtype"] == "string":
-        return np.array(told["data"], object).reshape(shape)
+def _array(name: str, encoded: Any) -> Value:
+    shape = tuple(int(extent) for extent in encoded["shape"])
+    if encoded["dtype"] == "string":
+        return np.array(encoded["data"], object).reshape(shape)
     dtype = dtype_of(_TENSORS[name]).newbyteorder("<")
-    data = base64.b64decode(told["data"], validate=True)
+    data = base64.b64decode(encoded["data"], validate=True)
     return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def _metadata(given: Any) -> Metadata:
-    return Metadata({key: _read(item) for key, item in given.items()})
+def _metadata(entries: Any) -> Metadata:
+    return Metadata({key: _read(item) for key, item in entries.items()})
 
 
-def _metadata_list(given: Any) -> list[Metadata]:
-    return [_metadata(each) for each in given]
+def _metadata_list(entries: Any) -> list[Metadata]:
+    return [_metadata(each) for each in entries]
 
 
-def _read(given: Any) -> Any:
-    match given:
+def _read(entry: Any) -> Any:
+    match entry:
         case {"bytes": str() as text}:
             return base64.b64decode(text, validate=True)
         case {"float": str() as text}:
             return float(text)
-    return given
+    return entry

@@ -1,7 +1,7 @@
 """Tensors from numbers in JSON or TOML.
 
-Rule: the declared type of the input decides the dtype, as far as nothing is lost; where it says
-nothing, whole numbers are int64, others float32. Truth values and numbers do not mix.
+Rule: the declared type of the input decides the dtype, unless that would lose precision; without a
+declared type, whole numbers are int64 and others float32. Booleans and numbers do not mix.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ _EXPECTED_TEXTS = "give texts, in lists of one length"
 _EXPECTED = "give numbers, or true and false, alone or in lists of one length"
 
 
-def numbers(given: Given, declared: TypeNode | None = None) -> Value:
-    """Return a number, or nested lists of them of equal lengths, as a tensor of that rank.
+def numbers(values: Given, declared: TypeNode | None = None) -> Value:
+    """Return a number, or nested lists of numbers of equal lengths, as a tensor of that rank.
 
     A whole number that is declared as a `U64` becomes one, and texts that are declared as a tensor
-    of texts become that. Raises ValueError for what is neither
-    a number nor true or false, for lists of several lengths, and where a number does not fit.
+    of texts become that. Raises ValueError for anything but numbers and booleans, for lists of
+    several lengths, and for a number that does not fit.
     """
-    kinds = {type(leaf) for leaf in _leaves(given)}
+    kinds = {type(leaf) for leaf in _leaves(values)}
     if declared is types.TENSOR_STRING:
-        texts = np.array(given, object)  # lists of several lengths stay lists in it
+        texts = np.array(values, object)  # lists of several lengths stay lists in it
         if kinds <= {str} and not any(isinstance(each, list) for each in texts.flat):
             return texts
         raise ValueError(_EXPECTED_TEXTS)
     if not kinds <= {bool, int, float} or (bool in kinds and len(kinds) > 1):
         raise ValueError(_EXPECTED)
-    if declared is types.U64 and type(given) is int:
-        if not 0 <= given < 1 << 64:
-            raise ValueError(f"{given} is not an unsigned integer of 64 bits")
-        return U64(given)
+    if declared is types.U64 and type(values) is int:
+        if not 0 <= values < 1 << 64:
+            raise ValueError(f"{values} is not an unsigned integer of 64 bits")
+        return U64(values)
     dtype = _dtype(kinds, declared)
     try:
         with np.errstate(over="ignore"):
-            made = np.asarray(given, dtype)
+            array = np.asarray(values, dtype)
     except OverflowError as error:
         raise ValueError(str(error)) from error
     except ValueError as error:
         raise ValueError(_EXPECTED) from error
     if dtype.kind not in "biu":
-        infinite = sum(isinstance(leaf, float) and math.isinf(leaf) for leaf in _leaves(given))
-        if int(np.isinf(made).sum()) > infinite:
+        infinite = sum(isinstance(leaf, float) and math.isinf(leaf) for leaf in _leaves(values))
+        if int(np.isinf(array).sum()) > infinite:
             raise ValueError(f"a number is out of the range of {dtype}")
-    return made
+    return array
 
 
-def _leaves(given: Given) -> Iterator[Any]:
+def _leaves(values: Given) -> Iterator[Any]:
     """Yield everything that is not a list."""
-    stack: list[Iterator[Any]] = [iter((given,))]
+    stack: list[Iterator[Any]] = [iter((values,))]
     while stack:
         for item in stack[-1]:
             if isinstance(item, list):
@@ -72,7 +72,7 @@ def _leaves(given: Given) -> Iterator[Any]:
 
 
 def _dtype(kinds: set[type], declared: TypeNode | None) -> np.dtype[Any]:
-    """Return the declared dtype where these numbers fit it, else that of their kind."""
+    """Return the declared dtype if these numbers fit it, else that of their kind."""
     usual = _BOOL if bool in kinds else _FLOAT32 if float in kinds or not kinds else _INT64
     if declared is None or declared.kind is not TypeKind.TENSOR:
         return usual

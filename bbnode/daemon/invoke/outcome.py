@@ -1,14 +1,14 @@
-"""Outcomes of executions that somebody waits for: outputs, skipped outputs, failures.
+"""Outcomes of executions that a caller waits for: outputs, skipped outputs, failures.
 
-Rule: an execution that the host starts is over for who waits when it has ended and
+Rule: for its caller, an execution that the host starts is over when it has ended and
 
 1. each output that may come later, through messages (`Reach.later`), has come at least once or was
    skipped, or
-2. an op failed, in it or in what came of its messages, here or on another peer, or
+2. an op failed, in it or in a consequence of its messages, here or on another peer, or
 3. it has sent nothing, so that nothing can come.
 
-What comes back is told from what comes of other executions by the chain of its messages, which the
-engine carries along. Values are kept as long as somebody waits, `MAX_KEPT_OUTPUTS` of each kind.
+Answers are assigned to executions by the chain of their messages, which the engine carries along.
+Values are kept as long as a caller waits, `MAX_KEPT_OUTPUTS` of each kind.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.texts import listed
 from bbnode.ir.values import Value
 
-# Steps whose chain nobody knows yet: an answer may overtake the end of the execution that asked.
+# Steps whose chain is not known yet: an answer may overtake the end of the execution that asked.
 _EARLY_STEPS: Final = 256
 _NOTHING_SENT: Final = (
     "nothing was sent that it could come of: there was no peer to send to, or a condition of the "
     "program did not hold"
 )
 _NAMED: Final = 16  # peers that a message names
-# The kind of a failure that has no OpFailed of its own: a send that reached nobody.
+# The kind of a failure without an OpFailed of its own: a send that reached no peer.
 NOBODY_REACHED: Final = "PeerResolveFailed"
 
 
@@ -81,13 +81,13 @@ class InvokeOutcome:
         return sorted(self.later - self.outputs.keys() - self.skipped.keys())
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait until it is over; return False if it is not after so many seconds."""
+        """Wait until it is over; return False if it is not after `timeout_s`."""
         with trio.move_on_after(timeout_s):
             await self.over.wait()
         return self.over.is_set()
 
     def take(self, step: steps.Step) -> None:
-        """Add a step of the execution, or of what came of its messages."""
+        """Add a step of the execution, or of a consequence of its messages."""
         match step:
             case steps.ExecutionFinished():
                 self._ended, self.chain = True, step.chain
@@ -114,14 +114,14 @@ class InvokeOutcome:
             case steps.Telemetry(name="contribution.refused", attributes=said):
                 self._refuse(str(said["peer"]), said["reason"])
             case steps.Telemetry(name="send.refused", attributes=said):
-                told = {"op": said["where"], "kind": said["kind"], "detail": said["detail"]}
-                self._fail(told, peer=str(said["peer"]))
+                failure = {"op": said["where"], "kind": said["kind"], "detail": said["detail"]}
+                self._fail(failure, peer=str(said["peer"]))
         if self._ended and (self.failures or not self.missing) and not self.over.is_set():
             self.ok = not self.failures
             self.over.set()
 
     def as_json(self, show: Callable[[Value], Any]) -> dict[str, Any]:
-        """Return it as the control plane answers; `show` makes JSON of a value."""
+        """Return it in the control plane's form; `show` makes JSON of a value."""
         return {
             "execution": self.execution,
             "ok": self.ok,
@@ -148,7 +148,7 @@ class InvokeOutcome:
             self.outputs[topic] = value
 
     def _nothing_sent(self) -> None:
-        """End the wait for what was to come by messages: there are none."""
+        """End the wait for outputs through messages: no message was sent."""
         if self.refused and not self.failures:
             reasons = listed([f"{peer} ({why})" for peer, why in self.refused.items()], _NAMED)
             detail = f"nothing was sent, so that {', '.join(self.missing)} can't come: {reasons}"
@@ -156,10 +156,10 @@ class InvokeOutcome:
         for name in self.missing:
             self.skipped[name] = _NOTHING_SENT
 
-    def _fail(self, told: dict[str, str], peer: str = "") -> None:
+    def _fail(self, failure: dict[str, str], peer: str = "") -> None:
         if self._has_room():
             blank = dict.fromkeys(("line", "module", "inner", "source_peer"), "")
-            self.failures.append({**blank, **told, "peer": peer})
+            self.failures.append({**blank, **failure, "peer": peer})
 
     def _refuse(self, peer: str, reason: str) -> None:
         if self._has_room():
@@ -174,7 +174,7 @@ class InvokeOutcome:
 
 
 class Outcomes:
-    """The executions of a node that somebody waits for now."""
+    """The executions of a node that callers wait for now."""
 
     def __init__(self) -> None:
         self._waited: dict[int, InvokeOutcome] = {}
@@ -185,41 +185,43 @@ class Outcomes:
     def collect(
         self, execution: int, later: frozenset[str] = frozenset()
     ) -> Iterator[InvokeOutcome]:
-        """Collect what an execution gives while the block runs; enter it before the next poll."""
-        found = self._waited.setdefault(execution, InvokeOutcome(execution=execution, later=later))
+        """Collect an execution's outputs while the block runs; enter it before the next poll."""
+        outcome = self._waited.setdefault(
+            execution, InvokeOutcome(execution=execution, later=later)
+        )
         try:
-            yield found
+            yield outcome
         finally:
             self._waited.pop(execution, None)
-            self._chains.pop(found.chain, None)
+            self._chains.pop(outcome.chain, None)
             if not self._waited:
                 self._early.clear()
 
     def waits_for(self, step: steps.AppEvent) -> bool:
-        """Return True if the value is of an execution that somebody waits for now."""
+        """Return True if a caller waits for the execution of this value."""
         return step.execution in self._waited or step.chain in self._chains
 
     def observe(self, step: steps.Step) -> None:
-        """Collect a step of the node if it is of an execution that is waited for."""
+        """Collect a step of the node if a caller waits for its execution."""
         if not self._waited:
             return
         if isinstance(step, steps.Telemetry):
             chain = step.attributes.get("chain", 0)
-            found = self._waited.get(step.attributes.get("execution", 0))
+            outcome = self._waited.get(step.attributes.get("execution", 0))
         elif isinstance(step, steps.PeerResolveFailed):
-            chain, found = 0, self._waited.get(step.execution)
+            chain, outcome = 0, self._waited.get(step.execution)
         elif isinstance(
             step, steps.AppEvent | steps.OutputSkipped | steps.OpFailed | steps.ExecutionFinished
         ):
-            chain, found = step.chain, self._waited.get(step.execution)
+            chain, outcome = step.chain, self._waited.get(step.execution)
         else:
             return
-        if found is not None:
-            found.take(step)
+        if outcome is not None:
+            outcome.take(step)
             if isinstance(step, steps.ExecutionFinished) and step.chain:
-                self._chains[step.chain] = found
+                self._chains[step.chain] = outcome
                 for _, early in [each for each in self._early if each[0] == step.chain]:
-                    found.take(early)
+                    outcome.take(early)
         elif chain and chain in self._chains:
             self._chains[chain].take(step)
         elif chain and not isinstance(step, steps.ExecutionFinished):

@@ -1,8 +1,8 @@
 """The outputs that an execution may give later, through messages that come back.
 
-Rule: it is read from the whole program: an entry's sends start the entries that receive them, in
-whatever class, and a join the entry that goes on with what it gathered. What comes of requests is
-of the execution that asked.
+Rule: it is derived from the whole program: an entry's sends start the entries that receive them, in
+any class, and a join starts the entry that continues with the gathered values. The consequences of
+requests belong to the execution that asked.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from bbnode.ir.flatten import (
 from bbnode.ir.graph import Program
 from bbnode.ir.slices import INVOKE, Slice, cut_slices
 
-# A slice by the name of its target and its own.
+# A slice, as the names of its target and itself.
 _At = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """One entry of a target: outputs that it gives, sites that it sends to, joins it adds to."""
+    """One entry of a target: its outputs, the sites it sends to, the joins it adds to."""
 
     outputs: frozenset[str]
     sites: frozenset[int]
@@ -40,10 +40,10 @@ class _Entry:
 
 
 class Reach:
-    """The entries of all targets of a program, and what leads from one to another."""
+    """The entries of all targets of a program, and the ways that lead from one to another."""
 
     def __init__(self, program: Program) -> None:
-        """Look at nothing yet: most nodes are never asked."""
+        """Analyse nothing yet: most nodes are never asked."""
         self._program = program
 
     def later(self, target: str, entry: str | None = None) -> frozenset[str]:
@@ -62,8 +62,8 @@ class Reach:
                 if at not in seen:
                     seen.add(at)
                     stack.append(at)
-        found = {out for at in seen - {start} if at[0] == name for out in entries[at].outputs}
-        return frozenset(found - entries[start].outputs)
+        outputs = {out for at in seen - {start} if at[0] == name for out in entries[at].outputs}
+        return frozenset(outputs - entries[start].outputs)
 
     def _next(self, at: _At) -> Iterator[_At]:
         entry = self._entries[at]
@@ -75,14 +75,14 @@ class Reach:
 
     @cached_property
     def _receivers(self) -> dict[int, list[_At]]:
-        found: dict[int, list[_At]] = {}
+        receivers: dict[int, list[_At]] = {}
         for flat, pieces in self._flat:
             for piece in pieces:
                 if piece.source is not None and piece.source.domain == keys.WIRE_DOMAIN:
                     text = piece.source.node.metadata.get(keys.SITE_ID_KEY, "")
                     if text.isascii() and text.isdigit():
-                        found.setdefault(int(text), []).append((flat.name, piece.name))
-        return found
+                        receivers.setdefault(int(text), []).append((flat.name, piece.name))
+        return receivers
 
     @cached_property
     def _entries(self) -> dict[_At, _Entry]:
@@ -100,28 +100,28 @@ class Reach:
                 mains.append(function)
             elif function.domain != keys.BACKEND_SUBGRAPH_DOMAIN:
                 library[function.key] = function
-        found = []
+        cut = []
         for main in mains:
             try:
                 flat = flatten(main, library)
-                found.append((flat, cut_slices(flat, check_values(flat))[0]))
+                cut.append((flat, cut_slices(flat, check_values(flat))[0]))
             except MalformedFlow:
-                continue  # of another class: this node installs it never
-        return found
+                continue  # a class that this node never installs
+        return cut
 
 
 def _entry(flat: FlatFunction, piece: Slice) -> _Entry:
     ops = [flat.ops[position] for position in piece.positions]
-    made = {*piece.seeds, *(name for op in ops for name in op.outputs)}
+    values = {*piece.seeds, *(name for op in ops for name in op.outputs)}
     return _Entry(
-        outputs=frozenset(made.intersection(flat.outputs)),
+        outputs=frozenset(values.intersection(flat.outputs)),
         sites=frozenset(site for op in ops for site in _sites(op)),
         joins=frozenset(_joined(flat, op).name for op in ops if op.is_a(ENGINE_DOMAIN, OP_DEPOSIT)),
     )
 
 
 def _joined(flat: FlatFunction, deposit: FlatOp) -> FlatOp:
-    """Return the op that goes on with what a deposit adds to: it follows the last deposit."""
+    """Return the op that continues with the values of a deposit: it follows the last deposit."""
     at = deposit.position
     while not flat.ops[at].is_a(ENGINE_DOMAIN, OP_JOINED):
         at += 1

@@ -1,8 +1,8 @@
 """A compiled artifact as a picture: SVG, or one HTML page around it.
 
-Rule: as `inspect` beside it, it reads the artifact alone, and shows what the compiler left on the
-nodes. Nothing outside Python's standard library draws: the layout is our own, the page loads
-nothing. The same artifact gives the same text.
+Rule: like `inspect`, it reads only the artifact, and shows what the compiler left on the nodes. It
+uses Python's standard library alone: the layout is our own, the page loads nothing. The same
+artifact gives the same text.
 """
 
 from __future__ import annotations

@@ -39,15 +39,15 @@ from bbnode.ir.graph import (
 from bbnode.ir.reopen import home_of
 from bbnode.ir.slots import Binding
 
-# Beyond this nobody reads a picture, and laying it out would take minutes.
+# Nobody can read a larger picture, and laying it out would take minutes.
 MAX_BOXES = 1500
-# Rows that the edges pass, added up: what the layout's time grows with (8 s on one core at most).
+# Sum of the rows that all edges pass, with which the layout's time grows (8 s on one core at most).
 MAX_PASSED_ROWS = 60_000
 MAX_LISTED_OPS = 400
-# A line of a box has room for this much.
+# These fit into a line of a box.
 MAX_ARGUMENTS = 4
 MAX_ARGUMENT_CHARS = 24
-# A constant of more elements is shown by its type and shape.
+# A constant with more elements is shown by its type and shape.
 MAX_ELEMENTS_SHOWN = 4
 
 _TX_GATES = frozenset({keys.OP_PEER_HEALTH_GATE_TX, keys.OP_BACKOFF_GATE_TX})
@@ -226,7 +226,7 @@ class Sample:
 
 @dataclass(slots=True, kw_only=True)
 class DrawnProgram:
-    """Everything that a picture shows; `details` by key of box or pill.
+    """The content of a picture; `details` by key of box or pill.
 
     `folded` has the constants that are not drawn, by key: the keys of the boxes that read them.
     """
@@ -282,16 +282,16 @@ def read(program: Program, *, fold: bool = True) -> DrawnProgram:
 
 def _callers(mains: Sequence[Function], bodies: Sequence[Function]) -> dict[str, str]:
     """Return the class of peer that calls each Module body first, by the body's name."""
-    found: dict[str, str] = {}
+    callers: dict[str, str] = {}
     for function in (*mains, *bodies):
         for node in function.nodes:
             if node.domain == keys.MODULE_DOMAIN:
-                caller = found.get(function.name) or class_of(function)
-                found.setdefault(node.op_type, caller)
-    return found
+                caller = callers.get(function.name) or class_of(function)
+                callers.setdefault(node.op_type, caller)
+    return callers
 
 
-# What boxes without a role are; a backend's ops may have no slot of their own.
+# Names of boxes without a role; a backend's ops may have no slot of their own.
 _KINDS = {
     "wire": "sends or receives",
     "backend": "Backend",
@@ -303,7 +303,7 @@ _LINES = {"data": "data", "after": "order, by the author", "control": "order in 
 
 
 def _legend(panels: Sequence[Panel], wires: Sequence[DrawnWire]) -> Iterator[Sample]:
-    """Yield what stands in the legend: the signs of this picture, and no others."""
+    """Yield the entries of the legend: only the signs that this picture uses."""
     boxes = [box for panel in panels for box in panel.boxes]
     roles = sorted({box.role for box in boxes if box.role})
     yield from (Sample("box", role, role) for role in roles)
@@ -334,15 +334,15 @@ def _from_home(
             sends.setdefault(each.source.name, []).append(each.to.name)
     starts = sorted(mains, key=lambda main: (class_of(main) != home, not main.inputs))
     by_name = {main.name: main for main in mains}
-    found: dict[str, Function] = {}
+    reached: dict[str, Function] = {}
     for start in starts:
         todo = deque([start.name])
         while todo:
             name = todo.popleft()
-            if name not in found:
-                found[name] = by_name[name]
+            if name not in reached:
+                reached[name] = by_name[name]
                 todo.extend(sends.get(name, ()))
-    return list(found.values())
+    return list(reached.values())
 
 
 def class_of(function: Function | None) -> str:
@@ -366,7 +366,7 @@ class _Reader:
         self._far_ends = far_ends
         self.boxes: list[Box] = [self._port("input", name) for name in function.inputs]
         self.box_of: dict[OpNode, Box] = {}
-        # The keys of nodes that are drawn as a pill on another's box.
+        # Keys of nodes that are drawn as a pill on another node's box.
         self._pills: dict[OpNode, str] = {}
         self._made = {box.title: box for box in self.boxes}
         self._read()
@@ -391,21 +391,21 @@ class _Reader:
             self._made.update((name, self.box_of[node]) for name in node.outputs if name)
         self._ports = []
         for name in self.function.outputs:
-            made = self._made.get(name)
-            if made is None or made.kind != "output":
+            maker = self._made.get(name)
+            if maker is None or maker.kind != "output":
                 self._ports.append(self._port("output", name))
         self.boxes += self._ports
 
     def _hosts(self) -> dict[OpNode, OpNode]:
         """Return the nodes drawn on another node's box: gate or check to the op it guards."""
         by_name = {node.name: node for node in self.function.nodes}
-        found: dict[OpNode, OpNode] = {}
+        hosts: dict[OpNode, OpNode] = {}
         for node in self.function.nodes:
             guarded = by_name.get(_guarded(node) or "")
             if guarded is not None and guarded is not node:
-                found[node] = guarded
+                hosts[node] = guarded
         # Chains or cycles of guards, as in a malformed artifact, get boxes of their own.
-        return {node: host for node, host in found.items() if host not in found}
+        return {node: host for node, host in hosts.items() if host not in hosts}
 
     def _port(self, kind: str, name: str) -> Box:
         kind_of_value = self._kind(name)
@@ -462,7 +462,7 @@ class _Reader:
         return "" if known is None else known.name
 
     def panel(self, callers: Mapping[str, str]) -> Panel:
-        """Return the function's panel, nothing of it placed; `callers` as `_callers` returns."""
+        """Return the function's panel, without positions; `callers` as `_callers` returns."""
         function = self.function
         title, subtitle, peer_class = class_of(function), function.name, class_of(function)
         if keys.TARGET_KEY not in function.metadata:
@@ -518,13 +518,13 @@ class _Reader:
 
     def _edges(self) -> Iterator[Edge]:
         """Yield data edges, then `after` and `control_after` edges between other pairs of boxes."""
-        found: dict[tuple[Box, Box], tuple[str, dict[str, None]]] = {}
+        labelled: dict[tuple[Box, Box], tuple[str, dict[str, None]]] = {}
         for kind, source, target, label in self._needs():
             if source is not None and source is not target:
-                first, labels = found.setdefault((source, target), (kind, {}))
+                first, labels = labelled.setdefault((source, target), (kind, {}))
                 if first == kind:
                     labels[label] = None
-        for (source, target), (kind, labels) in found.items():
+        for (source, target), (kind, labels) in labelled.items():
             yield Edge(source=source, target=target, kind=kind, label=", ".join(labels))
 
     def _needs(self) -> Iterator[tuple[str, Box | None, Box, str]]:
@@ -560,7 +560,7 @@ class _Reader:
             boxes = [] if maker is None else [key_of[maker]]
             return PortDetail(name=name, type=self._kind(name), boxes=boxes)
 
-        found: dict[str, Detail] = {}
+        details: dict[str, Detail] = {}
         guards: dict[str, list[str]] = {}
         for node in self.function.nodes:
             key, graph = key_of[node], None
@@ -572,7 +572,7 @@ class _Reader:
                 graph = self._subgraphs.get(node.op_type)
             notes = {**node.metadata, "after": ",".join(node.after)}
             notes |= {"source_line": node.source_line, "made_by": node.made_by}
-            found[key] = Detail(
+            details[key] = Detail(
                 name=node.name,
                 op=node.op_type,
                 domain=node.domain or keys.ONNX_DOMAIN,
@@ -589,9 +589,9 @@ class _Reader:
                 guards=[],
             )
         for key, names in guards.items():
-            if key in found:
-                found[key]["guards"] = names
-        return found
+            if key in details:
+                details[key]["guards"] = names
+        return details
 
 
 def _guarded(node: OpNode) -> str | None:
@@ -645,7 +645,7 @@ def _value_of(constant: OpNode) -> str:
 
 
 def _shown(attribute: Attribute) -> str:
-    """Return an attribute's value as `show` does, but of a small tensor the values."""
+    """Return an attribute's value as `show` does, but the elements of a small tensor."""
     tensor = attribute.value
     if attribute.kind is not AttributeKind.TENSOR or not isinstance(tensor, Tensor):
         return show(attribute)

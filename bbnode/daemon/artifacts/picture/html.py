@@ -1,7 +1,6 @@
-"""A picture as one HTML page: it opens at 100 % on the ops that run first, and shows the details
-of the op that is chosen.
+"""A picture as one HTML page, which opens at 100 % on the ops that run first and shows details.
 
-Rule: the page loads nothing and talks to nobody; its own policy forbids it. What it shows is
+Rule: the page loads nothing and sends nothing; its own content policy forbids it. All content is
 set as text, never as markup.
 """
 
@@ -44,7 +43,7 @@ def to_html(model: onnx.ModelProto) -> str:
 
 
 def _data(drawings: Sequence[DrawnProgram]) -> str:
-    """Return the details as JSON that can stand in a script element."""
+    """Return the details as JSON that is safe inside a script element."""
     parts = {
         key: panel.title
         for program in drawings
@@ -70,7 +69,7 @@ def _frame(rect: Rect) -> dict[str, float]:
 
 
 def _dark() -> str:
-    """Return the rules by which the colours of a picture, which stand in it, become dark ones."""
+    """Return the CSS rules that replace the colours of a picture by dark ones."""
     rules = (
         f'svg [{kind}="{light}"] {{ {kind}: {dark}; }}'
         for light, dark in svg.DARK.items()
@@ -81,7 +80,7 @@ def _dark() -> str:
 
 
 def _legend(program: DrawnProgram) -> str:
-    """Return the legend as rows of a sign and a label, which keep their size when one zooms."""
+    """Return the legend as rows of a sign and a label, which keep their size under zoom."""
     rows = []
     for sample in program.legend:
         width = layout.SIGN_WIDTHS[sample.sign] or 1

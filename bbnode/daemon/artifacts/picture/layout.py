@@ -36,12 +36,12 @@ PILL_HEIGHT = 18.0
 ROW_GAP = 34.0
 STACK_GAP = 16.0  # between two panels of a class
 TRACK = 11.0
-# The smallest text of a picture: whoever opens it at 100 % can read all of it.
+# The smallest text of a picture: all of it can be read at 100 %.
 SMALL = 12.0
 BOX_TITLE_SIZE = 14.0
 PANEL_PADDING = 26.0
 MIN_PANEL_WIDTH = 240.0
-# A longer name of a class or message is cut: it makes nothing wider.
+# A longer name of a class or message is cut, so that it widens nothing.
 MAX_HEADER_WIDTH = 420.0
 MAX_LABEL_WIDTH = 300.0
 HEADER_TITLE = 56.0
@@ -57,16 +57,16 @@ LEGEND_SIZE = SMALL
 LEGEND_LINE = 21.0
 LEGEND_GAP = 22.0
 MIN_PICTURE_WIDTH = 520.0
-# Of the signs of the legend.
+# Widths of the signs in the legend.
 SIGN_WIDTHS = {"box": 26.0, "line": 30.0, "gate": 26.0, "": 0.0}
 SIGN_GAP = 7.0
 
 
 def lay_out(program: DrawnProgram, *, captioned: bool = True) -> DrawnProgram:
-    """Place everything: fill in the places of all parts, and drop edges that others imply.
+    """Place everything: set the positions of all parts, and drop edges that others imply.
 
     With `captioned` there is room for the title above and for the legend below; otherwise the page
-    around the picture has both. Raises PictureTooLarge where edges pass too many rows.
+    around the picture has both. Raises PictureTooLarge if edges pass too many rows.
     """
     for panel in program.panels:
         for box in panel.boxes:
@@ -85,7 +85,7 @@ def _box_width(box: Box) -> float:
         return min(MAX_BOX_WIDTH, max(70.0, longest + 30))
     longest = text.width_of(box.title, BOX_TITLE_SIZE, bold=True) + 26 + 4 * SMALL
     for index, line in enumerate(box.lines):
-        # The deadline stands at the right end of the first line.
+        # The deadline is at the right end of the first line.
         timed = 6 + text.width_of(f"≤ {box.deadline}", SMALL) if box.deadline and not index else 0
         longest = max(longest, text.width_of(line, SMALL) + 24 + timed)
     for pill in (*box.before, *box.behind):
@@ -123,7 +123,7 @@ def _place_rows(
     for panel, members in zip(program.panels, numbers, strict=True):
         parts = placing.parts_of(members, [ends(edge) for edge in panel.edges])
         stacking.stack(sorted(parts, key=lambda part: (min(natural[b] for b in part), part[0])))
-    # Rows in which nothing stands are left out.
+    # Empty rows are left out.
     rows = stacking.rows()
     used = {*rows[: len(boxes)], *(rows[header] for header in headers.values())}
     place_of = {row: index for index, row in enumerate(sorted(used))}
@@ -138,7 +138,7 @@ def _place_rows(
         )
     columns = []
     for panel, members in zip(program.panels, numbers, strict=True):
-        # Edges for the order are drawn where nothing else implies them.
+        # Edges for the order alone are drawn only if nothing else implies them.
         optional = {ends(edge) for edge in panel.edges if edge.kind != "data"}
         kept = placing.without_implied(rows, every, optional) if optional else set()
         panel.edges = [
@@ -201,21 +201,21 @@ def _gaps_of(wire: DrawnWire) -> tuple[int, int]:
 def _lanes(program: DrawnProgram) -> dict[DrawnWire, int]:
     """Return each wire's lane in its gutter, from 0; wires in one lane share no gap of rows."""
     ends: dict[int, list[int]] = {}
-    found: dict[DrawnWire, int] = {}
+    lanes: dict[DrawnWire, int] = {}
     for wire in sorted(program.wires, key=_gaps_of):
         first, last = _gaps_of(wire)
         taken = ends.setdefault(_gutter_of(program, wire), [])
         lane = next((lane for lane, end in enumerate(taken) if end < first), len(taken))
         taken[lane : lane + 1] = [last]
-        found[wire] = lane
-    return found
+        lanes[wire] = lane
+    return lanes
 
 
 def _place_panels(
     program: DrawnProgram, columns: Sequence[placing.Columns], *, at_least: float
 ) -> dict[int, tuple[float, float]]:
     """Place panels, boxes and edges from left to right; return left end and width of gutters."""
-    found: dict[int, tuple[float, float]] = {}
+    gutters: dict[int, tuple[float, float]] = {}
     widths: dict[int, float] = {}
     for panel, column in zip(program.panels, columns, strict=True):
         title = text.width_of(panel.title, 18, bold=True) + text.width_of("1,500 ops", SMALL) + 16
@@ -235,11 +235,11 @@ def _place_panels(
         wires = [wire for wire in lanes if _gutter_of(program, wire) == number]
         labels = max((_label_width(wire) + 24 for wire in wires), default=0.0)
         tracks = TRACK * (max(lanes[wire] for wire in wires) + 4) if wires else 0.0
-        found[number] = (x, max(EMPTY_GUTTER, labels, tracks))
+        gutters[number] = (x, max(EMPTY_GUTTER, labels, tracks))
         if number < len(widths) - 1 or wires:
-            x += found[number][1]
+            x += gutters[number][1]
     program.width = max(x + MARGIN, at_least)
-    return found
+    return gutters
 
 
 def _place_heights(
@@ -391,14 +391,14 @@ def _ports(
         x = gutters[_gutter_of(program, wire)][0]
         leaving.setdefault(wire.source, []).append((x, wire))
         entering.setdefault(wire.target, []).append((x, wire))
-    found: tuple[dict[Edge | DrawnWire, float], dict[Edge | DrawnWire, float]] = ({}, {})
-    for meetings, at in zip((leaving, entering), found, strict=True):
+    ends_at: tuple[dict[Edge | DrawnWire, float], dict[Edge | DrawnWire, float]] = ({}, {})
+    for meetings, at in zip((leaving, entering), ends_at, strict=True):
         for box, lines in meetings.items():
             lines.sort(key=lambda line: line[0])
             step = min(PORT_SPACING, (box.rect.width - 2 * PORT_SPACING) / max(1, len(lines) - 1))
             start = box.rect.centre - step * (len(lines) - 1) / 2
             at.update((line, start + step * index) for index, (_, line) in enumerate(lines))
-    return found
+    return ends_at
 
 
 def _bottom(box: Box) -> float:

@@ -22,7 +22,8 @@ POINT_WIDTH = 10.0
 GAP = 26.0
 ORDER_SWEEPS = 12
 PLACE_SWEEPS = 16
-# How much an edge pulls on its ends, by how many of them are points: long edges get straight.
+# How strongly an edge pulls on its ends, by how many of them are points: long edges become
+# straight.
 PULLS = (1.0, 3.0, 8.0)
 
 
@@ -33,7 +34,7 @@ class Stacking:
     """
 
     def __init__(self, count: int, edges: Sequence[tuple[int, int]]) -> None:
-        # Without the edges that close a ring, so that no constraint is given up for one of those.
+        # Edges that close a ring are left out, so that no constraint is dropped for one of them.
         self._edges = _order(count, edges)[1]
         self._below: list[tuple[int, int]] = []
         self._total = count
@@ -104,10 +105,10 @@ def parts_of(boxes: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[lis
             if box not in part:
                 part[box] = first
                 todo.extend(near[box])
-    found: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for box in boxes:
-        found.setdefault(part[box], []).append(box)
-    return list(found.values())
+        groups.setdefault(part[box], []).append(box)
+    return list(groups.values())
 
 
 def rows_of(
@@ -151,7 +152,7 @@ def _order(count: int, edges: Sequence[tuple[int, int]]) -> tuple[list[int], lis
     place: dict[int, int] = {}
     first_open = 0
     while len(place) < count:
-        if not ready:  # a ring: the first box of it goes as if it waited for nothing
+        if not ready:  # a ring: its first box goes as if it waited for nothing
             while first_open in place:
                 first_open += 1
             ready.append(first_open)
@@ -288,10 +289,10 @@ def _ordered(order: list[list[_Slot]]) -> list[list[_Slot]]:
             break
         step = 1 if sweep % 2 == 0 else -1
         order = [_by_neighbours(row, downwards=step > 0) for row in order[::step]][::step]
-        found = _crossings(order)
-        if found < fewest:
-            best, fewest = order, found
-    _crossings(best)  # leaves its places in the slots
+        crossings = _crossings(order)
+        if crossings < fewest:
+            best, fewest = order, crossings
+    _crossings(best)  # restores its places in the slots
     return best
 
 
@@ -342,10 +343,10 @@ def _place_row(row: list[_Slot], near: Sequence[list[_Slot]]) -> None:
     offsets = [0.0]
     for before, slot in pairwise(row):
         offsets.append(offsets[-1] + (before.width + slot.width) / 2 + GAP)
-    # Blocks that stand as tightly as they may: [weight, weighted sum of wanted, members].
+    # Blocks that are as tight as allowed: [weight, weighted sum of wanted, members].
     blocks: list[list[float]] = []
     for slot, neighbours, offset in zip(row, near, offsets, strict=True):
-        weight, wanted = 0.1, slot.x  # without neighbours, where it is
+        weight, wanted = 0.1, slot.x  # without neighbours it stays
         if neighbours:
             weights = [PULLS[slot.is_point + each.is_point] for each in neighbours]
             weight = sum(weights)

@@ -49,7 +49,7 @@ KIND_COLOURS = {
 }
 PLAIN = ("#7b8794", "#ffffff")
 GATE = ("#c9a227", "#fff8dc")
-# Dark enough for thin lines on white, and told apart when they run side by side.
+# Dark enough for thin lines on white, and easy to distinguish side by side.
 WIRE_COLOURS = ("#c2410c", "#0f766e", "#7c3aed", "#b91c68", "#1d4ed8", "#4d7c0f")
 EDGE_STYLES = {
     "data": ("#54616e", "1.4", "", "arrow"),
@@ -58,7 +58,7 @@ EDGE_STYLES = {
 }
 WIRE_STYLE = (WIRE_COLOURS[0], "2", "", "arrow-wire0")
 CORNER = 7.0
-# What a page on a dark screen puts in the place of each colour: text and lines brighter, fills dim.
+# Replacements of each colour on a dark screen: text and lines brighter, fills dim.
 DARK = {
     INK: "#e3e9ef",
     SOFT_INK: "#a3afbb",
@@ -109,7 +109,7 @@ def draw(program: DrawnProgram, *, captioned: bool = True) -> str:
 
 
 def summary(program: DrawnProgram) -> str:
-    """Return how much there is in a picture."""
+    """Return the counts of a picture's parts, as text."""
     counts = [
         text.counted(len(program.panels), "part"),
         text.counted(sum(panel.ops for panel in program.panels), "op"),
@@ -121,7 +121,7 @@ def summary(program: DrawnProgram) -> str:
 def _document(program: DrawnProgram, *, captioned: bool) -> Iterator[str]:
     w, h = _n(program.width), _n(program.height)
     yield (
-        # The style is for a window that shows the file alone, which is to show all of it.
+        # The style makes a window that shows the file alone show all of it.
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" '
         f'viewBox="0 0 {w} {h}" style="max-width:100%;max-height:100vh" font-family="{FONT}" '
         f'font-size="12" fill="{INK}">'
@@ -323,7 +323,7 @@ def sign(sample: Sample, x: float, middle: float) -> str:
 
 
 def _colours(name: str) -> tuple[str, str]:
-    """Return the line and the fill of boxes of a role, or of a kind where they have no role."""
+    """Return the line and fill colours of a role's boxes, or of a kind without a role."""
     return ROLE_COLOURS.get(name) or KIND_COLOURS.get(name, PLAIN)
 
 

@@ -13,8 +13,8 @@ from bbnode.ir.texts import printable
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
-# Advance widths in units of the font size, by class of letter, as Helvetica has them (rounded
-# up, since its substitutes are rather wider).
+# Advance widths of Helvetica in units of the font size, by class of letter; rounded up, since its
+# substitutes are rather wider.
 _NARROW = frozenset("ijl.,:;'|!()[]{}ftrI /-`\"")
 _WIDE = frozenset("mwMW@%—…→←")
 _NARROW_EM, _PLAIN_EM, _UPPER_EM, _WIDE_EM = 0.36, 0.58, 0.70, 0.92

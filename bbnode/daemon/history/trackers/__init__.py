@@ -1,8 +1,8 @@
-"""Trackers of experiments: where the metrics of rounds go besides the node's own history.
+"""Trackers of experiments, which get the metrics of rounds besides the node's own history.
 
-Rule: a tracker sees runs and rounds, and nothing of the node. Packages bring others by the entry
-point group `bbnode.trackers`, in the same way as those here: a name, and a function that makes one.
-Nothing is imported and nothing talks to a network unless the configuration asks for it.
+Rule: a tracker sees runs and rounds, and nothing of the node. Packages add others under the entry
+point group `bbnode.trackers`, like those here: a name, and a function that creates one. Nothing is
+imported and nothing uses a network unless the configuration asks for it.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class Tracker(Protocol):
     """One tracker of one run. All calls come from one thread, one after the other."""
 
     def start(self, run: RunInfo) -> None:
-        """Begin or go on with a run; called before anything else."""
+        """Begin or continue a run; called before anything else."""
 
     def log(self, number: int, metrics: Mapping[str, float], at: float) -> None:
-        """Take the metrics of a round, which ended at `at` (seconds of the Unix epoch)."""
+        """Log the metrics of a round, which ended at `at` (seconds of the Unix epoch)."""
 
     def end(self) -> None:
-        """End: the node stops, or all rounds are made."""
+        """End the run: the node stops, or all rounds are done."""
 
 
-# Makes a tracker of its settings in the configuration; raises TrackerRefused.
+# Creates a tracker from its settings in the configuration; raises TrackerRefused.
 TrackerFactory = Callable[[Mapping[str, Any]], Tracker]
 _REGISTERED: dict[str, TrackerFactory] = {}
 
@@ -78,7 +78,7 @@ class TrackerLibraryMissing(EnvironmentFault):
 
 
 def register_tracker(kind: str, factory: TrackerFactory) -> None:
-    """Make a tracker known to this process, beside those of installed packages."""
+    """Register a tracker for this process, beside those of installed packages."""
     _REGISTERED[kind] = factory
 
 
@@ -94,8 +94,8 @@ def make_tracker(kind: str, settings: Mapping[str, Any]) -> Tracker:
         except plugins.UnknownPlugin as error:
             known = ", ".join(sorted({*plugins.names(GROUP), *_REGISTERED})) or "none"
             raise UnknownTracker(f"[[trackers]] kind {kind!r}: there is {known}") from error
-    made: Tracker = factory(dict(settings))
-    return made
+    tracker: Tracker = factory(dict(settings))
+    return tracker
 
 
 def need(module: str, requirement: str) -> None:
@@ -104,9 +104,11 @@ def need(module: str, requirement: str) -> None:
         raise TrackerLibraryMissing(f"this tracker needs {requirement}: {install(requirement)}")
 
 
-def take_settings(kind: str, given: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
-    """Return settings that are known and of their types. Raises TrackerRefused."""
-    for name, value in given.items():
+def take_settings(
+    kind: str, settings: Mapping[str, Any], known: Mapping[str, type]
+) -> dict[str, Any]:
+    """Return settings after checking their names and types. Raises TrackerRefused."""
+    for name, value in settings.items():
         if name not in known:
             raise TrackerRefused(
                 f"[[trackers]] {kind}: no setting {name!r}; there are {', '.join(known)}"
@@ -115,4 +117,4 @@ def take_settings(kind: str, given: Mapping[str, Any], known: Mapping[str, type]
             raise TrackerRefused(
                 f"[[trackers]] {kind}: {name} is {value!r}, it has to be a {known[name].__name__}"
             )
-    return dict(given)
+    return dict(settings)

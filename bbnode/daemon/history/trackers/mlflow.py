@@ -1,4 +1,4 @@
-"""MLflow, by mlflow-skinny: a local folder by default, else whatever `uri` names."""
+"""MLflow, by mlflow-skinny: a local folder by default, else the place that `uri` names."""
 
 from __future__ import annotations
 
@@ -10,47 +10,49 @@ from typing import Any, Final
 from bbnode.daemon.history.trackers import RunInfo, need, take_settings
 
 _KEY_TAG: Final = "bbnode.run"
-# The library talks to its makers unless it is told not to before it is imported. Of a local folder
-# it says that a data base is better, and refuses; the skinny package has no data base.
+# The library sends telemetry unless these are set before its import. It refuses a local folder and
+# recommends a database, which the skinny package does not have.
 _ENVIRONMENT: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_ALLOW_FILE_STORE": "true",
 }
-# What MLflow takes in names; others become "_".
+# Characters that MLflow takes in names; others become "_".
 _ALLOWED: Final = frozenset("_-. :/")
 _MAX_BATCH: Final = 1000
 
 
 class MlflowTracker:
-    """One MLflow run for each run, found again after a restart by its tag."""
+    """A tracker with one MLflow run for each run, found again after a restart by its tag."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Take `uri` and `experiment`. Raises TrackerRefused, TrackerLibraryMissing."""
-        given = take_settings("mlflow", settings, {"uri": str, "experiment": str})
+        own = take_settings("mlflow", settings, {"uri": str, "experiment": str})
         need("mlflow", "mlflow-skinny>=3.17")
-        self._uri = given.get("uri")
-        self._experiment = given.get("experiment")
+        self._uri = own.get("uri")
+        self._experiment = own.get("experiment")
         self._client: Any = None
         self._run_id = ""
 
     def start(self, run: RunInfo) -> None:
-        """Create the run in its experiment, or go on with it."""
+        """Create the run in its experiment, or continue it."""
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         client_class = importlib.import_module("mlflow.tracking").MlflowClient
         self._client = client_class(self._uri or (run.state_dir / "mlruns").absolute().as_uri())
         name = self._experiment or "bbnode"
-        found = self._client.get_experiment_by_name(name)
-        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        existing = self._client.get_experiment_by_name(name)
+        experiment = (
+            self._client.create_experiment(name) if existing is None else existing.experiment_id
+        )
         before = self._client.search_runs([experiment], f"tags.`{_KEY_TAG}` = '{run.key}'")
         if before:
             self._run_id = before[0].info.run_id
             self._client.update_run(self._run_id, status="RUNNING")
             return
         tags = {_KEY_TAG: run.key, "bbnode.target": run.target, "bbnode.artifact": run.artifact}
-        made = self._client.create_run(experiment, run_name=run.name, tags=tags)
-        self._run_id = made.info.run_id
+        created = self._client.create_run(experiment, run_name=run.name, tags=tags)
+        self._run_id = created.info.run_id
         for key, value in run.settings.items():
             self._client.log_param(self._run_id, _name(key), str(value)[:500])
 
@@ -70,5 +72,5 @@ class MlflowTracker:
 
 
 def _name(text: str) -> str:
-    made = "".join(c if c.isalnum() or c in _ALLOWED else "_" for c in text).strip("/")
-    return made or "_"
+    name = "".join(c if c.isalnum() or c in _ALLOWED else "_" for c in text).strip("/")
+    return name or "_"

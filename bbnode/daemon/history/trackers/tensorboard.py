@@ -12,17 +12,17 @@ from bbnode.daemon.history.trackers import RunInfo, need, take_settings
 
 
 class TensorBoardTracker:
-    """Writes scalars to `<logdir>/<run>`; by default `<state_dir>/tensorboard`."""
+    """A tracker that writes scalars to `<logdir>/<run>`; by default `<state_dir>/tensorboard`."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Take `logdir`. Raises TrackerRefused, TrackerLibraryMissing."""
-        given = take_settings("tensorboard", settings, {"logdir": str})
+        own = take_settings("tensorboard", settings, {"logdir": str})
         need("tensorboardX", "tensorboardX>=2.6.5")
-        self._logdir = given.get("logdir")
+        self._logdir = own.get("logdir")
         self._writer: Any = None
 
     def start(self, run: RunInfo) -> None:
-        """Open an event file; rounds that are made again replace those of before."""
+        """Open an event file; rounds that are run again replace the earlier ones."""
         module = importlib.import_module("tensorboardX")
         logdir = Path(self._logdir or run.state_dir / "tensorboard").expanduser()
         self._writer = module.SummaryWriter(
@@ -30,7 +30,7 @@ class TensorBoardTracker:
         )
 
     def log(self, number: int, metrics: Mapping[str, float], at: float) -> None:
-        """Write one point of each metric that is finite, and flush: whoever looks sees it."""
+        """Write one point of each finite metric, and flush, so that readers see it."""
         for name, value in metrics.items():
             if math.isfinite(value):
                 self._writer.add_scalar(name, value, number, walltime=at)

@@ -12,13 +12,13 @@ from typing import Any, Final
 from bbnode.daemon.history.trackers import RunInfo, TrackerRefused, need, take_settings
 
 _MODES: Final = ("offline", "online", "disabled")
-# Reports of errors to the makers of the library, and all that it would collect of this machine.
+# Turns off error reports to the makers of the library, and its collection of data on this machine.
 _ENVIRONMENT: Final = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 _KNOWN: Final[Mapping[str, type]] = {"mode": str, "project": str, "entity": str, "dir": str}
 
 
 class WandbTracker:
-    """One W&B run for each run; online, one that goes on is resumed."""
+    """A tracker with one W&B run for each run; online, a run that continues is resumed."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Take `mode`, `project`, `entity`, `dir`. Raises TrackerRefused, TrackerLibraryMissing."""
@@ -32,7 +32,7 @@ class WandbTracker:
         self._run: Any = None
 
     def start(self, run: RunInfo) -> None:
-        """Begin a run, with nothing in it but what it is given here."""
+        """Begin a run that contains only the given values."""
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         wandb = importlib.import_module("wandb")
@@ -65,9 +65,10 @@ class WandbTracker:
         self._run.log({**metrics, "_timestamp": at}, step=number)
 
     def end(self) -> None:
-        """Finish the run: its file is whole then."""
+        """Finish the run, after which its file is complete."""
         self._run.finish()
         wandb = importlib.import_module("wandb")
         if wandb.run is None:
-            # `finish` returns before the library's process has written the end; its end does not.
+            # `finish` returns before the library's process has written the end; `teardown` waits
+            # for it.
             wandb.teardown()
