@@ -1,9 +1,8 @@
 """Every way in which a compile can fail.
 
-Rule: one class per variant; its fields say which op, slot or value is meant. `CompileError`
-is the base of all, `ValidationError` of those that the pass `validate` raises. What the
-author of the program has to change is an AuthorError, what the bind chain lacks a
-DeploymentError.
+Rule: one class per variant; its fields identify the op, slot or value. `CompileError` is the base
+of all, `ValidationError` of those that the pass `validate` raises. An AuthorError is for the
+author of the program to fix, a DeploymentError for the caller who wrote the bind chain.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from bbnode.ir import keys
 from bbnode.ir.errors import AuthorError, BbnodeError, DeploymentError
 from bbnode.ir.graph import OpNode
 
-MAX_LISTED = 8  # names listed in one message; the rest is counted
+MAX_LISTED = 8  # names listed in one message; the others are only counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ NOWHERE = Where()
 
 
 def listed(names: tuple[str, ...]) -> str:
-    """Return names for a message, cut after `MAX_LISTED`."""
+    """Return a list of names for a message, cut after `MAX_LISTED`."""
     shown = ", ".join(repr(name) for name in names[:MAX_LISTED])
     more = len(names) - MAX_LISTED
     return f"{shown} and {more} more" if more > 0 else shown
@@ -56,10 +55,10 @@ def listed(names: tuple[str, ...]) -> str:
 
 @dataclass(kw_only=True, eq=False)
 class CompileError(BbnodeError):
-    """Base of all errors of the compiler. `where` is the author's source, if it is known."""
+    """Base of all errors of the compiler. `where` is the author's source line, if known."""
 
     where: Where = NOWHERE
-    MESSAGE: ClassVar[str] = ""  # the two texts are formatted with the error's fields
+    MESSAGE: ClassVar[str] = ""  # both texts are formatted with the error's fields
     MEND: ClassVar[str] = "Compile the program again"
 
     def __post_init__(self) -> None:
@@ -72,15 +71,15 @@ class CompileError(BbnodeError):
             raise AttributeError(f"{type(self).__name__}.{name} is fixed")
         super().__setattr__(name, value)
 
-    # The dataclass would print its fields; the message is what people read.
+    # A dataclass prints its fields by default; users should see the message.
     __str__ = BbnodeError.__str__
 
     def message(self) -> str:
-        """Return what is wrong, as a sentence without its full stop."""
+        """Return the description of the fault, as a sentence without its full stop."""
         return self.MESSAGE.format_map(vars(self)) or type(self).__name__
 
     def mend(self) -> str:
-        """Return what to do about it, as a sentence."""
+        """Return the remedy, as a sentence."""
         return self.MEND.format_map(vars(self))
 
     @property
@@ -116,7 +115,7 @@ class UnknownOp(ValidationError):
 
 @dataclass(kw_only=True, eq=False)
 class DanglingInput(ValidationError):
-    """A value is read that nothing makes."""
+    """An op reads a value that nothing makes."""
 
     node_name: str
     input_name: str
@@ -139,7 +138,7 @@ class DuplicateOutput(ValidationError):
 
 @dataclass(kw_only=True, eq=False)
 class DuplicateNodeName(ValidationError):
-    """Two ops have one name, or an op has none: control edges go by node names."""
+    """Two ops have the same name, or an op has none: control edges go by node names."""
 
     node_name: str
     function: str
@@ -161,7 +160,7 @@ class MissingTypeInfo(ValidationError):
 
 @dataclass(kw_only=True, eq=False)
 class MalformedSlotMetadata(ValidationError):
-    """A slot op does not say which slot it runs on."""
+    """The metadata of a slot op does not name the slot that it runs on."""
 
     node_name: str
     detail: str
@@ -175,7 +174,7 @@ class MalformedSlotMetadata(ValidationError):
 
 @dataclass(kw_only=True, eq=False)
 class CyclicGraph(ValidationError):
-    """Ops, or functions, depend on themselves. `involves` names one cycle."""
+    """Ops or functions depend on each other in a cycle. `involves` names one cycle."""
 
     involves: tuple[str, ...]
 
@@ -191,7 +190,7 @@ class OpsetNotImported(ValidationError):
 
     domain: str
     version_used: int
-    version_imported: int | None = None  # by the model, where it is not that of the function
+    version_imported: int | None = None  # the model's version, if it differs from the function's
     node_name: str = ""
 
     def message(self) -> str:
@@ -219,7 +218,7 @@ class UnpairedWireRequest(ValidationError):
 
 @dataclass(kw_only=True, eq=False)
 class SiteCollision(CompileError, AuthorError):
-    """Two receivers of one class have one site id: what is sent to one would reach the other."""
+    """Two receivers of one class have the same site id, so messages would reach the wrong one."""
 
     port: str
     receiver: str
@@ -237,11 +236,11 @@ class SiteCollision(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class UnresolvedPeerClass(CompileError, AuthorError):
-    """Nothing says which class of peer a Send goes to, or several things say several."""
+    """The class of peer that a Send goes to is unknown or ambiguous."""
 
     node_name: str
     peer_input: str
-    classes: tuple[str, ...] = ()  # those that were found, when they are several
+    classes: tuple[str, ...] = ()  # all candidates, if there are several
 
     def message(self) -> str:
         which = "whose class is unknown"
@@ -270,10 +269,10 @@ class CrossClassDataflow(CompileError, AuthorError):
     value_b: str = ""
     producer_a: str = ""  # node that makes value_a, or the input's name
     producer_b: str = ""
-    port: str = ""  # that brings one of the two values from the class of the other one
-    brought_by: str = ""  # `net_out` or `request`, of that port
+    port: str = ""  # the port that delivers one of the values from the class of the other
+    brought_by: str = ""  # `net_out` or `request`, the call of that port
     is_answer: bool = False  # the op is a `respond`, whose request that port is
-    is_later: bool = False  # value_a is made of what comes back through that port
+    is_later: bool = False  # value_a depends on what returns through that port
 
     MESSAGE = (
         "op {node_name!r} reads {value_a!r} of {producer_a!r}, which lives on class "
@@ -287,7 +286,7 @@ class CrossClassDataflow(CompileError, AuthorError):
     def mend(self) -> str:
         if not self.port:
             return super().mend()
-        # A message of its own would start another execution, in which the other value is not.
+        # A separate message would start another execution, which does not have the other value.
         sent = f"`g.{self.brought_by}({self.port!r}, …, g.bundle([…, {self.value_a}]))`"
         also = f"send {self.value_a!r} along, {sent}, and take it apart there"
         if self.is_later:
@@ -339,14 +338,14 @@ class AmbiguousHome(CompileError, AuthorError):
     MEND = "Pin it with `after=<a value of the class where it belongs>`"
 
 
-# --- deliveries: which values meet in one execution -------------------------------------------
+# --- deliveries: values of different executions -----------------------------------------------
 
 
 @dataclass(kw_only=True, eq=False)
 class NeverFires(CompileError, AuthorError):
     """An op needs values of two executions, which never see each other's values.
 
-    `value_a` exists in `execution_a` and `value_b` in `execution_b`, and in no other that has both.
+    `value_a` exists in `execution_a` and `value_b` in `execution_b`; no execution has both.
     """
 
     node_name: str
@@ -408,19 +407,19 @@ class TypeConstraintFailed(CompileError, AuthorError):
 
     op: str
     detail: str
-    wanted: str = ""  # name of the type that is expected, where it is one
+    wanted: str = ""  # name of the expected type, if there is a single one
 
     MESSAGE = "types of op {op!r} do not fit: {detail}"
     MEND = "Convert the value (`Cast` for tensors), or pass one of the type that is expected"
 
     def mend(self) -> str:
-        """Return how a value of the wanted type is had: no `Cast` makes a Trigger or a peer."""
+        """Return how to get a value of the wanted type: no `Cast` makes a Trigger or a peer."""
         return _WAYS_TO.get(self.wanted, self.MEND)
 
 
 @dataclass(kw_only=True, eq=False)
 class ShapeContradiction(CompileError, AuthorError):
-    """No tensor has the shape that is declared, or an op does not take the shapes that it gets."""
+    """A declared shape contradicts the inferred one, or an op does not accept its input shapes."""
 
     op: str
     detail: str
@@ -431,7 +430,7 @@ class ShapeContradiction(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class StoredTypesDiffer(CompileError, AuthorError):
-    """Values of two types are kept under one name, or taken as another than is put there."""
+    """Values of two types are stored under one name, or read as another type than is stored."""
 
     op: str
     kind: str
@@ -452,7 +451,7 @@ class StoredTypesDiffer(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class NothingStored(CompileError, AuthorError):
-    """An op takes what nothing of the program ever puts under that name: it can never fire."""
+    """An op takes a stored value that the program never stores, so it can never fire."""
 
     op: str
     op_type: str
@@ -489,13 +488,13 @@ class UnresolvedType(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class IncompatibleStorageOnEdge(CompileError, AuthorError):
-    """A value is sent that the receiving side does not take."""
+    """A sent value has a type that the receiving side does not accept."""
 
     send_node: str
     recv_node: str
     sent: str
     received: str
-    port: str = ""  # to which another op sends `received`: `recv_node` is that op
+    port: str = ""  # a shared port: `recv_node` is another op that sends `received` to it
 
     MESSAGE = "{send_node!r} sends {sent!r}, but {recv_node!r} hands it on as {received!r}"
     MEND = (
@@ -543,8 +542,8 @@ class UnboundSlot(CompileError, DeploymentError):
 class UnboundDependency(CompileError, DeploymentError):
     """A bound component depends on a slot that no bind call fills.
 
-    `for_op` is the op that needs it, where only some do; `others` are components of the same kind
-    that need nothing there.
+    `for_op` is the op that needs it, if only some do; `others` are components of the same kind
+    without that dependency.
     """
 
     component: str
@@ -572,7 +571,7 @@ class UnboundDependency(CompileError, DeploymentError):
 
 @dataclass(kw_only=True, eq=False)
 class MissingBinding(CompileError, DeploymentError):
-    """Something at `site` needs the component of a slot, and there is none."""
+    """The component of a slot, needed at `site`, is missing."""
 
     slot: str
     site: str
@@ -632,7 +631,7 @@ class ExpansionFailed(CompileError, AuthorError):
     domain: str
     reason: str
     node_name: str = ""
-    remedy: str = ""  # instead of the usual one
+    remedy: str = ""  # replaces the usual one
 
     MESSAGE = "op {node_name!r} ({domain}::{op_type}): {reason}"
     MEND = "Give the attribute a value of the right kind where the op is recorded"
@@ -652,7 +651,7 @@ class EmptyFunctionTable(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class ModelOutOfBounds(CompileError, AuthorError):
-    """The model holds names, counts or depths that no program needs (`bbnode.ir.bounds`)."""
+    """The model exceeds a bound on names, counts or depths (`bbnode.ir.bounds`)."""
 
     detail: str
 
@@ -662,7 +661,7 @@ class ModelOutOfBounds(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class AlreadyCompiled(CompileError, AuthorError):
-    """A compiled model can't be opened again, to be compiled anew."""
+    """A compiled model can't be reopened for another compile."""
 
     detail: str
 
@@ -672,7 +671,7 @@ class AlreadyCompiled(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class DuplicateFunction(CompileError, AuthorError):
-    """Two functions of the model answer to one call."""
+    """Two functions of the model have the same key."""
 
     domain: str
     function: str
@@ -732,7 +731,7 @@ class BootstrapCompositionGap(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class BootstrapCompositionCycle(CompileError, AuthorError):
-    """Bootstraps call each other in a ring."""
+    """Bootstraps call each other in a cycle."""
 
     path: tuple[str, ...]
 
@@ -744,7 +743,7 @@ class BootstrapCompositionCycle(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class IrVersionMismatch(CompileError, DeploymentError):
-    """The model's ir_version is none that the compiler was told to take."""
+    """The model's ir_version is not one that the compiler accepts."""
 
     oldest: int
     newest: int
@@ -755,7 +754,7 @@ class IrVersionMismatch(CompileError, DeploymentError):
 
     @property
     def expected(self) -> int:
-        """The version of the compiler's target, which is the newest that it takes."""
+        """The newest version that the compiler accepts, its target version."""
         return self.newest
 
 
@@ -786,7 +785,7 @@ class PassInvariantBroken(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class StageFailed(CompileError, AuthorError):
-    """A pass of the caller's raised; its error is the cause."""
+    """A pass of the caller raised; its exception is the cause."""
 
     stage: str
     detail: str
@@ -797,7 +796,7 @@ class StageFailed(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class UnknownStage(CompileError, DeploymentError):
-    """A pass is named that is not there, or one is added that cannot be."""
+    """A named pass does not exist, or a pass cannot be added."""
 
     stage: str
     detail: str

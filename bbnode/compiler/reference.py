@@ -1,6 +1,6 @@
-"""The list of passes for docs/compiler.md, made of the passes themselves.
+"""The list of passes for docs/compiler.md, generated from the passes themselves.
 
-Rule: `python -m bbnode.compiler.reference` prints it, and a test holds the page to it.
+Rule: `python -m bbnode.compiler.reference` prints it, and a test compares the page with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The unit of a compile: the program between two passes.
 
-Rule: admission makes the unit of the caller's model; passes then change this unit and nothing
-else. A pass keeps no state of its own, and running it twice changes nothing more.
+Rule: admission builds the unit from the caller's model; passes then change this unit and nothing
+else. A pass keeps no state of its own and is idempotent.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bbnode.ir.caps import DEFAULT_WAIT_S
 from bbnode.ir.graph import Function, FunctionKey, Program
 from bbnode.ir.reopen import Recording
 
-# One hop of a chain that nobody bounded: transfer, queueing and the receiver's own work. It is no
-# estimate: a client may train for hours, and only its author knows. A node puts its own limit
-# `wait_s` in its place, which has the same default.
+# The time of one hop without a declared bound: transfer, queueing and the receiver's work. It is
+# no estimate: a client may train for hours, and only the author knows. A node replaces it with its
+# own limit `wait_s`, which has the same default.
 DEFAULT_PER_HOP_BUDGET_NS = DEFAULT_WAIT_S * 1_000_000_000
 
 Counters = Mapping[str, int]
@@ -57,14 +57,14 @@ class WireEdge:
 
     producer_class: str
     consumer_class: str
-    value_name: str  # the payload (or responses) value on the consumer's side
+    value_name: str  # payload (or responses) value on the consumer's side
     send_node: str
     recv_node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HomeClaim:
-    """A Module that was inlined said by its `home` where a value lives that it was called with."""
+    """The home of a value, as required by an inlined Module that was called with it."""
 
     value: str
     called: str
@@ -77,9 +77,9 @@ class CompilationUnit:
     """The program between two passes.
 
     Until `partition_by_wire_ops`, `program.functions[0]` is the root body; after it,
-    `partitions` holds one main per class, in class order, and `program.functions` only what
-    they call (sub-Module bodies, backend subgraphs, bootstraps). `home_claims` are what inlining
-    leaves of the homes of Modules, by the function that they were inlined into.
+    `partitions` holds one main per class, in class order, and `program.functions` only the
+    functions that they call (sub-Module bodies, backend subgraphs, bootstraps). `home_claims` keep
+    the homes of inlined Modules, by the function that they were inlined into.
     """
 
     program: Program
@@ -91,7 +91,7 @@ class CompilationUnit:
 
     @property
     def program_name(self) -> str:
-        """The name of the root Module; ONNX wants one, and a hand-made model may have none."""
+        """The name of the root Module, never empty: ONNX requires a name."""
         return self.program.name or "program"
 
     @property
@@ -105,14 +105,14 @@ class CompilationUnit:
 
 
 class Pass(ABC):
-    """A step of the compiler: one interface for those that ship and for a package's own.
+    """A step of the compiler: one interface for shipped passes and for those of packages.
 
-    A pass changes the unit in place and keeps nothing between two runs; what it is told (its
-    arguments) stands in its attributes. Running it twice changes nothing more. The docstring
-    of the class is the numbered list of rules that hold behind it.
+    A pass changes the unit in place and keeps nothing between two runs; its arguments are
+    attributes. Running it twice changes nothing more. The docstring of the class is the
+    numbered list of rules that hold after it.
 
     Attributes:
-        name: what `Compiler.with_pass` and reports call it; by default the class's name in
+        name: the name in `Compiler.with_pass` and in reports; by default the class's name in
             snake case.
     """
 
@@ -131,6 +131,6 @@ class Pass(ABC):
             Counters for the report, by name; None stands for none.
 
         Raises:
-            CompileError: for a program that cannot be compiled. Anything else that is raised
-                becomes a `StageFailed` (a pass of the caller's) or `Internal` (one that ships).
+            CompileError: for a program that cannot be compiled. Any other exception becomes a
+                `StageFailed` (a pass of the caller) or `Internal` (a shipped pass).
         """

@@ -70,7 +70,7 @@ from bbnode.ir.peer import PeerId as PeerId
 from bbnode.ir.slots import ConcreteSpec as ConcreteSpec
 
 _PUBLIC_MODULES = {peer_lists, syscalls, types, values}
-__all__ = [  # all that is imported above, without the subpackages
+__all__ = [  # all imported names above, without the subpackages
     name
     for name, value in list(globals().items())
     if name[0] != "_"

@@ -1,7 +1,7 @@
 """`CompiledModule`: a program that was recorded or compiled before, as a Module.
 
-Rule: replaying is recording again, op by op, with the same checks as an author's recording
-and with new names; so a replayed program can be part of any other one.
+Rule: a replay records every op again, with the same checks as an author's recording and with
+new names; so a replayed program can be part of any other one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bbnode.ir.seal import is_intact
 from bbnode.ir.slots import Binding, ConcreteSpec
 
 _TRAIT_SUFFIX = "Runtime"
-# Metadata that recording an op again makes anew.
+# Metadata that recording an op again creates anew.
 _REMADE_KEYS = frozenset(
     {
         keys.SLOT_KEY, keys.SLOT_ID_KEY, keys.REQUIRED_TRAIT_KEY, keys.CONCRETE_TYPE_KEY,
@@ -73,14 +73,15 @@ class CompiledModule(Module):
 
         Args:
             model: a result of `Module.build()` or `Compiler.compile()`; not changed.
-            target: of a compiled model: the one target to replay, by name or class. The whole
-                program when left out.
-            name: of the Module; the program's when left out.
+            target: the one target of a compiled model to replay, by name or class; None for the
+                whole program.
+            name: name of the Module; None for the program's name.
 
         Raises:
-            BrokenArtifact: it is neither, was changed after it was compiled, or is inconsistent.
+            BrokenArtifact: the model is neither, was changed after it was compiled, or is
+                inconsistent.
             NoSuchTarget: there is no such target.
-            NestingTooDeep, ModelTooLarge: its calls nest in a ring, or are too many ops.
+            NestingTooDeep, ModelTooLarge: its calls form a cycle, or add up to too many ops.
         """
         program = _opened(model, name or "Program")
         self.name = check_name("Module name", name or clean_name(program.name) or "Program")
@@ -107,7 +108,7 @@ class CompiledModule(Module):
 
     @property
     def bound(self) -> Mapping[str, str]:
-        """TYPE_NAME of the component that each slot was bound to when it was compiled."""
+        """The TYPE_NAME of the component that each slot was bound to at compile time."""
         return dict(self._bindings)
 
     def body(self, g: Graph) -> None:
@@ -144,15 +145,15 @@ class CompiledModule(Module):
     def _bootstraps_of(self, root: Function, *, whole: bool) -> list[Function]:
         """Return the root's bootstrap; with `whole` also those whose Modules were inlined."""
         own = self._bootstrap_of(root)
-        found = [] if own is None else [own]
+        bootstraps = [] if own is None else [own]
         if whole:
             named = {f.name + keys.BOOTSTRAP_SUFFIX for f in self._functions.values()}
-            found += [
+            bootstraps += [
                 f for f in self._functions.values()
                 if f.metadata.get(keys.MODULE_PHASE_KEY) == keys.BOOTSTRAP_PHASE
                 and f.name not in named
             ]  # fmt: skip
-        return found
+        return bootstraps
 
     def _version(self, function: Function, domain: str) -> int:
         spellings = ("", keys.ONNX_DOMAIN) if is_onnx_domain(domain) else (domain,)
@@ -164,8 +165,8 @@ class CompiledModule(Module):
 
 
 def _opened(model: ModelProto, module: str) -> Program:
-    given: object = model
-    if not isinstance(given, ModelProto) or not given.functions:
+    candidate: object = model
+    if not isinstance(candidate, ModelProto) or not candidate.functions:
         raise BrokenArtifact(
             f"{model!r:.60} holds no program; give the result of Module.build() or "
             "Compiler().compile() (a plain ONNX model is an OnnxModule)",
@@ -178,12 +179,12 @@ def _opened(model: ModelProto, module: str) -> Program:
 
 
 def _bindings(program: Program) -> dict[str, str]:
-    found = {}
+    bound = {}
     for key, text in program.metadata.items():
         if key.startswith(keys.BINDING_PREFIX):
             target, _, slot = key.removeprefix(keys.BINDING_PREFIX).rpartition(".")
-            found[slot] = Binding.decode(target, slot, text).type_name
-    return found
+            bound[slot] = Binding.decode(target, slot, text).type_name
+    return bound
 
 
 def _home(function: Function) -> str:
@@ -226,10 +227,10 @@ class _Replay(NodeCopier):
                 self._record(node, outputs)
         for node in self._function.nodes:
             for value, held in annotations_on(node).items():
-                made = {key: self.value(name, node.name) for key, name in held.items()}
-                self.g.annotate(self.value(value, node.name), made)
+                parameters = {key: self.value(name, node.name) for key, name in held.items()}
+                self.g.annotate(self.value(value, node.name), parameters)
         for name in self._function.outputs:
-            if name in outputs:  # made by an op of another kind than g.output records
+            if name in outputs:  # not made by a PassThrough, as g.output records it
                 self.g.output(name, self.value(name, "an output"))
 
     def _record(self, node: OpNode, outputs: set[str]) -> None:
@@ -258,20 +259,22 @@ class _Replay(NodeCopier):
         for formal, actual in zip(callee.inputs, node.inputs, strict=False):
             if actual:
                 call.input(formal, self.value(actual, node.name))
-        made = call.build(self.g, after=waits)
-        if keys.CALL_KEY in node.metadata:  # it names what its ports are told apart by
+        outputs = call.build(self.g, after=waits)
+        if (
+            keys.CALL_KEY in node.metadata
+        ):  # the key that distinguishes its ports from those of other calls
             self.g.last_node.metadata[keys.CALL_KEY] = node.metadata[keys.CALL_KEY]
         for formal, actual in zip(callee.outputs, node.outputs, strict=False):
             if actual:
-                self.known[actual] = made.output(formal)
+                self.known[actual] = outputs.output(formal)
 
     def _slot(self, node: OpNode) -> SlotUse | None:
         meta = node.metadata
         name = meta.get(keys.SLOT_KEY)
         if name is None:
             return None
-        told = self._function.metadata.get(keys.SLOT_ROLE_PREFIX + name, "").split("|")[0]
-        role = told or meta.get(keys.REQUIRED_TRAIT_KEY, "").removesuffix(_TRAIT_SUFFIX)
+        listed = self._function.metadata.get(keys.SLOT_ROLE_PREFIX + name, "").split("|")[0]
+        role = listed or meta.get(keys.REQUIRED_TRAIT_KEY, "").removesuffix(_TRAIT_SUFFIX)
         type_name = meta.get(keys.CONCRETE_TYPE_KEY)
         concrete = None
         if type_name is not None:

@@ -1,7 +1,7 @@
 """Errors of a program while it is recorded, and of ONNX models while they become Modules.
 
-Rule: the author is at fault, so every error names the Module that was being recorded, the line of
-the author's source, what is wrong there, and how to fix it.
+Rule: these errors are the author's to fix, so each names the Module that was being recorded, the
+line of the author's source, the fault, and the remedy.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import PurePath
 
 from bbnode.ir.errors import AuthorError, MissingFile
 
-# A custom op records itself when its author calls it; the arguments of a program are checked where
-# its class is made; numpy reads what it is given.
+# Frames of these packages are skipped to find the author's line: custom ops record themselves when
+# called, a program's arguments are checked where its class is created, numpy converts values.
 _PACKAGES = (
     "bbnode.dsl.", "bbnode.ops.", "bbnode.programs.arguments.", "bbnode.programs.composing.",
     "numpy.",
 )  # fmt: skip
-# A context variable, so that two threads that build programs do not see each other's.
+# A context variable, so that threads that build programs do not see each other's path.
 _PATH: ContextVar[str] = ContextVar("bbnode_module_path", default="")
 
 
 @contextmanager
 def recording(path: str) -> Iterator[None]:
-    """Name the Modules that are being recorded inside of the block, for its errors."""
+    """Set the path of the Modules that are recorded inside the block, for its errors."""
     token = _PATH.set(path)
     try:
         yield
@@ -38,7 +38,7 @@ def recording(path: str) -> Iterator[None]:
 def author_line() -> str:
     """Return `<file name>:<line>` of the innermost frame outside of these packages.
 
-    No directories, so that the same source records to the same bytes on every machine.
+    Directories are left out, so that a source records to the same bytes on every machine.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -49,7 +49,7 @@ def author_line() -> str:
     return f"{_file_name(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-@lru_cache(maxsize=256)  # files of one author
+@lru_cache(maxsize=256)  # more than the files of one program
 def _file_name(path: str) -> str:
     return PurePath(path).name
 
@@ -59,8 +59,8 @@ class RecordingError(AuthorError):
 
     Attributes:
         what: the fault and its remedy.
-        module: names of the Modules being recorded, outermost first, joined by "/"; the name
-            given to the constructor where there is one; empty outside of a Module.
+        module: names of the Modules being recorded, outermost first, joined by "/", or the name
+            passed to the constructor; empty outside of a Module.
         source: `<file name>:<line>` of the author's code.
     """
 
@@ -81,7 +81,7 @@ class BadName(RecordingError):
 
 
 class DuplicateName(RecordingError):
-    """A port, input or output of that name is there already."""
+    """A port, input or output of that name exists already."""
 
 
 class UnknownName(RecordingError):
@@ -113,11 +113,11 @@ class BranchMismatch(RecordingError):
 
 
 class BranchMisuse(RecordingError):
-    """Something was recorded in a branch that is not allowed there, or outside of it."""
+    """An op was recorded in a branch where it is not allowed, or outside while one is recorded."""
 
 
 class RecursiveModule(RecordingError):
-    """A Module calls itself, or calls nest without end."""
+    """A Module calls itself, or calls nest too deep."""
 
 
 # --- ONNX models and artifacts that become Modules -----------------------------------------
@@ -128,11 +128,11 @@ class OnnxImportError(RecordingError):
 
 
 class BrokenModel(OnnxImportError):
-    """The file cannot be read, is not an ONNX model, or is one that ONNX's own checker refuses."""
+    """The file cannot be read, is not an ONNX model, or fails ONNX's own checker."""
 
 
 class MissingModelFile(MissingFile, BrokenModel):
-    """The file is not there."""
+    """The file does not exist."""
 
 
 class ModelTooLarge(OnnxImportError):
@@ -140,7 +140,7 @@ class ModelTooLarge(OnnxImportError):
 
 
 class NestingTooDeep(OnnxImportError):
-    """Graphs of If, Loop or Scan, or calls of local functions, nest too deep or in a ring."""
+    """Graphs of If, Loop or Scan, or calls of local functions, nest too deep or in a cycle."""
 
 
 class ExternalDataMissing(OnnxImportError):
@@ -176,4 +176,4 @@ class BadCut(OnnxImportError):
 
 
 class TooManyStages(OnnxImportError):
-    """More stages were asked for than the model has places to be cut at."""
+    """More stages were requested than the model has places to be cut at."""

@@ -1,8 +1,8 @@
-"""Fences: the ops that values of examples have to pass before they leave a peer.
+"""Fences: a taint analysis of the ops that values of examples must pass before they leave a peer.
 
-Rule: what a method of privacy promises does not depend on which class wrote which step. Once a body
-is recorded, all that was computed from examples is followed, through ops and through what
-components keep; a send of it that has not passed the fence is found.
+Rule: the promise of a privacy method must hold whichever class wrote a step. Once a body is
+recorded, everything computed from examples is traced, through ops and through the state of
+components; a send of such a value that has not passed the fence is reported.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from bbnode.ir import keys
 from bbnode.ir.graph import Function, OpNode
 from bbnode.ir.opset import lookup_op
 
-_TRAINS = frozenset({"Train", "TrainAdjusted"})  # on examples that the component takes itself
+_TRAINS = frozenset({"Train", "TrainAdjusted"})  # on examples that the component reads itself
 _MODEL, _DATA, _SELECTOR = map(keys.role_domain, ("Model", "DataSource", "PeerSelector"))
-# Attributes by which an op of the framework names where it keeps a value.
+# Attributes in which an op of the framework names the place that stores a value.
 _PLACES = ("slot", "queue")
 
 OpName = tuple[str, str]  # domain and op type
@@ -25,17 +25,17 @@ OpName = tuple[str, str]  # domain and op type
 class Fence:
     """The ops through which values of examples may leave a client, or the server.
 
-    Examples are what data sources hand out, and what models train on. Where a program is called
-    inside of the body, nothing of it is seen, and so all that it returns counts as such a value.
+    Examples come from data sources and from the training of models. A program that is called
+    inside the body is opaque, so everything that it returns counts as a value of examples.
 
     Attributes:
-        gates: ops of protocols, as "secagg.Mask", of which nothing that comes out tells of
-            examples, whatever goes in. The program has to have each of them.
-        steps: other ops that it has to have.
-        trains: TYPE_NAME of models whose training is a gate; "": of none.
-        answers: clients' answers may hold values of examples; what the server hands out, or sends,
-            may not, unless they have passed a gate.
-        open_slots: data sources whose examples are nobody's secret, and models that train on such.
+        gates: ops of protocols, such as "secagg.Mask", whose outputs reveal nothing about
+            examples, whatever their inputs are. The program must have each of them.
+        steps: other ops that it must have.
+        trains: TYPE_NAME of models whose training is a gate; "" for none.
+        answers: clients' answers may hold values of examples; values that the server hands out
+            or sends may not, unless they have passed a gate.
+        open_slots: data sources whose examples are not secret, and models that train on them.
     """
 
     gates: tuple[str, ...] = ()
@@ -45,17 +45,17 @@ class Fence:
     open_slots: tuple[str, ...] = ()
 
     def missing(self, function: Function) -> list[str]:
-        """Return the gates and steps that a recorded body does not have."""
+        """Return the gates and steps that are missing in a recorded body."""
         there = {(node.domain, node.op_type) for node in function.nodes}
-        found = [name for name in (*self.gates, *self.steps) if _op_name(name) not in there]
+        missing_names = [name for name in (*self.gates, *self.steps) if _op_name(name) not in there]
         if self.trains and not any(map(self._trains_privately, function.nodes)):
-            found.append(f"training by {self.trains}")
-        return found
+            missing_names.append(f"training by {self.trains}")
+        return missing_names
 
     def leaks(self, function: Function) -> list[str]:
         """Return where values of examples leave without having passed a gate.
 
-        Each is the name of a port or output, and the author's line.
+        Each leak is the name of a port or output, and the author's line.
         """
         flow = _Flow(self, function)
         while flow.spread():
@@ -72,7 +72,7 @@ class Fence:
 
 
 class _Flow:
-    """Values and places that hold something of examples, as far as they are known."""
+    """The values and places that are known to hold values of examples."""
 
     def __init__(self, fence: Fence, function: Function) -> None:
         self._fence = fence
@@ -81,36 +81,36 @@ class _Flow:
         self._outputs = set(function.outputs)
         self._values: set[str] = set()
         self._places: set[str] = set()
-        # Of each request, by the id that its answers name: the batch of these.
+        # Request id as named by the answers -> the batch of these answers.
         self._responses = {
             node.outputs[4]: node.outputs[1] for node in self._nodes if _is(node, "SendReqBatched")
         }
 
     def spread(self) -> bool:
-        """Follow values through each op once; return True if more are known now."""
+        """Propagate through each op once; return True if new values were reached."""
         before = len(self._values), len(self._places)
         for node in self._nodes:
             self._follow(node)
         return (len(self._values), len(self._places)) != before
 
     def is_leak(self, node: OpNode) -> bool:
-        """Return True for an op that sends, or hands out, what has not passed a gate."""
+        """Return True for an op that sends or hands out a value that has not passed a gate."""
         if node.domain == keys.WIRE_DOMAIN:
             is_answer = _is(node, "SendResp") and self._fence.answers
             return not is_answer and self._carries(node)
         return self._fence.answers and bool(self._outputs & self._values & set(node.outputs))
 
     def _carries(self, node: OpNode) -> bool:
-        """Return True for a send whose value comes from examples; receivers do not count."""
+        """Return True for a send whose data comes from examples; its peers do not count."""
         return bool(node.inputs) and node.inputs[0] in self._values
 
     def _follow(self, node: OpNode) -> None:
         if (node.domain, node.op_type) in self._gates or node.domain == _SELECTOR:
-            return  # who takes part is known to who asks
+            return  # the chosen peers are no secret from the requester
         if node.domain == keys.WIRE_DOMAIN:
             if self._fence.answers and self._carries(node) and _is(node, "SendResp"):
                 self._values.add(self._responses.get(node.inputs[2], ""))
-            return  # any other send of such a value is a leak, and so need not be followed
+            return  # any other send of such a value is a leak, so its receivers need no trace
         if (node.domain, node.op_type) == (keys.RESPONSES_DOMAIN, "Peers"):
             return
         place = _place(node)
@@ -140,9 +140,9 @@ def _is(node: OpNode, op_type: str) -> bool:
 
 
 def _place(node: OpNode) -> str | None:
-    """Return where an op keeps values from one call to the next; None: it has no such place.
+    """Return the place where an op stores values between calls; None if it has none.
 
-    Backends keep nothing.
+    Backends store nothing.
     """
     if node.domain.startswith((keys.ROLE_DOMAIN_PREFIX, keys.PROTOCOL_DOMAIN_PREFIX)):
         return f"component {node.metadata.get(keys.SLOT_KEY)}"
@@ -154,6 +154,6 @@ def _place(node: OpNode) -> str | None:
 
 
 def _keeps(node: OpNode) -> bool:
-    """Return True for an op that keeps something of its inputs: a model's `forward` does not."""
+    """Return True for an op that stores its inputs; a model's `forward` does not, for example."""
     spec = lookup_op(node.domain, node.op_type)
     return node.domain != _MODEL or spec is None or spec.changes

@@ -1,9 +1,8 @@
-"""Lists of peers and of addresses: parts of them, several in one, and what they hold.
+"""Ops on lists of peers and of addresses: slices, concatenation, filters, queries.
 
 Rule: each helper is the `ai.onnx` op of its docstring on a 1-d list, or an op of the framework. The
-engine runs it, so no backend is needed; the result of a PeerIdVec is a PeerIdVec, that of an
-AddressVec an AddressVec. Peers stay of the class that they were of: a slice can be sent to like
-the whole.
+engine runs it, so no backend is needed; a PeerIdVec gives a PeerIdVec, an AddressVec an
+AddressVec. Peers keep their class: a slice is a valid destination like the whole list.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def slice_list(
 ) -> Output:  # fmt: skip
     """`peers[start:stop:step]`, as Python's, for a step of 1 or more. ONNX `Slice`-13.
 
-    The bounds are whole numbers, or values that the program computes: one int64 each. Those
-    beyond the list are its ends.
+    The bounds are integers, or values that the program computes: one int64 each. Bounds beyond
+    the list are clamped to its ends.
 
     Raises BadArgument for a smaller step, or a bound that is neither.
     """
@@ -46,7 +45,7 @@ def slice_list(
 def gather_list(
     g: Graph, peers: Output, indices: Output | Sequence[int], *, after: After = None
 ) -> Output:
-    """The peers at `indices`: whole numbers, or an int64 value [N]. ONNX `Gather`-13.
+    """The peers at `indices`: integers, or an int64 value [N]. ONNX `Gather`-13.
 
     A negative index counts from the end; one beyond the list fails the op.
     """
@@ -70,9 +69,9 @@ def list_of_one(g: Graph, peer: Output, *, after: After = None) -> Output:
 
 
 def filter_list(g: Graph, peers: Output, mask: Output, *, after: After = None) -> Output:
-    """The peers whose place in `mask` is true: a bool [N] for a list of N peers.
+    """The peers at whose position `mask` is true: a bool [N] for a list of N peers.
 
-    A mask of another length fails the op. An empty result is sent to nobody.
+    A mask of another length fails the op. A send to an empty result reaches nobody.
     """
     return syscalls.peers_filter(g, peers, mask, after=after)
 
@@ -131,13 +130,13 @@ def _record(
     graph = _graph(g)
     for value in inputs:
         graph.value_name(value)
-    given = [value.type for value in inputs]
+    kinds_in = [value.type for value in inputs]
     kinds = None
-    if not peer_list_ops.is_peer_list_op(op_type, given):
-        # An input without a type is taken for peers; one of another type is refused.
+    if not peer_list_ops.is_peer_list_op(op_type, kinds_in):
+        # An input without a type is assumed to be peers; one of another type is refused.
         assumed = types.PEER_ID if op_type == peer_list_ops.UNSQUEEZE else types.PEER_ID_VEC
-        for index in peer_list_ops.data_inputs(op_type, len(given)):
-            kind = given[index]
+        for index in peer_list_ops.data_inputs(op_type, len(kinds_in)):
+            kind = kinds_in[index]
             if kind is not types.ANY:
                 raise BadArgument(
                     f"{op_type} of a list of peers takes {peer_list_ops.accepted(op_type)}, got "

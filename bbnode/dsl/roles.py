@@ -1,9 +1,9 @@
 """The slot classes, one per role.
 
-Rule: a method is a typed name for one op of the op table; a test holds that the two agree, op
-by op and argument by argument. The first argument is the Graph, then the op's inputs, then its
-attributes by name, `deadline`: seconds that the op may take (0: what its execution has left), and
-`after`: values that must be there before the op fires.
+Rule: a method is a typed name for one op of the op table; a test compares the two, op by op and
+argument by argument. The first argument is the Graph, then the op's inputs, then its attributes by
+name, `deadline`: seconds that the op may take (0: the rest of its execution's time), and `after`:
+values that must be there before the op fires.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class ModelSlot(Slot):
     ) -> tuple[Output, Output, Output]:
         """As `gradient`, and by the batch too: (float32 [P], float32 like the batch, float32 []).
 
-        Of a model as it is evaluated. Who made the batch goes on with the second by `pull_back`.
+        The model runs in evaluation mode. The peer that made the batch continues with the second
+        gradient by `pull_back`.
         """
         made = self.op(g, "GradientWithInput", batch, target, deadline=deadline, after=after)
         return cast("tuple[Output, Output, Output]", made)
@@ -99,9 +100,9 @@ class ModelSlot(Slot):
         deadline: float = 0.0,
         after: After = None,
     ) -> Pair:
-        """Pull a gradient by what `forward` makes of a batch back: (float32 [P], by the batch).
+        """Pull a gradient of the output of `forward` back: (float32 [P], gradient by the batch).
 
-        Unlike `backward` it keeps nothing, so that several executions may be between their
+        Unlike `backward` it keeps no state, so that several executions may be between their
         `forward` and this. Without `to_input` the second is empty, float32 [0].
         """
         return cast(
@@ -114,7 +115,7 @@ class ModelSlot(Slot):
     def set_learning_rate(
         self, g: Graph, rate: Output, *, deadline: float = 0.0, after: After = None
     ) -> Output:
-        """Take `rate`, float32 [], for all steps from now on; a CommandId."""
+        """Set the learning rate, float32 [], of all further steps; a CommandId."""
         return cast(Output, self.op(g, "SetLearningRate", rate, deadline=deadline, after=after))
 
     def apply_delta(
@@ -154,11 +155,11 @@ class ModelSlot(Slot):
     ) -> Pair:  # fmt: skip
         """Train as `train`, with `proximal` (w - `anchor`) + `correction` added to each gradient.
 
-        `anchor` [P], without one the parameters that the training begins with, and `correction` [P]
-        are vectors like the parameters. Parameters that `frozen` names, one a line, stay. Returns
-        the Metadata of `train`, and float32 [3]: the steps made, the sum of their learning rates,
-        and the part of the epochs that was done, which is below 1 where a node's `max_steps` or
-        `max_train_s` ended the training.
+        `anchor` [P] (default: the parameters at the start of the training) and `correction` [P]
+        are vectors like the parameters. Parameters that `frozen` names, one per line, do not
+        change. Returns the Metadata of `train`, and float32 [3]: the number of steps, the sum of
+        their learning rates, and the completed fraction of the epochs, which is below 1 if a
+        node's `max_steps` or `max_train_s` ended the training.
         """
         made = self.op(
             g, "TrainAdjusted", anchor, correction,
@@ -189,10 +190,10 @@ class AggregatorSlot(Slot):
         deadline: float = 0.0,
         after: After = None,
     ) -> Output:
-        """Add the contribution of the peer that the delivery came from; a CommandId.
+        """Add the contribution of the peer that sent the delivery; a CommandId.
 
         `tensor` is float32 [P] with the same P from every peer, `metadata` a Metadata with
-        `num_samples`. A second one of the same peer replaces its first.
+        `num_samples`. A second contribution of a peer replaces its first.
         """
         return cast(
             Output, self.op(g, "Contribute", tensor, metadata, deadline=deadline, after=after)
@@ -205,9 +206,9 @@ class AggregatorSlot(Slot):
         return cast(Output, self.op(g, "ContributeAll", responses, deadline=deadline, after=after))
 
     def aggregate(self, g: Graph, *, deadline: float = 0.0, after: After = None) -> Pair:
-        """Combine and clear what was contributed: (tensor [P], Metadata).
+        """Combine and clear the contributions: (tensor [P], Metadata).
 
-        The op fails at run time when nothing was contributed.
+        The op fails at run time if there are none.
         """
         return cast(Pair, self.op(g, "Aggregate", deadline=deadline, after=after))
 
@@ -239,14 +240,14 @@ class DataSourceSlot(Slot):
         return cast(Output, self.op(g, "OnDataLoaded", deadline=deadline, after=after))
 
     def statistics(self, g: Graph, *, deadline: float = 0.0, after: After = None) -> Pair:
-        """Of each feature count, mean, squared deviations, minimum, maximum: (float64 [5, F],
+        """Count, mean, squared deviations, minimum and maximum of each feature: (float64 [5, F],
         Metadata with `num_samples`)."""
         return cast(Pair, self.op(g, "Statistics", deadline=deadline, after=after))
 
     def standardize(
         self, g: Graph, statistics: Output, *, deadline: float = 0.0, after: After = None
     ) -> Output:
-        """Take the statistics of all peers, by which features are standardised; a CommandId."""
+        """Standardise features by the statistics of all peers; a CommandId."""
         return cast(Output, self.op(g, "Standardize", statistics, deadline=deadline, after=after))
 
 
@@ -263,13 +264,13 @@ class CodecSlot(Slot):
     def encode(
         self, g: Graph, tensor: Output, *, deadline: float = 0.0, after: After = None
     ) -> Output:
-        """A tensor to its code, a tensor of a shape and dtype that the codec chooses."""
+        """Encode a tensor; the code is a tensor of a shape and dtype that the codec chooses."""
         return cast(Output, self.op(g, "Encode", tensor, deadline=deadline, after=after))
 
     def decode(
         self, g: Graph, code: Output, *, deadline: float = 0.0, after: After = None
     ) -> Output:
-        """A code to the tensor that it stands for, as exactly as the codec can."""
+        """Decode a code to its tensor, as exactly as the codec can."""
         return cast(Output, self.op(g, "Decode", code, deadline=deadline, after=after))
 
     def decode_all(
@@ -281,10 +282,10 @@ class CodecSlot(Slot):
         deadline: float = 0.0,
         after: After = None,
     ) -> AnswersOutput:
-        """Answers that are codes to the same ones decoded; a peer whose code is refused is missing.
+        """Decode a batch of answers; a peer whose code is refused counts as missing.
 
-        `parts` says which parts of answers that are bundles are codes, as "10" of two parts says
-        it of the first. `respond(…, codec=…)` of a request records it.
+        `parts` marks the encoded parts of bundles: "10" marks the first of two. A request's
+        `respond(…, codec=…)` records this op.
         """
         return cast(
             AnswersOutput,
@@ -297,7 +298,7 @@ class CodecSlot(Slot):
         """Fit the codebook to examples [N, …]; a CommandId."""
         return cast(Output, self.op(g, "Train", training, deadline=deadline, after=after))
 
-    compress = encode  # the older names of the three
+    compress = encode  # older names of the three methods
     decompress = decode
     train_codebook = train
 
@@ -317,14 +318,14 @@ class IndexSlot(Slot):
         self, g: Graph, vector: Output, metadata: Output | None = None, id: Output | None = None, *,  # noqa: A002
         deadline: float = 0.0, after: After = None,
     ) -> Output:  # fmt: skip
-        """Store one vector [D] or several [N, D]; their ids, int64 [] or [N], which `remove` takes.
+        """Store one vector [D] or several [N, D]; returns their ids, int64 [] or [N], for `remove`.
 
         Args:
             g: the Graph.
             vector: float32.
-            metadata: of each vector, a MetadataVec.
-            id: of each vector, int64 [] or [N]; one that the index holds is replaced. Without it
-                the index numbers them.
+            metadata: metadata of each vector, a MetadataVec.
+            id: id of each vector, int64 [] or [N]; a vector with the same id is replaced. Without
+                it the index numbers them.
             after: as everywhere.
         """
         return cast(Output, self.op(g, "Add", vector, metadata, id, deadline=deadline, after=after))
@@ -335,7 +336,7 @@ class IndexSlot(Slot):
     ) -> ResultsOutput:  # fmt: skip
         """The k nearest to `query` [D], or to each of [Q, D], nearest first, as SearchResults.
 
-        `where`, a Metadata, says which items count: `{"language": "en", "year >=": 2020}`.
+        `where`, a Metadata, filters the items: `{"language": "en", "year >=": 2020}`.
         """
         return cast(
             ResultsOutput, self.op(g, "Search", query, where, k=k, deadline=deadline, after=after)
@@ -344,13 +345,13 @@ class IndexSlot(Slot):
     def remove(
         self, g: Graph, item: Output, *, deadline: float = 0.0, after: After = None
     ) -> Output:
-        """Forget the vectors with these ids, as `add` gave them; a CommandId."""
+        """Remove the vectors with these ids, as returned by `add`; a CommandId."""
         return cast(Output, self.op(g, "Remove", item, deadline=deadline, after=after))
 
     def centroids(
         self, g: Graph, *, n: int = 16, deadline: float = 0.0, after: After = None
     ) -> Output:
-        """Up to n centres of what it holds, float32 [C, 1 + D]; a row begins with its items."""
+        """Up to n centroids of the vectors, float32 [C, 1 + D]; rows begin with an item count."""
         return cast(Output, self.op(g, "Centroids", n=n, deadline=deadline, after=after))
 
     def train(
@@ -361,7 +362,7 @@ class IndexSlot(Slot):
 
 
 class PeerSelectorSlot(Slot):
-    """Chooses peers of one class; what is sent to them lives on that class.
+    """Chooses peers of one class; values sent to them live on that class.
 
     ```python
     clients = PeerSelectorSlot("cohort", peer_class="client").sample(g, n=4, after=tick)
@@ -379,15 +380,15 @@ class PeerSelectorSlot(Slot):
         include_self: bool = False,
         concrete: ConcreteSpec | None = None,
     ) -> None:
-        """Name the slot and the class of the peers that it selects.
+        """Create a slot for the selection of peers of one class.
 
         Args:
-            name: of the slot.
-            peer_class: the compiler refuses a send to its peers without one; leave it out only if
-                they are not sent to.
-            include_self: a node that plays `peer_class` itself is one of the peers that it can
-                choose; otherwise only others are.
-            concrete: the component, if the program says it.
+            name: name of the slot.
+            peer_class: class of the peers; omit it only if nothing is sent to them, since the
+                compiler refuses a send without it.
+            include_self: True if a node that plays `peer_class` itself can be chosen too;
+                otherwise only other nodes can.
+            concrete: the component, if the program chooses it.
         """
         if type(include_self) is not bool:
             raise BadArgument(f"include_self has to be True or False, not {include_self!r:.80}")
@@ -425,8 +426,8 @@ class PeerSelectorSlot(Slot):
     ) -> Output:
         """Peers by a rule, as a PeerIdVec in PeerId order.
 
-        `mode` is "all", "random" (n of them) or "near_key" (the n nearest to `key`). A
-        selector that cannot do what is asked for fails the op at run time; it does not guess.
+        `mode` is "all", "random" (n of them) or "near_key" (the n nearest to `key`). The op
+        fails at run time if the selector does not support the mode.
         """
         return cast(
             Output, self.op(g, "Select", key, mode=mode, n=n, deadline=deadline, after=after)
@@ -435,9 +436,9 @@ class PeerSelectorSlot(Slot):
     def observed(
         self, g: Graph, responses: Output, *, deadline: float = 0.0, after: After = None
     ) -> Output:
-        """Tell the selector what those whom it chose have answered, and how fast; a CommandId.
+        """Report the answers of the chosen peers, and their delays, to the selector; a CommandId.
 
-        A selector that learns (`bbnode.Oort`, `bbnode.ByDataSize`) chooses by it from then on.
+        A learning selector (`bbnode.Oort`, `bbnode.ByDataSize`) uses them for its next choices.
         """
         return cast(Output, self.op(g, "Observed", responses, deadline=deadline, after=after))
 
@@ -453,7 +454,7 @@ class ProtocolSlot(Slot):
     ROLE: ClassVar[str] = "Protocol"
 
     def __init__(self, name: str, protocol: str, *, concrete: ConcreteSpec | None = None) -> None:
-        """Name the slot and the protocol whose ops it records."""
+        """Create a slot for the ops of one protocol."""
         super().__init__(name, concrete=concrete)
         self._protocol = check_name("protocol name", protocol)
 
@@ -470,13 +471,13 @@ def protocol_op(
 ) -> OpSpec:
     """Register an op of a protocol; its component has a method of that name in snake case.
 
-    Called once, in the module that registers the component.
+    Call it once, in the module that registers the component.
 
     Args:
-        protocol: the one that `ProtocolSlot(name, protocol)` names.
-        op_type: in camel case, for instance "PassOn".
-        inputs, outputs: name to type, in order.
-        attributes: name to default.
+        protocol: name of the protocol, as in `ProtocolSlot(name, protocol)`.
+        op_type: the op's name in camel case, for instance "PassOn".
+        inputs, outputs: types by port name, in order.
+        attributes: defaults by name.
 
     Raises:
         AuthorError: the op is registered already.

@@ -1,8 +1,8 @@
 """Framework ops, as helpers: timers, triggers, queues, events, metrics, the address book.
 
-Rule: one function per op of the op table, called like it in snake case (`any_of` for `Any`,
-which is Python's word); a test holds that the two agree. The first argument is the Graph, then
-the op's inputs, its attributes by name, and `after`. Times are in nanoseconds.
+Rule: one function per op of the op table, named like it in snake case (`any_of` for `Any`, since
+`any` is a Python built-in); a test compares the two. The first argument is the Graph, then the
+op's inputs, its attributes by name, and `after`. Times are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bbnode.ir.types import TypeNode
 SHUTDOWN: Final = 1
 SNAPSHOT: Final = 2
 
-# Beginnings of event names that are the node's own.
+# Prefixes of event names that are reserved for the node.
 RESERVED_EVENTS: Final = ("bb.", keys.PREFIX)
 
 
@@ -85,9 +85,9 @@ def threshold(
 ) -> Output:  # fmt: skip
     """A trigger once `n` of the inputs have arrived.
 
-    With more than there are inputs it is a barrier over executions: a trigger after each `n`
-    arrivals (of deliveries, say), in an execution of its own. With fewer after `until_ns`, counted
-    from the first (0: its node's limit `wait_s`), it fails. `per_peer` counts each peer once in a
+    If `n` exceeds the number of inputs, the op is a barrier over executions: a trigger after each
+    `n` arrivals (of deliveries, say), in an execution of its own. It fails if fewer have arrived
+    `until_ns` after the first (0: the node's limit `wait_s`). `per_peer` counts each peer once per
     round.
     """
     made = _one(
@@ -129,7 +129,7 @@ def any_of(g: Graph, *inputs: Output, group: str = "", after: After = None) -> O
 
 
 def when(g: Graph, condition: Output, *, expect: bool = True, after: After = None) -> Output:
-    """A trigger if the condition is as expected; else what needs it is skipped: `g.when`."""
+    """A trigger if the condition is as expected; else its readers are skipped: see `g.when`."""
     return _one(g, "When", condition, after=after, expect=int(expect))
 
 
@@ -146,7 +146,7 @@ def gate(g: Graph, value: Output, trigger: Output, *, after: After = None) -> Ou
 
 
 def gate_dispatch(g: Graph, value: Output, *, after: After = None) -> Output:
-    """An edge gate; the compiler puts them where they are needed."""
+    """An edge gate; the compiler inserts them where they are needed."""
     return _one(g, "GateDispatch", value, after=after)
 
 
@@ -161,9 +161,9 @@ def gate_many_dispatch(g: Graph, value: Output, *gates: Output, after: After = N
 def limit_acquire(
     g: Graph, trigger: Output, *, name: str, n: int, deadline_ns: int = 0, after: After = None
 ) -> Output:
-    """The trigger, once one unit of the semaphore `name` of `n` units is ours.
+    """The trigger, once one unit of the semaphore `name` of `n` units is acquired.
 
-    It waits for `deadline_ns` at most; 0 for what is left of its execution's time.
+    It waits for `deadline_ns` at most; 0 for the rest of its execution's time.
     """
     return _one(g, "Limit.Acquire", trigger, after=after, within_ns=deadline_ns, name=name, n=n)
 
@@ -174,14 +174,14 @@ def limit_release(g: Graph, trigger: Output, *, name: str, after: After = None) 
 
 
 def serialize_enqueue(g: Graph, value: Output, *, queue: str, after: After = None) -> Output:
-    """Put a value into a first-in-first-out queue; a trigger when it is in."""
+    """Put a value into a FIFO queue; a trigger once it is enqueued."""
     return _one(g, "Serialize.Enqueue", value, after=after, queue=queue)
 
 
 def serialize_dequeue(
     g: Graph, trigger: Output, *, queue: str, deadline_ns: int = 0, after: After = None
 ) -> Output:
-    """Take the oldest value of a queue, waiting for one; at most so long (0: its execution's)."""
+    """Take a queue's oldest value, waiting for `deadline_ns` at most (0: as `limit_acquire`)."""
     return _one(g, "Serialize.Dequeue", trigger, after=after, queue=queue, deadline_ns=deadline_ns)
 
 
@@ -195,7 +195,7 @@ def hold_flush(g: Graph, trigger: Output, *, slot: str, after: After = None) -> 
     return _one(g, "Hold.Flush", trigger, after=after, slot=slot)
 
 
-# --- what the node knows -------------------------------------------------------------------
+# --- state of the node ---------------------------------------------------------------------
 
 
 def clock(g: Graph, trigger: Output, *, after: After = None) -> Output:
@@ -232,7 +232,7 @@ def app_notify(g: Graph, trigger: Output, *, name: str, after: After = None) -> 
 
 
 def record(g: Graph, value: Output, *, name: str, after: After = None) -> None:
-    """Push a value to the node's ring buffer, under `name`."""
+    """Append a value to the node's ring buffer `name`."""
     _record(g, "Record", value, after=after, name=name)
 
 
@@ -257,17 +257,17 @@ def tee(g: Graph, value: Output, *, fanout: int, after: After = None) -> tuple[O
 
 
 def constant(g: Graph, value: Any, *, after: After = None) -> Output:
-    """A value that rides in the program: the same as `g.constant`."""
+    """A constant value of the program: the same as `g.constant`."""
     return as_graph(g, "syscalls.constant(g, …)").constant(value, after=after)
 
 
 def metadata_number(g: Graph, metadata: Output, *, key: str, after: After = None) -> Output:
-    """An entry of Metadata as float32 []; one that is missing, or no number, fails the op."""
+    """An entry of Metadata as float32 []; the op fails if it is missing or no number."""
     return _one(g, "Metadata.Number", metadata, key=key, after=after)
 
 
 def peers_filter(g: Graph, peers: Output, mask: Output, *, after: After = None) -> Output:
-    """The peers whose place in `mask`, a bool for each, is true: `peer_lists.filter_list`."""
+    """The peers at whose position `mask` is true: the same as `peer_lists.filter_list`."""
     return _one(g, "Peers.Filter", peers, mask, after=after)
 
 

@@ -1,1 +1,1 @@
-"""Analyses: what passes find out about a program without changing it."""
+"""Analyses: facts about a program that passes compute without changing it."""

@@ -1,13 +1,13 @@
 """The length of the chain behind a send: in hops, and in nanoseconds.
 
-Rule: the depth of a send counts the hops that are still to come, its own included. What
-travels as `remaining_deadline_ns` bounds everything that a delivery starts, so the first hop of
-a chain needs the largest budget and the last one a single hop's.
+Rule: the depth of a send counts the remaining hops, its own included. `remaining_deadline_ns`
+travels with a message and bounds everything that its delivery starts, so the first hop of a
+chain needs the largest budget and the last one a single hop's.
 
-Behind an op comes what reads its values or waits for them, and the next op of its slot (the
-ops of a slot fire in program order). Where several things come behind, the longest counts.
-A request waits for what its receivers do until they answer; what reads the answers comes
-after it, on the requester's side. A send with a budget of its own ends the chains that lead to it.
+The successors of an op are the ops that read its values or wait for them, and the next op of its
+slot (the ops of a slot fire in program order). Of several successors the longest chain counts.
+A request waits until its receivers have answered; the readers of the answers follow it, on the
+requester's side. A send with its own budget ends the chains that lead to it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from bbnode.compiler.errors import ExpansionFailed, Where
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op, is_wire
 
-# More hops than any chain has; times a day per hop it stays within 63 bits. It also ends the
-# counting where paths that split and meet again would double it at every turn.
+# More hops than any real chain has; multiplied by a day per hop it stays within 63 bits. It also
+# stops the count where paths that fork and join would double it each time.
 MAX_CHAIN_DEPTH = 100_000
 MAX_DEADLINE_NS = (1 << 63) - 1  # what an ONNX integer attribute holds
 
-# Attributes by which an op says that it takes a while on purpose, in ns: on top of the hops.
+# Attributes that hold an op's intended delay in ns, which is added to the time of the hops.
 DELAY_ATTRIBUTES = ("delay_ns", "duration_ns")
 
-# From this output on, what a send makes lives on the far side; so does what follows from it.
+# The outputs of a send from this index on live on the receiver's side, as do their readers.
 _FIRST_REMOTE = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Length of a chain. `hops`: sends on its longest path; `ns`: time of its slowest one.
+    """Length of a chain. `hops`: sends on its longest path; `ns`: time of its slowest path.
 
-    `is_own`: the author of the send that it begins with gave the time.
+    `is_own`: the author set the time of the send that starts the chain.
     """
 
     hops: int = 0
@@ -44,13 +44,13 @@ class Span:
     is_own: bool = False
 
     def then(self, other: Span) -> Span:
-        """This one, and the other one behind it."""
+        """Return the span of this chain followed by `other`."""
         return Span(
             min(self.hops + other.hops, MAX_CHAIN_DEPTH), min(self.ns + other.ns, MAX_DEADLINE_NS)
         )
 
     def longest(self, other: Span) -> Span:
-        """Return the longer of two that run side by side."""
+        """Return the span of two chains that run in parallel."""
         if other is self or (other.hops <= self.hops and other.ns <= self.ns):
             return self
         return Span(max(self.hops, other.hops), max(self.ns, other.ns))
@@ -73,7 +73,7 @@ def spans_of_sends(
 
     Raises:
         CyclicGraph: its ops wait for each other.
-        ExpansionFailed: a `chain_depth` or `deadline_ns` of the author's is none.
+        ExpansionFailed: the author's `chain_depth` or `deadline_ns` is invalid.
     """
     nodes = list(function.nodes)
     if not any(_is_send(node) for node in nodes):
@@ -88,17 +88,17 @@ def spans_of_sends(
 
 
 def _is_sorted(function: Function) -> bool:
-    """Return True if every op stands behind what it needs, as the recorder writes it."""
-    made = set(function.inputs)
+    """Return True if every op comes after its dependencies, as the recorder writes it."""
+    available = set(function.inputs)
     for node in function.nodes:
-        if not made.issuperset(node.reads):
+        if not available.issuperset(node.reads):
             return False
-        made.update(node.outputs)
+        available.update(node.outputs)
     return True
 
 
 class _Chains:
-    """Walks a function backwards: what comes behind a node is known when it is met."""
+    """Walks a function backwards, so that the chains after a node are known when it is visited."""
 
     def __init__(
         self,
@@ -110,11 +110,11 @@ class _Chains:
         self._hop = Span(1, budget_ns)
         self._called_slots = called_slots
         self._joined = joined
-        self._behind: dict[str, Span] = {}  # value -> what reads it
-        self._next: dict[str, Span] = {}  # slot -> its next op, and what comes behind that
+        self._behind: dict[str, Span] = {}  # value -> longest chain of its readers
+        self._next: dict[str, Span] = {}  # slot -> chain that starts at its next op
 
     def add(self, index: int, node: OpNode) -> None:
-        """Take one node, after all that comes behind it."""
+        """Add a node; all nodes downstream of it have been added."""
         if _is_send(node):
             span = self._of_send(index, node)
         else:
@@ -140,11 +140,11 @@ class _Chains:
             behind[name] = span if known is None else known.longest(span)
 
     def _of_send(self, index: int, node: OpNode) -> Span:
-        """The chain that a send begins; noted, and then what else waits for the send itself."""
+        """Record the chain that starts at a send; return the longest that waits for it locally."""
         first = _FIRST_REMOTE.get(node.op_type, len(node.outputs))
         remote = list(node.outputs[first:])
-        # A later send of a port delivers to the readers of the first one as well. Those that
-        # stand before it in the program are a loop, which the deadline ends and no count.
+        # A later send of a port delivers to the readers of the first one as well. Readers that
+        # come before it in the program form a loop, which only the deadline ends.
         for name in remote[:1]:
             remote += self._joined.get(name, ())
         own = self._hop.then(self._longest(remote))
@@ -162,12 +162,12 @@ class _Chains:
         return own.then(self._longest(node.outputs[:first]))
 
     def _longest(self, names: Sequence[str]) -> Span:
-        found = NOTHING
+        longest = NOTHING
         for name in names:
             span = self._behind.get(name)
             if span is not None:
-                found = span if found is NOTHING else found.longest(span)
-        return found
+                longest = span if longest is NOTHING else longest.longest(span)
+        return longest
 
 
 def given_depth(node: OpNode) -> int:
@@ -181,7 +181,7 @@ def given_depth(node: OpNode) -> int:
 
 
 def given_budget(node: OpNode) -> int:
-    """Return the time of its own that a Send begins, in ns, or 0. Raises ExpansionFailed."""
+    """Return the author's `budget_ns` of a Send, or 0. Raises ExpansionFailed."""
     text = node.metadata.get(keys.BUDGET_NS_KEY)
     if text is None:
         return 0
@@ -193,16 +193,18 @@ def given_budget(node: OpNode) -> int:
 
 
 def given_deadline(node: OpNode) -> int:
-    """Return the deadline that a send says, in ns, or 0. Raises ExpansionFailed.
+    """Return the deadline stated on a send, in ns, or 0. Raises ExpansionFailed.
 
-    A request's attribute goes before the stamp that a send carries when its depth is known.
+    The attribute of a request takes precedence over the stamp that a send gets with its depth.
     """
     if node.op_type == keys.OP_SEND_REQ_BATCHED:
-        given = _held(node, keys.ATTR_DEADLINE_NS)
-        if not isinstance(given, int) or given < 0:
-            raise _unfit(node, f"deadline_ns has to be nanoseconds, 0 or more, not {given!r:.40}")
-        if given:
-            return given
+        deadline = _held(node, keys.ATTR_DEADLINE_NS)
+        if not isinstance(deadline, int) or deadline < 0:
+            raise _unfit(
+                node, f"deadline_ns has to be nanoseconds, 0 or more, not {deadline!r:.40}"
+            )
+        if deadline:
+            return deadline
     text = node.metadata.get(keys.DEADLINE_NS_KEY)
     if text is None:
         return 0
@@ -212,13 +214,14 @@ def given_deadline(node: OpNode) -> int:
 
 
 def _held(node: OpNode, name: str) -> object:
-    """Return the value of an attribute, 0 without one.
+    """Return the value of an attribute, or 0 if it is missing, malformed or a reference.
 
-    Of one that is malformed or stands for a parameter too: this is before anything is validated,
-    and `expand_ops` says so.
+    Nothing is validated yet at this point; `expand_ops` refuses malformed attributes.
     """
-    found = node.attributes.get(name)
-    return 0 if found is None or not found.kind or found.value is None else found.value
+    attribute = node.attributes.get(name)
+    return (
+        0 if attribute is None or not attribute.kind or attribute.value is None else attribute.value
+    )
 
 
 def _is_send(node: OpNode) -> bool:
@@ -228,21 +231,21 @@ def _is_send(node: OpNode) -> bool:
 def _delay(node: OpNode) -> int:
     if node.domain != keys.SYSCALL_DOMAIN or not node.attributes:
         return 0
-    found = (_held(node, name) for name in DELAY_ATTRIBUTES)
-    return sum(delay for delay in found if isinstance(delay, int) and delay > 0)
+    delays = (_held(node, name) for name in DELAY_ATTRIBUTES)
+    return sum(delay for delay in delays if isinstance(delay, int) and delay > 0)
 
 
 def _joined(nodes: Sequence[OpNode]) -> dict[str, list[str]]:
-    """By what a later send of a port delivers: what the port's first send delivers."""
-    found: dict[str, list[str]] = {}
+    """Map the value that a later send of a port delivers to the values of the port's first send."""
+    firsts: dict[str, list[str]] = {}
     sends: dict[str, OpNode] = {}
     for node in nodes:
         if is_wire(node, keys.OP_SEND) and node.outputs:
             sends[node.outputs[0]] = node
             first = node.metadata.get(keys.FAN_IN_KEY)
             if first is not None and first in sends:
-                found[node.outputs[0]] = [name for name in sends[first].outputs if name]
-    return found
+                firsts[node.outputs[0]] = [name for name in sends[first].outputs if name]
+    return firsts
 
 
 def _unfit(node: OpNode, reason: str) -> ExpansionFailed:

@@ -1,9 +1,9 @@
 """Names made of content: of partitions and of backend subgraphs.
 
-Rule: equal content gives an equal name on every machine. Where the author's source stood is
-no content. 64 bits of SHA-256 are plenty: names are compared within one model, and a peer
+Rule: equal content gives an equal name on every machine. The author's source line is not part of
+the content. 64 bits of SHA-256 are enough: names are compared within one model, and a peer
 checks the whole artifact's digest. The bytes of an attribute, which may be all weights of a
-model, are looked at once in a compile.
+model, are hashed once per compile.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from bbnode.ir.graph import Attribute, Function, OpNode
 from bbnode.ir.onnx_file import attribute_content
 
 HEX_DIGITS = 16
-# Shorter attributes stand in a hash as they are.
+# Shorter attributes enter a hash verbatim.
 _LONGEST_INLINE_BYTES = 64
-_PIECE_ITEMS = 64  # of a list that becomes JSON at once
+_PIECE_ITEMS = 64  # list items that are encoded as JSON at once
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 @dataclass(frozen=True, slots=True)
 class AttributePrint:
-    """An attribute's size in bytes, and text that stands for its content."""
+    """The size of an attribute in bytes, and a text that identifies its content."""
 
-    attribute: Attribute  # held, so that its id stays its own
+    attribute: Attribute  # kept alive, so that its id is not reused
     size: int
     content: str
 
 
 @dataclass(slots=True)
 class AttributePrints:
-    """Sizes and contents of the attributes of one compile, each looked at once.
+    """A cache of the sizes and contents of attributes, for one compile.
 
-    Attributes are never changed, and nodes that carry equal ones mostly share them.
+    It goes by identity: attributes are immutable, and nodes with equal ones mostly share them.
     """
 
     _known: dict[int, AttributePrint] = field(default_factory=dict)
 
     def of(self, attribute: Attribute) -> AttributePrint:
-        """Size and content of an attribute."""
-        found = self._known.get(id(attribute))
-        if found is None:
+        """Return the size and content of an attribute, computed once."""
+        print_ = self._known.get(id(attribute))
+        if print_ is None:
             data = attribute_content(attribute)
             is_long = len(data) > _LONGEST_INLINE_BYTES
             content = "#" + hashlib.sha256(data).hexdigest() if is_long else "=" + _text(data)
-            found = AttributePrint(attribute, len(data), content)
-            self._known[id(attribute)] = found
-        return found
+            print_ = AttributePrint(attribute, len(data), content)
+            self._known[id(attribute)] = print_
+        return print_
 
     def content(self, attributes: Mapping[str, Attribute]) -> list[tuple[str, str]]:
         """Return names and contents of all attributes."""
@@ -64,17 +64,17 @@ class AttributePrints:
 
 
 def _text(data: bytes) -> str:
-    """Return bytes as text, one character each."""
+    """Return bytes as text, one character per byte."""
     return data.decode("latin-1")
 
 
 def _framed(data: bytes) -> bytes:
-    """With its length before it, so that two pieces never read like two others."""
+    """Return the data behind its length, so that the concatenation of pieces is unambiguous."""
     return len(data).to_bytes(8, "big") + data
 
 
 def _said_by(node: OpNode, prints: AttributePrints) -> tuple[object, ...]:
-    """All that a node says, but where its source stood, and what follows from slots' settings."""
+    """Return the content of a node without its source line and its inferred crossing shape."""
     metadata = sorted(node.metadata.items())
     if keys.CROSSING_SHAPE_KEY in node.metadata:
         metadata = [entry for entry in metadata if entry[0] != keys.CROSSING_SHAPE_KEY]
@@ -87,7 +87,7 @@ def _said_by(node: OpNode, prints: AttributePrints) -> tuple[object, ...]:
 
 
 def function_digest(function: Function, prints: AttributePrints) -> bytes:
-    """SHA-256 over a body: ports, slots with their configs, opsets, nodes, types; not its name."""
+    """Return SHA-256 over a body: ports, slots and configs, opsets, nodes, types; not its name."""
     ports = (
         sorted((entry.domain, entry.version) for entry in function.opset_imports),
         function.inputs,
@@ -97,7 +97,7 @@ def function_digest(function: Function, prints: AttributePrints) -> bytes:
     )
     nodes = (_said_by(node, prints) for node in function.nodes)
     kinds = sorted([(name, _text(kind.content)) for name, kind in function.types.items()])
-    # JSON tells texts, numbers and lists apart, and what stands where is always of one kind.
+    # JSON keeps texts, numbers and lists apart, and each position always holds one kind.
     digest = hashlib.sha256(_encode(ports)[:-1].encode())
     for text in chain(_listed(nodes), _listed(kinds), "]"):
         digest.update(text.encode())
@@ -105,9 +105,9 @@ def function_digest(function: Function, prints: AttributePrints) -> bytes:
 
 
 def _listed(items: Iterable[object]) -> Iterator[str]:
-    """Yield the JSON of a list of these items, and a comma before it.
+    """Yield the JSON of a list of these items in pieces, with a comma before it.
 
-    In pieces: that of a whole program at once would not fit the processor's cache.
+    The JSON of a whole program at once would not fit the processor's cache.
     """
     rest = iter(items)
     before = ",["
@@ -128,8 +128,8 @@ def content_name(
     Args:
         function: the body.
         callees: all functions that it reaches, in the model's order.
-        known: digests made before, by function name and domain (`digest_key`).
-        prints: what is known of attributes.
+        known: digests computed before, by `digest_key`.
+        prints: cache of attribute contents.
     """
     digest = hashlib.sha256(function_digest(function, prints))
     for callee in callees:
@@ -145,7 +145,7 @@ def digest_key(function: Function) -> str:
 
 
 def same(a: Function, b: Function, prints: AttributePrints) -> bool:
-    """Return True if two functions of one name are equal, where their source stood included."""
+    """Return True if two functions of one name are equal, source lines included."""
     lines_a, lines_b = ([node.source_line for node in function.nodes] for function in (a, b))
     return (
         lines_a == lines_b

@@ -1,8 +1,8 @@
-"""Crossings: the types of what goes over each wire edge, and the site ids made of them.
+"""Crossings: the types of the values on each wire edge, and the site ids derived from them.
 
-Rule: a site id rests on names that the author gave and on the type of what crosses, and on nothing
-of the bodies around. So an edit of one class leaves the sites of a program alone as long as it
-leaves alone what crosses, and peers of both versions reach each other.
+Rule: a site id depends on names that the author chose and on the type of the value that crosses,
+and on nothing in the bodies around. An edit of one class therefore keeps the sites of a program
+as long as the crossing values keep their types, and peers of both versions reach each other.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bbnode.ir import ids, keys, types
 from bbnode.ir.caps import MAX_COMPOSITE_DEPTH
 from bbnode.ir.graph import Function, OpNode, call_key, is_wire
 
-_KEPT_NAMES = 256  # of types: ours are some dozens, packages may bring more
-# Ops behind which a value is still the same one.
+_KEPT_NAMES = 256  # cached type names: ours are some dozens, packages may bring more
+# Ops that hand their input on unchanged.
 _TRANSPARENT = keys.GATE_OPS | {keys.OP_DEADLINE_CHECK, "PassThrough"}
 
 
 @dataclass(slots=True)
 class Crossings:
-    """The crossings of a unit whose partitions are cut, and the sites that they have so far."""
+    """The crossings of a partitioned unit, and the site ids assigned so far."""
 
     unit: CompilationUnit
     _sites: dict[int, OpNode] = field(default_factory=dict)
@@ -36,11 +36,11 @@ class Crossings:
         self._composites = _Composites(self.unit)
 
     def crosses(self, edge: WireEdge, send: OpNode, recv: OpNode) -> str:
-        """Return the type of what crosses on an edge: `Trigger` where no payload does."""
+        """Return the type of the value that crosses on an edge; `Trigger` without a payload."""
         if recv.metadata.get(keys.WIRE_TRANSPORT_KEY) == keys.TRANSPORT_TRIGGER_ONLY:
             return types.TRIGGER.name
         sender = self.unit.partitions[edge.producer_class]
-        if send.op_type == keys.OP_SEND_RESP:  # what arrives is the batch of all answers
+        if send.op_type == keys.OP_SEND_RESP:  # the receiver gets the batch of all answers
             return self._composites.text(sender, send.inputs[0])
         receiver = self.unit.partitions[edge.consumer_class]
         if receiver.kind_of(recv.outputs[0]) is types.COMPOSITE:
@@ -67,7 +67,7 @@ class Crossings:
 
 @lru_cache(maxsize=_KEPT_NAMES)
 def _name(kind: types.TypeNode | None) -> str:
-    """Return a type's name, with its wire hash where that is not the one of a first version."""
+    """Return a type's name, with its wire hash unless that is the hash of its first version."""
     kind = kind or types.ANY
     is_first = kind.wire_hash == ids.wire_hash(kind.name)
     return kind.name if is_first else f"{kind.name}#{kind.wire_hash:016x}"
@@ -75,7 +75,7 @@ def _name(kind: types.TypeNode | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A function, and the call through which one looks into it."""
+    """A function, and the call through which it is inspected."""
 
     function: Function
     call: OpNode | None = None
@@ -83,7 +83,7 @@ class _Place:
 
 
 class _Composites:
-    """Types of what values hold, those inside of composites included."""
+    """Types of values, those inside of composites included."""
 
     def __init__(self, unit: CompilationUnit) -> None:
         self._functions = by_key(unit.program.functions)
@@ -100,21 +100,21 @@ class _Composites:
                 self._sends.setdefault((edge.consumer_class, edge.recv_node), source)
 
     def text(self, main: Function, value: str, arrives: tuple[Function, str] | None = None) -> str:
-        """Return the type of a value, with the types inside of a composite as far as known.
+        """Return the type of a value, with the types of a composite's parts as far as known.
 
         Args:
             main: the partition that makes the value.
             value: its name there.
-            arrives: where another partition reads it: what is asked when its maker does not say.
+            arrives: another partition and the value's name there, asked if the maker does not know.
         """
-        found = self._parts(_Place(main), value, 0)
-        if found is None and arrives is not None:
-            found = self._taken_apart(*arrives)
+        parts = self._parts(_Place(main), value, 0)
+        if parts is None and arrives is not None:
+            parts = self._taken_apart(*arrives)
         kind = types.COMPOSITE if arrives is not None else main.kind_of(value)
-        return _name(kind) if found is None else f"{_name(kind)}[{','.join(found)}]"
+        return _name(kind) if parts is None else f"{_name(kind)}[{','.join(parts)}]"
 
     def _parts(self, place: _Place, value: str, depth: int) -> list[str] | None:
-        """Types in a composite, by the Bundle that makes it; None when that cannot be seen."""
+        """Return the part types of a composite from the Bundle that makes it; None if unknown."""
         if place.function.kind_of(value) is not types.COMPOSITE:
             return None
         for at, node in self._makers(place, value):
@@ -134,7 +134,7 @@ class _Composites:
         return None
 
     def _makers(self, place: _Place, value: str) -> Iterator[tuple[_Place, OpNode]]:
-        """Yield the ops that a value goes back to, the nearest first, over calls and the wire."""
+        """Yield the ops that a value originates from, nearest first, across calls and the wire."""
         seen = set()
         while (where := (id(place.function), id(place.call), value)) not in seen:
             seen.add(where)
@@ -163,7 +163,7 @@ class _Composites:
                 return
 
     def _taken_apart(self, main: Function, value: str) -> list[str] | None:
-        """Types in a composite, by the Unbundle that reads it; None when there is none."""
+        """Return the part types of a composite from an Unbundle that reads it; None without one."""
         names = [value]
         while names:
             for node in main.readers(names.pop()):

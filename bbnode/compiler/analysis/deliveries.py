@@ -1,8 +1,8 @@
-"""Which executions the values of a partition are of, in the author's words.
+"""Errors for ops that need values of several executions, in terms of the author's program.
 
-Rule: each message that arrives by `net_out` starts an execution of its own, and so does each
-request, invoke, tick, event and join. Two executions never see each other's values. The rule itself
-is the engine's (`bbnode.ir.slices`); here its findings become errors that say what to change.
+Rule: each message that arrives by `net_out` starts its own execution, and so does each request,
+invoke, tick, event and join. Two executions never see each other's values. The rule itself is
+the engine's (`bbnode.ir.slices`); here its findings become errors that say what to change.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _SOURCES: Final[Mapping[str, str]] = {
 def find_fault(
     main: Function, library: Mapping[FunctionKey, Function], *, home: str
 ) -> CompileError | None:
-    """Return why an op of a partition can never fire, or gathers nothing; None if all can.
+    """Return the error of an op that can never fire or gathers nothing; None if there is none.
 
-    Raises `bbnode.ir.flatten.MalformedFlow` for what the engine would not install either.
+    Raises `bbnode.ir.flatten.MalformedFlow` for a flow that the engine would refuse to install.
     """
     bodies = (main, *library.values())
     if not any(starts_executions(node) for body in bodies for node in body.nodes):
-        return None  # all is one execution, that of `invoke`
+        return None  # everything runs in one execution, that of `invoke`
     flat = flatten(main, library)
     makers = check_values(flat)
     check_acyclic(flat, makers)
@@ -81,7 +81,7 @@ def _not_received(flat: FlatFunction, slices: Iterable[Slice], home: str) -> Com
 
 def _name(op: FlatOp) -> str:
     if op.is_a(ENGINE_DOMAIN, OP_RELAY) or op.is_a(ENGINE_DOMAIN, OP_DEPOSIT):
-        return op.name.rpartition("[")[0]  # of one input of it
+        return op.name.rpartition("[")[0]  # the op that this relay serves
     return op.name
 
 

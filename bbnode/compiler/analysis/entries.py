@@ -1,8 +1,8 @@
-"""From which entries of a body its ops can fire.
+"""The entries from which each op of a body can fire.
 
-Rule: an entry is what starts an execution (`bbnode.ir.slices`), or `invoke` with the function's
-inputs. An op that reads from an entry, directly or
-not, fires in that entry's executions and in no others. Entries are bits of a mask.
+Rule: an entry is an op that starts executions (`bbnode.ir.slices`), or `invoke` with the
+function's inputs. An op that depends on an entry, directly or indirectly, fires in that entry's
+executions and in no others. Entries are bits of a mask.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class EntryMap:
     """Masks of entries by node index, for a body in topological order.
 
     Attributes:
-        origin: entries that the op reads from, by data or `after`.
-        wanted: of an op that reads from none: entries whose ops read from it.
-        beside: of an op that neither of the two is said of: entries for which its inputs are
-            made, constants aside, since those are made everywhere.
+        origin: entries that the op depends on, by data or `after`.
+        wanted: for an op without an origin: entries of the ops that depend on it.
+        beside: for an op without either: entries in which its inputs are made, except
+            constants, since those are made everywhere.
     """
 
     origin: list[int]
@@ -34,13 +34,13 @@ class EntryMap:
 
     @classmethod
     def of(cls, function: Function, reads: Sequence[Sequence[str]]) -> EntryMap:
-        """Follow the values of a body once forward and once back; `reads` as `flow.reads`."""
+        """Propagate entries through a body once forward and once back; `reads` as `flow.reads`."""
         by_value = dict.fromkeys(function.inputs, INVOKE)  # nobody reads "", which a node may make
         origin = []
         bit = INVOKE
         for node, names in zip(function.nodes, reads, strict=True):
             mask = 0
-            if starts_executions(node):  # whatever it reads came in executions before
+            if starts_executions(node):  # its inputs belong to earlier executions
                 bit <<= 1
                 mask = bit
             else:
@@ -55,7 +55,7 @@ class EntryMap:
         return cls(origin, wanted, _beside(function.nodes, reads, origin, wanted))
 
     def key(self, index: int) -> int:
-        """Entries in whose executions an op fires; 0 when nothing says it."""
+        """Return the entries in whose executions an op fires; 0 if undetermined."""
         return self.origin[index] or self.wanted[index]
 
 
@@ -97,7 +97,7 @@ def _beside(
 
 
 def slot_of(node: OpNode) -> str | None:
-    """Return the slot whose component an op changes or reads; None of pure backend ops."""
+    """Return the slot whose component an op changes or reads; None for pure backend ops."""
     if not is_role(node):
         return None
     return node.metadata.get(keys.SLOT_KEY)

@@ -1,4 +1,4 @@
-"""The functions of a model, and which of them call which.
+"""The functions of a model and their call graph.
 
 Rule: a call is a node whose `(domain, op_type, overload)` is the key of a function of the model.
 """
@@ -18,7 +18,7 @@ def is_bootstrap(function: Function) -> bool:
 
 
 def by_key(functions: Iterable[Function]) -> dict[FunctionKey, Function]:
-    """Return functions by what a call names them."""
+    """Return functions by the key that a call names."""
     return {function.key: function for function in functions}
 
 
@@ -38,7 +38,7 @@ def callees_first(
 ) -> list[FunctionKey]:
     """Return all functions reachable from `roots`, each after those that it calls.
 
-    Raises CyclicGraph naming the functions that call each other in a ring.
+    Raises CyclicGraph naming the functions of a call cycle.
     """
     order: list[FunctionKey] = []
     state: dict[FunctionKey, bool] = {}  # False while on the path, True when done
@@ -64,9 +64,9 @@ def callees_first(
 
 
 def called_from(program: Program, mains: Iterable[Function]) -> list[Function]:
-    """Return functions of the model that `mains` call, directly or not, in the model's order.
+    """Return the functions that `mains` call, directly or indirectly, in the model's order.
 
-    A ring of calls is no error here: each function counts once.
+    A cycle of calls is no error here: each function is listed once.
     """
     table = by_key(program.functions)
     wanted: set[FunctionKey] = set()

@@ -1,7 +1,7 @@
-"""Contracts on what a compiled partition holds beside its ops: an open list.
+"""Contracts on the gates and checks of a compiled partition: an extensible list.
 
-Rule: whoever adds a pass that inserts something registers a contract for it here, and
-`validate_runtime_complete` holds it; that pass itself is never edited.
+Rule: the author of a pass that inserts ops registers a contract for them here, and
+`validate_runtime_complete` enforces it; that pass itself is never edited.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bbnode.ir.graph import Function, OpNode
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """One partition main, indexed once for all contracts.
+    """A partition main, indexed once for all contracts.
 
     Attributes:
         main: the function.
@@ -35,7 +35,7 @@ class PartitionView:
 
     @classmethod
     def of(cls, main: Function) -> PartitionView:
-        """Walk a main once."""
+        """Index a main in one walk."""
         receivers, sends, timed = [], [], []
         guards: set[tuple[str, str]] = set()
         for node in main.nodes:
@@ -54,7 +54,7 @@ class PartitionView:
         return cls(main, tuple(receivers), tuple(sends), tuple(timed), frozenset(guards))
 
     def unguarded(self, op_type: str, nodes: tuple[OpNode, ...]) -> Iterator[str]:
-        """Yield a sentence for each of `nodes` that no `op_type` guards."""
+        """Yield a message for each of `nodes` that no `op_type` guards."""
         for node in nodes:
             if (op_type, node.name) not in self.guards:
                 yield f"{node.op_type} {node.name!r} has no {op_type}"
@@ -74,7 +74,7 @@ _SOURCE_KEYS = {**keys.GATE_SOURCES, keys.OP_DEADLINE_CHECK: keys.DEADLINE_CHECK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateContract:
-    """One rule: `missing` says what a partition lacks, as sentences; none when it is whole."""
+    """One rule: `missing` yields a message for each thing that a partition lacks."""
 
     name: str
     missing: Callable[[PartitionView], Iterator[str]]
@@ -84,7 +84,7 @@ _CONTRACTS: dict[str, GateContract] = {}
 
 
 def register_gate_contract(contract: GateContract) -> GateContract:
-    """Add a contract; PassInvariantBroken when another one has its name."""
+    """Register a contract. Raises PassInvariantBroken if another one has its name."""
     known = _CONTRACTS.setdefault(contract.name, contract)
     if known is not contract:
         raise PassInvariantBroken(
@@ -94,12 +94,12 @@ def register_gate_contract(contract: GateContract) -> GateContract:
 
 
 def unregister_gate_contract(name: str) -> None:
-    """Drop a contract, if it is there."""
+    """Remove a contract, if it is registered."""
     _CONTRACTS.pop(name, None)
 
 
 def gate_contracts() -> tuple[GateContract, ...]:
-    """Return all contracts, in the order of their registration."""
+    """Return all contracts, in registration order."""
     return tuple(_CONTRACTS.values())
 
 

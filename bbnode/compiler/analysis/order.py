@@ -1,12 +1,13 @@
-"""The order of the ops of one body: what each waits for, topological order, program order.
+"""The order of the ops of one body: dependencies, topological order, program order.
 
-Rule: what an op needs are its inputs, what the graphs nested in its attributes take from outside,
-its `after` values and the ops in its `control_after`. All of it is linear in the size of a body.
+Rule: an op depends on its inputs, on the outer values that the graphs in its attributes capture,
+on its `after` values and on the ops in its `control_after`. Everything here is linear in the size
+of a body.
 
-Program order is the recorded order, made topological: an op stands where its author recorded it,
-or as much later as what it needs allows; an op made by the compiler moves up to whoever needs it.
-So two ops without a path between them keep their recorded order, which is what "program order"
-means for slots.
+Program order is the recorded order, made topological: an op keeps its recorded position, or comes
+later where its dependencies require it; an op that the compiler added moves up to its first
+reader. So two ops without a path between them keep their recorded order, which is what "program
+order" means for slots.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ def split_names(text: str | None) -> list[str]:
 
 
 def control_of(node: OpNode) -> list[str]:
-    """Return the names of the ops that have to fire before this one."""
+    """Return the names of the ops that must fire before this one."""
     return split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
 
 
 def rename_node(node: OpNode, names: Mapping[str, str]) -> None:
-    """Rename the values that a node reads, waits for, makes and joins; unknown names stay."""
+    """Rename the values that a node reads, waits for, makes and joins; other names stay."""
     node.rename(names)
     if node.domain == keys.WIRE_DOMAIN:
         joined = node.metadata.get(keys.FAN_IN_KEY)
@@ -39,17 +40,17 @@ def rename_node(node: OpNode, names: Mapping[str, str]) -> None:
 
 
 def needs_of(nodes: Sequence[OpNode]) -> list[list[int]]:
-    """Per node, the indices of the nodes that must fire before it: data, `after`, control."""
-    made: dict[str, int] = {}
+    """Return, per node, the indices of the nodes that it depends on: data, `after`, control."""
+    makers: dict[str, int] = {}
     by_name: dict[str, int] = {}
     for index, node in enumerate(nodes):
         by_name[node.name] = index
         for name in node.outputs:
-            made.setdefault(name, index)
-    made.pop("", None)
+            makers.setdefault(name, index)
+    makers.pop("", None)
     needs = []
     for node in nodes:
-        before = [made[name] for name in node.reads if name in made]
+        before = [makers[name] for name in node.reads if name in makers]
         if keys.CONTROL_AFTER_KEY in node.metadata:
             before += [by_name[name] for name in control_of(node) if name in by_name]
         needs.append(before)
@@ -57,9 +58,9 @@ def needs_of(nodes: Sequence[OpNode]) -> list[list[int]]:
 
 
 def stands_in_order(nodes: Sequence[OpNode], given: Iterable[str]) -> bool:
-    """Return True if all nodes stand behind what they need; False says nothing for sure.
+    """Return True if all nodes are known to come after their dependencies; False is inconclusive.
 
-    `given` are the values that are there before the first node: the inputs of the body.
+    `given` are the values available before the first node: the inputs of the body.
     """
     there = set(given)
     fired: set[str] = set()
@@ -77,15 +78,15 @@ def stands_in_order(nodes: Sequence[OpNode], given: Iterable[str]) -> bool:
 
 
 def is_sorted(needs: Iterable[Sequence[int]]) -> bool:
-    """Return True if nodes that need these (`needs_of`) stand behind all that they need."""
+    """Return True if nodes with these dependencies (`needs_of`) are in topological order."""
     return not any(before and max(before) >= index for index, before in enumerate(needs))
 
 
 def topological(function: Function, needs: Sequence[Sequence[int]] | None = None) -> Sequence[int]:
     """Return indices of the nodes, sorted over data, `after` and `control_after`.
 
-    Where the order is free, recorded order stays. `needs` is what `needs_of` gives, where it is
-    known already. Raises CyclicGraph naming one cycle.
+    Independent nodes keep their recorded order. `needs` is the result of `needs_of`, if the caller
+    has it. Raises CyclicGraph naming one cycle.
     """
     if needs is None:
         if stands_in_order(function.nodes, function.inputs):
@@ -117,7 +118,7 @@ def _kahn(needs: Sequence[Sequence[int]], names: Sequence[str]) -> list[int]:
 
 
 def _one_cycle(needs: Sequence[Sequence[int]], done: set[int]) -> Iterator[int]:
-    """Walks back from an unsorted node: every one of them waits for another unsorted one."""
+    """Yield a cycle: each unsorted node depends on another one, so a walk back must repeat."""
     at = next(index for index in range(len(needs)) if index not in done)
     seen: dict[int, int] = {}
     path: list[int] = []
@@ -129,7 +130,7 @@ def _one_cycle(needs: Sequence[Sequence[int]], done: set[int]) -> Iterator[int]:
 
 
 def reorder(function: Function, order: Sequence[int]) -> None:
-    """Put the nodes in the given order; a range is the one that they have."""
+    """Put the nodes in the given order; a range means their present order."""
     if not isinstance(order, range):
         function.nodes = [function.nodes[index] for index in order]
 
@@ -144,8 +145,8 @@ def program_order(
 
     Args:
         nodes: nodes of one body.
-        needs: what `needs_of` gives, where it is known already.
-        given: the inputs of the body; with them it is quicker.
+        needs: the result of `needs_of`, if the caller has it.
+        given: the inputs of the body, which speed up the common case.
     """
     if needs is None:
         if stands_in_order(nodes, given):
@@ -185,7 +186,7 @@ def in_program_order(function: Function) -> list[OpNode]:
 
 
 def add_control(node: OpNode, names: Iterable[str]) -> bool:
-    """Add node names to a node's `control_after`; says whether that changed anything."""
+    """Add node names to a node's `control_after`; return True if that changed it."""
     known = control_of(node)
     merged = list(dict.fromkeys([*known, *names]))
     if merged == known:

@@ -1,9 +1,9 @@
-"""On which class of peer each op of the root runs.
+"""The placement of each op of the root on a class of peer.
 
-Rule: values have homes and only sends move them. What reads a value runs where the value
-lives; what reads none runs where its slot is used, else at the Module's home. Constants, and
-what is computed from constants alone, have no home: they go wherever they are read. Each op
-is looked at once, when all that it needs is placed, so the whole is linear.
+Rule: values have homes and only sends move them. An op that reads a value runs where the value
+lives; an op that reads none runs where its slot is used, else at the Module's home. Constants,
+and values computed from constants alone, have no home: they go wherever they are read. Each op
+is placed once, when all its dependencies are, so the whole is linear.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bbnode.ir import keys
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op, is_wire
 
 _RANDOM_OPS = frozenset({"Bernoulli", "Multinomial"})  # beside those called Random…
-_REMOTE_OUTPUTS = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}  # from here on: far side
+_REMOTE_OUTPUTS = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}  # first remote output
 INPUT = "function input"
 
 
@@ -37,7 +37,7 @@ class Placement:
         nodes: the function's nodes.
         homes: class of each node, by index; None for a constant until `demand` is asked.
         destinations: class that each Send-flavoured node sends to, by index.
-        placeless: whether a node has no home of its own.
+        placeless: True for each node without a home of its own.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Placement:
         self._value_homes = {
             name: function.home_of_input(name) or self.default for name in function.inputs
         }
-        homes = self.homes  # not `self`: a ring would keep the whole root until the collector runs
+        homes = self.homes  # a reference to `self` would make a cycle, and keep the root alive
         self._peers = PeerClasses(function, lambda node: homes[index_of[node]])
         self._slot_homes: dict[str, dict[str, None]] = {}
-        self._pending: dict[str, list[int]] = {}  # by slot: ops that nothing places yet
+        self._pending: dict[str, list[int]] = {}  # slot -> ops that are not placed yet
         self._assumed: list[int] = []  # ops placed by their slot, or by default
         self._ready: list[tuple[int, int]] = []
         self._position = {index: at for at, index in enumerate(self.order)}
@@ -80,7 +80,7 @@ class Placement:
         try:
             self._solve()
         except CrossClassDataflow:
-            self._check_claims()  # says more of what is wrong, if it is that
+            self._check_claims()  # its error is more specific, if it applies
             raise
         self._check_claims()
 
@@ -110,7 +110,7 @@ class Placement:
                 self.homes[index] = self._own_default(index)
                 self._push(index)
         self._run(missing, readers)
-        for index in sources:  # what no slot places is at home; that may place others
+        for index in sources:  # ops that no slot places are at home; that may place others
             if self.homes[index] is None:
                 self._assume(index, self._own_default(index))
                 self._run(missing, readers)
@@ -140,7 +140,7 @@ class Placement:
         return name not in self._anywhere
 
     def _dependencies(self) -> tuple[list[int], dict[str, list[int]], set[int]]:
-        """Per node how many homed values it needs; readers of each value; ops that need none."""
+        """Return the count of homed inputs per node, readers per value, ops without such inputs."""
         missing = [0] * len(self.nodes)
         readers: dict[str, list[int]] = {}
         free: set[int] = set()
@@ -181,7 +181,7 @@ class Placement:
         self._push(index)
 
     def _place(self, index: int) -> str:
-        """The home of one op whose needs are all placed."""
+        """Return the home of an op whose dependencies are all placed."""
         home = self.homes[index]
         if home is None and _has_stamped_home(self.nodes[index]):
             home = self.nodes[index].metadata.get(keys.HOME_CLASS_KEY)
@@ -201,25 +201,25 @@ class Placement:
 
     def _home_outputs(self, index: int, home: str) -> list[str]:
         node = self.nodes[index]
-        made = list(filter(None, node.outputs))
-        for name in made:
+        outputs = list(filter(None, node.outputs))
+        for name in outputs:
             self._value_homes[name] = home
         if node.domain == keys.WIRE_DOMAIN and node.op_type in keys.SEND_OPS:
             remote = self._destination(index)
             if not _is_synthesized(node) and node.op_type in _REMOTE_OUTPUTS:
                 for name in filter(None, node.outputs[_REMOTE_OUTPUTS[node.op_type] :]):
                     self._value_homes[name] = remote
-        return made
+        return outputs
 
     def _destination(self, index: int) -> str:
         node = self.nodes[index]
         known = node.metadata.get(keys.PEER_CLASS_KEY) if _is_synthesized(node) else None
-        found = known or self._peers.destination(node)
-        self.destinations[index] = found
-        return found
+        home = known or self._peers.destination(node)
+        self.destinations[index] = home
+        return home
 
     def _own_default(self, index: int) -> str:
-        """Home of the Module that recorded the op, or that it calls, or of the root."""
+        """Return the home of the Module that recorded the op or that it calls, else of the root."""
         node = self.nodes[index]
         called = self._called_homes.get(node.name)
         return called or node.metadata.get(keys.HOME_KEY) or self.default
@@ -248,7 +248,7 @@ class Placement:
         self, index: int, value_a: str, home_a: str, value_b: str, home_b: str
     ) -> CrossClassDataflow:
         node = self.nodes[index]
-        # The one that a message brings last, if that came from where the other one lives.
+        # Name the value that the later message delivers, if it came from the other one's home.
         send, is_answer = self._delivery_behind(value_b), is_wire(node, keys.OP_SEND_RESP)
         if send is None or self.homes[send] != home_a:
             other = self._delivery_behind(value_a)
@@ -274,7 +274,7 @@ class Placement:
         )
 
     def _delivery_behind(self, value: str) -> int | None:
-        """Return the send whose message a value is made of, None if it is of none."""
+        """Return the send whose delivery a value depends on; None without one."""
         seen, todo = {value}, [value]
         while todo:
             index = self.maker.get(todo.pop())
@@ -292,7 +292,7 @@ class Placement:
         return None
 
     def _depends_on(self, value: str, index: int) -> bool:
-        """Return True if a value is made of what an op gives."""
+        """Return True if a value depends on an output of the op."""
         seen, todo = {value}, [value]
         while todo:
             maker = self.maker.get(todo.pop())
@@ -309,7 +309,7 @@ class Placement:
         return INPUT if index is None else self.nodes[index].name
 
     def demand(self) -> dict[int, list[str]]:
-        """Return the classes that read each placeless op, sorted; home where nobody does."""
+        """Return the classes that read each placeless op, sorted; the home if none does."""
         wanted: dict[int, set[str]] = {i: set() for i, free in enumerate(self.placeless) if free}
         if not wanted:
             return {}
@@ -332,7 +332,7 @@ def _is_synthesized(node: OpNode) -> bool:
 
 
 def _has_stamped_home(node: OpNode) -> bool:
-    """Recv-flavoured ops live where `synthesize_wire_recvs` put them."""
+    """Return True for a Recv-flavoured op, which lives where `synthesize_wire_recvs` put it."""
     return bool(is_wire(node) and node.op_type in keys.RECV_OPS)
 
 
@@ -340,14 +340,14 @@ def _is_random(node: OpNode) -> bool:
     return node.op_type.startswith("Random") or node.op_type in _RANDOM_OPS
 
 
-# --- which class of peer a send goes to ---------------------------------------------------
-# Rule: the class comes from where the peers come from: a selector that says `peer_class`, the
-# `sender` of something received, or a graph input named like the class; ops that only move peers
-# about (Slice, Concat, …) are looked through, and so are sends and bundles: a PeerId that was
-# handed on to another class still means a peer of the class that it came from.
+# --- the class of peer that a send goes to ------------------------------------------------
+# Rule: the class follows from the source of the peers: a selector with `peer_class`, the `sender`
+# of a received value, or a graph input named like the class. The search passes through ops that
+# only rearrange peers (Slice, Concat, …) and through sends and bundles: a PeerId that was handed
+# on to another class still means a peer of the class that it came from.
 #
 
-# Ops that hand on some or all of the peers of their first input (Concat: of all inputs).
+# Ops that output some or all peers of their first input (Concat: of all inputs).
 _GRAPH_MOVERS = frozenset({"Identity", "Slice", "Gather", "Concat", "Squeeze", "Unsqueeze"})
 _ANSWER_MOVERS = frozenset({"Peers", "Missing", "Usable", "Merge", keys.OP_UNBUNDLE})
 _DECODED_ANSWERS = keys.role_domain("Codec"), "DecodeAll"
@@ -358,14 +358,14 @@ _SYSCALL_MOVERS = frozenset(
 )
 _ALL_INPUTS = "Concat"
 PEERS_INPUT = 1  # of Send and SendReqBatched
-# How an author writes them.
+# The DSL call of each op, for messages.
 _CALLS = {keys.OP_SEND: "net_out", keys.OP_SEND_REQ_BATCHED: "request"}
 RECEIVED_OUTPUT = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}
 SENDER_OUTPUT = {keys.OP_SEND: 1, keys.OP_SEND_REQ_BATCHED: 3}
 
 
 class PeerClasses:
-    """Answers for one function. `home_of` gives the home of a node that is placed already."""
+    """Peer classes in one function. `home_of` returns the home of a node that is placed."""
 
     def __init__(
         self,
@@ -376,22 +376,22 @@ class PeerClasses:
         self._maker = function.producers
         self._home_of = home_of
         self._inputs = frozenset(function.inputs)
-        self._joined: dict[str, list[OpNode]] = {}  # value that several sends deliver -> the sends
+        self._joined: dict[str, list[OpNode]] = {}  # value delivered by several sends -> the sends
 
     def destination(self, send: OpNode) -> str:
         """Return the class that a Send-flavoured op sends to.
 
-        Raises UnresolvedPeerClass when nothing says it, or two sources disagree.
+        Raises UnresolvedPeerClass if no source determines it, or two sources disagree.
         """
         if send.op_type == keys.OP_SEND_RESP:
             request = request_of(self._function, send)
-            found = {None} if request is None else {self._home_of(request)}
+            sources = {None} if request is None else {self._home_of(request)}
             peers = send.inputs[2]
         else:
             peers = send.inputs[PEERS_INPUT]
-            found = self._sources(peers)
-        classes = sorted(name for name in found if name)
-        if len(classes) != 1 or len(found) != 1:
+            sources = self._sources(peers)
+        classes = sorted(name for name in sources if name)
+        if len(classes) != 1 or len(sources) != 1:
             raise UnresolvedPeerClass(
                 node_name=send.name,
                 peer_input=peers,
@@ -401,8 +401,7 @@ class PeerClasses:
         return classes[0]
 
     def confirm(self, destinations: Mapping[int, str]) -> None:
-        """Look again, when all ops are placed: what arrives at a port that several ops send to
-        has several senders.
+        """Check again once all ops are placed: a port that several ops send to has several senders.
 
         Args:
             destinations: class that each Send-flavoured op sends to, by node index.
@@ -419,30 +418,30 @@ class PeerClasses:
                 self.destination(nodes[index])
 
     def _sources(self, peers: str) -> set[str | None]:
-        """Classes of all sources of a peers value; None for one that does not say."""
-        found: set[str | None] = set()
+        """Return the classes of all sources of a peers value, with None for an unknown one."""
+        classes: set[str | None] = set()
         seen = {peers}
         todo = [peers]
         while todo:
             value = todo.pop()
             node = self._maker.get(value)
             if node is None:
-                found.add(value if value in self._inputs else None)
+                classes.add(value if value in self._inputs else None)
                 continue
             moved = self._moved(node, value)
             if node.op_type == keys.OP_COLLECT and node.domain == keys.SYSCALL_DOMAIN:
-                found.update(self._senders_of(node.inputs[0]))
+                classes.update(self._senders_of(node.inputs[0]))
             elif moved is None:
-                found.add(self._said_by(node, value))
-                found.update(self._home_of(other) for other in self._joined.get(value, ()))
+                classes.add(self._said_by(node, value))
+                classes.update(self._home_of(other) for other in self._joined.get(value, ()))
             else:
                 todo.extend(name for name in moved if name not in seen)
                 seen.update(moved)
-        return found
+        return classes
 
     def _senders_of(self, value: str) -> set[str | None]:
-        """Classes of the peers whose deliveries a value is made of; None where it is of none."""
-        found: set[str | None] = set()
+        """Return the classes of the peers whose deliveries a value depends on, else {None}."""
+        classes: set[str | None] = set()
         seen = {value}
         todo = [value]
         while todo:
@@ -453,26 +452,26 @@ class PeerClasses:
             at = RECEIVED_OUTPUT.get(node.op_type) if is_wire(node) else None
             if at is not None and value in node.outputs[at : at + 2]:  # or its sender
                 received = node.outputs[at]
-                found.update(self._home_of(send) for send in self._joined.get(received, [node]))
+                classes.update(self._home_of(send) for send in self._joined.get(received, [node]))
                 continue
             fresh = [name for name in (*node.computes_with, *node.after) if name not in seen]
             seen.update(fresh)
             todo.extend(fresh)
-        return found or {None}
+        return classes or {None}
 
     def _moved(self, node: OpNode, value: str) -> list[str] | None:
-        """The values whose peers a node hands on as `value`; None when it hands on none."""
+        """Return the inputs whose peers a node outputs as `value`; None if it moves no peers."""
         received = RECEIVED_OUTPUT.get(node.op_type) if is_wire(node) else None
         if received is not None and node.outputs[received : received + 1] == (value,):
             return [send.inputs[0] for send in self._joined.get(value, [node])]
         if is_wire(node, keys.OP_SEND_REQ_BATCHED) and node.outputs[1:2] == (value,):
-            return [node.inputs[PEERS_INPUT]]  # those who answer are among those who are asked
+            return [node.inputs[PEERS_INPUT]]  # the answering peers are among the requested ones
         if node.domain == keys.COMPOSITE_DOMAIN and node.op_type == keys.OP_UNBUNDLE:
             return self._bundled(node.inputs[0], node.outputs.index(value))
         return _moved(node)
 
     def _bundled(self, composite: str, position: int) -> list[str] | None:
-        """The value that was put at a position of a composite; None when that can't be seen."""
+        """Return the value bundled at a position of a composite; None if that is unknown."""
         seen: set[str] = set()
         while composite not in seen and (node := self._maker.get(composite)) is not None:
             seen.add(composite)
@@ -494,7 +493,7 @@ class PeerClasses:
 
 
 def _moved(node: OpNode) -> list[str] | None:
-    """The inputs whose peers a node hands on; None when it is no such op."""
+    """Return the inputs whose peers a node hands on; None if it is no such op."""
     if is_onnx_op(node) and node.op_type in _GRAPH_MOVERS:
         return list(node.inputs) if node.op_type == _ALL_INPUTS else list(node.inputs[:1])
     if node.domain == keys.SYSCALL_DOMAIN and node.op_type in _SYSCALL_MOVERS:

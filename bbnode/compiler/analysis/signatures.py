@@ -1,6 +1,6 @@
-"""Signatures of ops: their ports by our op table, ONNX's schemas, or a function's formals.
+"""Signatures of ops, from our op table, ONNX's schemas, or a function's formal parameters.
 
-Rule: one answer for every kind of op, so that `validate` checks all of them alike.
+Rule: one form for every kind of op, so that `validate` checks all of them alike.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from bbnode.ir.graph import (
 )
 from bbnode.ir.onnx_file import onnx_schema
 
-UNBOUNDED = 2**31 - 1  # what ONNX's schemas say of a variadic port
+UNBOUNDED = 2**31 - 1  # the count that ONNX's schemas give for a variadic port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """Names of the required inputs, and how many inputs and outputs there may be."""
+    """Names of required inputs, and the allowed counts of inputs and outputs."""
 
     required_inputs: tuple[str, ...]
     max_inputs: int
     max_outputs: int
     domain: str  # as opset_import spells it
     version: int  # lowest opset version that has it in this form
-    # Of ONNX's ops; `expand_ops` looks after ours. Kinds are AttributeProto.AttributeType.
+    # Only for ONNX's ops: `expand_ops` checks ours. Kinds are AttributeProto.AttributeType.
     required_attributes: tuple[str, ...] = ()
     attribute_kinds: Mapping[str, int] | None = None
-    # Only ONNX's schemas ask for outputs, by their names: nobody has to read what ours make.
+    # Only ONNX's schemas require outputs; the outputs of our ops may all stay unread.
     min_outputs: int = 0
     required_outputs: tuple[str, ...] = ()
-    min_inputs: int = 0  # of a last port that takes any number, too
+    min_inputs: int = 0  # also counts a variadic last port
 
 
 def versions_of(*importers: Program | Function) -> dict[str, int]:
-    """Return imported versions by domain ("" for `ai.onnx`); earlier importers go first."""
-    found: dict[str, int] = {}
+    """Return imported versions by domain ("" for `ai.onnx`); earlier importers take precedence."""
+    versions: dict[str, int] = {}
     for importer in importers:
         for entry in importer.opset_imports:
-            found.setdefault(canonical(entry.domain), entry.version)
-    return found
+            versions.setdefault(canonical(entry.domain), entry.version)
+    return versions
 
 
 def canonical(domain: str) -> str:
@@ -61,7 +61,7 @@ def canonical(domain: str) -> str:
 def signature_of(
     node: OpNode, table: Mapping[FunctionKey, Function], versions: Mapping[str, int]
 ) -> Signature | None:
-    """Return the signature of an op, or None when nothing knows the op."""
+    """Return the signature of an op, or None for an unknown op."""
     function = table.get(call_key(node))
     if function is not None:
         return Signature(
@@ -73,7 +73,7 @@ def signature_of(
         )
     if is_onnx_op(node):
         domain = canonical(node.domain)
-        if domain == keys.RUNTIME_DOMAIN:  # it has no schemas here; its backend knows them
+        if domain == keys.RUNTIME_DOMAIN:  # schemas of this domain are known to the backend only
             return Signature(
                 required_inputs=(),
                 max_inputs=UNBOUNDED,
@@ -83,7 +83,7 @@ def signature_of(
             )
         return _of_schema(domain, node.op_type, versions.get(domain, 0))
     if opset.lookup_op(node.domain, node.op_type) is None:
-        return None  # not remembered: a package may bring it later
+        return None  # not cached: a package may bring it later
     return _of_table(node.domain, node.op_type)
 
 
@@ -103,13 +103,13 @@ def _of_table(domain: str, op_type: str) -> Signature | None:
 
 @cache
 def schema_of(domain: str, op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    """ONNX's schema of an op at an opset version ("" is `ai.onnx`), or None."""
+    """Return ONNX's schema of an op at an opset version ("" is `ai.onnx`), or None."""
     return onnx_schema(op_type, version, domain)
 
 
 @cache
 def _of_schema(domain: str, op_type: str, version: int) -> Signature | None:
-    # Without an import the version that the DSL records answers, so that the error is the
+    # Without an import the version that the DSL records is assumed, so that the error is the
     # missing import and not an unknown op.
     assumed = keys.ONNX_OPSET_VERSION if domain != keys.ONNX_ML_DOMAIN else UNBOUNDED
     schema = schema_of(domain, op_type, version or assumed)
@@ -134,29 +134,29 @@ def _of_schema(domain: str, op_type: str, version: int) -> Signature | None:
     )
 
 
-# --- which opsets a body uses ---------------------------------------------------------------
+# --- the opsets that a body uses ------------------------------------------------------------
 #
 # A compiled function imports exactly what its ops use. Upstream ONNX is written "" there:
 # `onnx.checker` knows it under no other name.
 
 
 def used_domains(nodes: Sequence[OpNode]) -> set[str]:
-    """Return domains of all ops, nested graphs included."""
-    found = {node.domain for node in nodes}
+    """Return the domains of all ops, nested graphs included."""
+    domains = {node.domain for node in nodes}
     for node in nodes:
         for graph in node.graphs:
-            found.update(inner.domain for inner in graph.all_nodes())
-    return set(map(canonical, found))
+            domains.update(inner.domain for inner in graph.all_nodes())
+    return set(map(canonical, domains))
 
 
 def version(domain: str, known: Mapping[str, int]) -> int:
-    """Return the version that `known` imports, else the one that this package records."""
+    """Return the version that `known` imports, else the one that the DSL records."""
     fallback = keys.ONNX_OPSET_VERSION if not domain else keys.BB_OPSET_VERSION
     return known.get(domain, fallback)
 
 
 def import_used(function: Function, known: Mapping[str, int]) -> dict[str, int]:
-    """Make a function import what its ops use, sorted by domain; gives the same as a dict."""
+    """Set a function's imports to the opsets of its ops, sorted by domain; return them."""
     used = {domain: version(domain, known) for domain in used_domains(function.nodes)}
     function.opset_imports = sorted_opsets(used.items())
     return used

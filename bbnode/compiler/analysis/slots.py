@@ -1,7 +1,7 @@
-"""Slots as the compiler sees them: which component class stands behind an op.
+"""Slots as the compiler sees them: the component class behind each op.
 
 Rule: a generic slot is filled by a bind call, a concrete one by the type name that its ops
-carry; an op of no slot has no component.
+carry; an op without a slot has no component.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from bbnode.ir.types import TypeNode
 
 TRAIT_SUFFIX = "Runtime"
 Storage: TypeAlias = Mapping[str, TypeNode | tuple[TypeNode, ...]]
-ALL_PORTS = "*"  # of a component's `storage`
+ALL_PORTS = "*"  # key of a component's `storage` that stands for every port
 
 
 def component_of(node: OpNode, bound: Mapping[str, SlotBinding]) -> type[Component] | None:
-    """Return the component class that runs an op; None when its slot is not bound (yet).
+    """Return the component class that runs an op; None if its slot is not bound (yet).
 
-    Raises MissingBinding when the op names a concrete type that is not installed here.
+    Raises MissingBinding if the op names a concrete type that is not installed here.
     """
     slot = node.metadata.get(keys.SLOT_KEY)
     if slot is None:
@@ -53,9 +53,9 @@ def component_of(node: OpNode, bound: Mapping[str, SlotBinding]) -> type[Compone
 
 
 def stored_at(node: OpNode, port: Port, storage: Storage) -> TypeNode | tuple[TypeNode, ...] | None:
-    """Return the type that a component keeps at a port of its op, if the op leaves that to it.
+    """Return the type that a component stores at a port of its op, if the op leaves it open.
 
-    Several where the component may keep each of them.
+    The result is a tuple if the component may store one of several types.
     """
     own = storage.get(f"{node.op_type}.{port.name}")
     if port.type is types.TENSOR or port.batch:
@@ -69,16 +69,16 @@ def by_slot(bindings: Iterable[SlotBinding]) -> dict[str, SlotBinding]:
 
 
 def slot_roles(function: Function) -> dict[str, str]:
-    """Role of each slot that a function lists, from its `slot_role.<slot>` metadata."""
-    found = {}
+    """Return the role of each slot that a function lists in its `slot_role.<slot>` metadata."""
+    roles = {}
     for key, text in function.metadata.items():
         if key.startswith(keys.SLOT_ROLE_PREFIX):
-            found[key.removeprefix(keys.SLOT_ROLE_PREFIX)] = text.split("|")[0]
-    return found
+            roles[key.removeprefix(keys.SLOT_ROLE_PREFIX)] = text.split("|")[0]
+    return roles
 
 
 def take_slots(into: Function, source: Function) -> None:
-    """List the slots of `source` on `into` as well (an inlined body brings its slots)."""
+    """Add the slots of `source` to those of `into` (an inlined body brings its slots)."""
     generic = set(into.attributes)
     into.attributes.extend(name for name in source.attributes if name not in generic)
     into.defaults = {**source.defaults, **into.defaults}
@@ -89,33 +89,33 @@ def take_slots(into: Function, source: Function) -> None:
 
 
 def slots_of_calls(functions: Iterable[Function]) -> dict[FunctionKey, list[str]]:
-    """Return slots that a call of each function uses, directly or through its own calls.
+    """Return the slots that a call of each function uses, directly or through its own calls.
 
-    Raises CyclicGraph when functions call each other in a ring.
+    Raises CyclicGraph if functions call each other in a cycle.
     """
     table = by_key(functions)
     calls = {key: [k for _, k in calls_of(f, table)] for key, f in table.items()}
-    found: dict[FunctionKey, list[str]] = {}
+    used: dict[FunctionKey, list[str]] = {}
     for key in callees_first(table, calls):
         slots: dict[str, None] = {}
         for node in table[key].nodes:
             slot = node.metadata.get(keys.SLOT_KEY)
-            names = [slot] if slot is not None else found.get(call_key(node), [])
+            names = [slot] if slot is not None else used.get(call_key(node), [])
             slots.update(dict.fromkeys(names))
-        found[key] = list(slots)
-    return found
+        used[key] = list(slots)
+    return used
 
 
-# --- is the slot metadata of an op well-formed? -------------------------------------------
-# Rule: an op of a slot says which one (`slot`, `slot_id`), and either what it requires
-# (`required_trait`) or what stands there (`concrete_type`, `instance`), never both.
+# --- well-formed slot metadata ------------------------------------------------------------
+# Rule: an op of a slot names it (`slot`, `slot_id`), and either the trait that it requires
+# (`required_trait`) or the component in it (`concrete_type`, `instance`), never both.
 #
 
 _ROLE_OF_DOMAIN = {keys.role_domain(role): role for role in opset.ROLES}
 
 
 def check_slot(node: OpNode) -> None:
-    """Raise MalformedSlotMetadata when an op does not say, or contradicts, its slot."""
+    """Raise MalformedSlotMetadata if an op's slot metadata is missing or contradictory."""
     role = role_of(node)
     if role is None and not is_onnx_op(node):
         return
@@ -152,23 +152,23 @@ def _fault(meta: dict[str, str], role: str) -> str | None:
     return None
 
 
-# --- which slots a target needs, and what fills them --------------------------------------
-# Rule: a target needs the slots of its ops, of the functions it calls, of the bootstraps that
-# prepare it, and whatever the components at those slots depend on.
+# --- the slots of a target, and their components ------------------------------------------
+# Rule: a target needs the slots of its ops, of the functions it calls and of the bootstraps that
+# prepare it, and the slots that the components there depend on.
 #
 
-# Most ops of a compiled program are of these, and none of them belongs to a slot.
+# Most ops of a compiled program are in these domains, and none of them belongs to a slot.
 SLOTLESS_DOMAINS = frozenset({keys.SYSCALL_DOMAIN, keys.WIRE_DOMAIN, keys.COMPOSITE_DOMAIN})
 
-NO_SLOT_ID = -1  # of a slot that no op uses, only a component's dependency
+NO_SLOT_ID = -1  # for a slot that no op uses, only a component's dependency
 
-# `depends` writes roles in snake case, bindings and errors as the contracts do.
+# `depends` spells roles in snake case, bindings and errors spell them as the contracts do.
 ROLE_OF_DEPENDENCY = {keys.snake_case(role): role for role in CONTRACTS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSlot:
-    """A slot as the program uses it. `concrete` is a type name, or None for a generic slot."""
+    """A slot that the program uses. `concrete` is a type name, or None for a generic slot."""
 
     name: str
     role: str
@@ -176,9 +176,9 @@ class TargetSlot:
     concrete: str | None = None
 
     def component(self, bound: Mapping[str, SlotBinding]) -> type[Component] | None:
-        """Return the class that fills the slot; None when it is not bound.
+        """Return the class that fills the slot; None if it is not bound.
 
-        Raises MissingBinding when its concrete type is not installed here.
+        Raises MissingBinding if its concrete type is not installed here.
         """
         if self.concrete is None:
             binding = bound.get(self.name)
@@ -190,46 +190,46 @@ class TargetSlot:
 
 
 def slots_of(functions: Iterable[Function]) -> dict[str, TargetSlot]:
-    """Return slots that the ops of `functions` use, by name, in the order of their first use."""
-    found: dict[str, TargetSlot] = {}
+    """Return the slots that the ops of `functions` use, by name, in order of first use."""
+    slots: dict[str, TargetSlot] = {}
     for function in functions:
         roles = slot_roles(function)
         for node in function.nodes:
             if node.domain in SLOTLESS_DOMAINS:
                 continue
             name = node.metadata.get(keys.SLOT_KEY)
-            if name is None or name in found:
+            if name is None or name in slots:
                 continue
             meta = node.metadata
             slot_id = meta.get(keys.SLOT_ID_KEY, "")
             trait = meta.get(keys.REQUIRED_TRAIT_KEY, "")
-            found[name] = TargetSlot(
+            slots[name] = TargetSlot(
                 name=name,
                 role=roles.get(name) or trait.removesuffix(TRAIT_SUFFIX),
                 slot_id=int(slot_id) if is_natural(slot_id) else NO_SLOT_ID,
                 concrete=meta.get(keys.CONCRETE_TYPE_KEY),
             )
-    return found
+    return slots
 
 
 def slots_by_target(unit: CompilationUnit) -> dict[str, dict[str, TargetSlot]]:
-    """Return slots of each class's target, without those of dependencies.
+    """Return the slots of each class's target, without those of dependencies.
 
     A bootstrap prepares the targets that share a slot with it; one that shares none prepares
     the target of its own home class, or every target when there is no such class.
     """
-    found = {home: slots_of([main, *called_from(unit.program, [main])])
+    used = {home: slots_of([main, *called_from(unit.program, [main])])
              for home, main in unit.partitions.items()}  # fmt: skip
-    prepared: dict[str, dict[str, TargetSlot]] = {home: {} for home in found}
+    prepared: dict[str, dict[str, TargetSlot]] = {home: {} for home in used}
     for bootstrap in (f for f in unit.program.functions if is_bootstrap(f)):
         slots = slots_of([bootstrap, *called_from(unit.program, [bootstrap])])
-        homes = [home for home, own in found.items() if not own.keys().isdisjoint(slots)]
+        homes = [home for home, own in used.items() if not own.keys().isdisjoint(slots)]
         if not homes:
             own_home = bootstrap.metadata.get(keys.HOME_KEY)
-            homes = [own_home] if own_home in found else list(found)
+            homes = [own_home] if own_home in used else list(used)
         for home in homes:
             prepared[home].update(slots)
-    return {home: {**prepared[home], **own} for home, own in found.items()}
+    return {home: {**prepared[home], **own} for home, own in used.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,7 @@ class Dependency:
 
 
 def dependencies_of(component: type[Component]) -> list[Dependency]:
-    """Return what a component class depends on; a role it misspells is kept as it stands."""
+    """Return the dependencies of a component class; an unknown role is kept as it is spelled."""
     return [
         Dependency(role=ROLE_OF_DEPENDENCY.get(role, role), slot=slot)
         for role, slot in component.depends.items()
@@ -253,22 +253,22 @@ def with_dependencies(
     known: Mapping[str, TargetSlot],
     bound: Mapping[str, SlotBinding],
 ) -> dict[str, TargetSlot]:
-    """`slots` and, transitively, those that their components depend on.
+    """Return `slots` and, transitively, the slots that their components depend on.
 
     Args:
-        slots: what a target uses.
-        known: all slots of the program: a dependency that is one of them keeps its id.
+        slots: the slots that a target uses.
+        known: all slots of the program; a dependency among them keeps its id.
         bound: the bind calls.
     """
-    found = dict(slots)
+    closure = dict(slots)
     todo = list(slots.values())
     while todo:
         component = todo.pop().component(bound)
         for need in dependencies_of(component) if component is not None else ():
-            if need.slot not in found:
+            if need.slot not in closure:
                 slot = known.get(need.slot) or TargetSlot(name=need.slot, role=need.role)
                 if slot.component(bound) is None:
-                    continue  # no op needs it, or `resolve_component_dependencies` had said so
-                found[need.slot] = slot
+                    continue  # no op needs it: `resolve_component_dependencies` has checked
+                closure[need.slot] = slot
                 todo.append(slot)
-    return found
+    return closure

@@ -1,20 +1,20 @@
-"""Which backend ops run as one graph.
+"""Groups of backend ops that run as one graph.
 
-Rule: fusing must not be seen. Ops share a group when they are connected, no path leads out of
-the group and back in, and every value that others read from the group would come at the same time
-without it, or be skipped or lost for the same reasons. These are two sets of things that can come
-late or not at all (inputs, receivers, ops that suspend, skip or fail by themselves): those that a
-value *waits* for, and those without which it does not come, which it *needs*. An order edge adds to
-the first alone. What takes the first of several (`any_of`) is one thing by itself: nobody can say
-which of its inputs it waits for.
+Rule: fusion must not be observable. Ops share a group if they are connected, no path leads out of
+the group and back in, and every value that is read outside the group would be available at the
+same time without it, and be skipped or lost for the same reasons. Two sets of sources describe
+that. A source is something that can be late or absent: an input, a receiver, an op that suspends,
+skips or fails by itself. A value *waits* for some sources, and it *needs* those without which it
+is never made. An order edge adds to the first set alone. An op that takes the first of several
+values (`any_of`) is a source itself: it is unknown which of its inputs it waits for.
 
-How: along every edge the number of times a path has left a group (`level`) only grows, and so do
-both sets, which begin anew only behind an op that no group holds. Ops of one slot with equal marks
-that are connected form a group; a ring of groups would have to pass an edge between equal marks,
-which lies inside a group. An op that only its own group reads may wait for the group, and takes its
-readers' marks, unless it can fail at run time: its failure would come late, or never. That a
-backend op of another group fails is no mark: then the engine runs a group's ops one by one. All of
-it is linear in nodes and edges.
+Algorithm: along every edge the number of times that a path has left a group (`level`) only grows,
+and so do both sets, which start anew only after an op that is in no group. Connected ops of one
+slot with equal marks form a group; a cycle of groups would contain an edge between equal marks,
+and such an edge lies inside a group. An op that only its own group reads may wait for the group
+and takes its readers' marks, unless it can fail at run time: its failure would then be seen late,
+or never. A failing backend op of another group is no source, since the engine then runs the ops
+of a group one by one. All of it is linear in nodes and edges.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from bbnode.ir.graph import Function, OpNode, Tensor, annotations_on, is_onnx_op
 from bbnode.ir.slices import starts_executions
 from bbnode.ir.types import TENSOR_DOUBLE, TENSOR_FLOAT, TENSOR_STRING, TypeKind
 
-# Ops that hand on what they read, or what was there from the start: they add no stage.
+# Ops that hand on their input, or a value available from the start: they add no stage.
 TRANSPARENT = frozenset(
     {*keys.GATE_OPS, "PassThrough", "Tee", "Constant", "OnTrigger", "Clock", "RngU64"}
 )
-# What goes on without some of its inputs, unless it counts all of them.
+# Ops that fire without some of their inputs, unless they count all of them.
 _FIRST_OF = frozenset({keys.OP_ANY, keys.OP_DEADLINE_MATCH, keys.OP_THRESHOLD})
 # A constant up to this size is copied into each group that reads it, so that shapes and axes
 # are constants there; a larger one (weights) stays a value that groups share.
 MAX_COPIED_CONSTANT_BYTES = 4096
 
-Marks = tuple[int, int, int]  # level, what it waits for, what it needs
+Marks = tuple[int, int, int]  # level, sources waited for, sources needed
 
-# Ops of one tensor that no shape and no value of it makes fail, for numbers of any type.
+# Unary ops that never fail, whatever the shape, the values and the numeric type.
 _TAKES_ANY = frozenset(
     {"Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Celu", "Cos", "Cosh", "Elu",
      "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN",
      "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shape",
      "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh"}
 )  # fmt: skip
-_FLOATS = frozenset({TENSOR_DOUBLE, TENSOR_FLOAT})  # of integers, division by 0 fails
-# Ops of two tensors that fail only where these do not broadcast.
+_FLOATS = frozenset({TENSOR_DOUBLE, TENSOR_FLOAT})  # integer division by 0 fails
+# Binary ops that fail only if their inputs do not broadcast.
 _BROADCASTS = frozenset(
     {"Add", "And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mul", "Or", "Sub",
      "Xor"}
@@ -62,8 +62,8 @@ class Groups:
 
     Attributes:
         members: indices of each group; groups in the order of their first nodes.
-        copied: indices of constants that belong to no group but to all their readers'.
-        needs: what each node of the function waits for, as `needs_of` gives it.
+        copied: indices of constants that are copied into the groups of all their readers.
+        needs: the dependencies of each node of the function, as `needs_of` returns them.
     """
 
     members: list[list[int]] = field(default_factory=list)
@@ -83,19 +83,19 @@ def backend_slot(node: OpNode) -> str | None:
     if not is_onnx_op(node):
         return None
     if any(attribute.reference for attribute in node.attributes.values()):
-        return None  # it needs the attributes of the function that it stands in
+        return None  # it refers to attributes of its function
     return node.metadata.get(keys.SLOT_KEY)
 
 
 def is_infallible(node: OpNode, function: Function) -> bool:
-    """Return True if an upstream op can't fail at run time, as far as that is known here."""
+    """Return True if an upstream op is known not to fail at run time."""
     if node.op_type == "Constant":
         return True
     kinds = [function.kind_of(name) for name in node.inputs]
     if any(
         kind is None or kind.kind is not TypeKind.TENSOR or kind is TENSOR_STRING for kind in kinds
     ):
-        return False  # a value of another type may come
+        return False  # a value of another type may arrive
     if node.op_type in _TAKES_ANY:
         return len(kinds) == 1
     if node.op_type not in _BROADCASTS and (node.op_type != "Div" or kinds[0] not in _FLOATS):
@@ -106,16 +106,16 @@ def is_infallible(node: OpNode, function: Function) -> bool:
 
 
 def _is_scalar(maker: OpNode | None) -> bool:
-    """Return True if a value is a constant of one element, which broadcasts to all shapes.
+    """Return True if a value is a one-element constant, which broadcasts to every shape.
 
-    Declared shapes do not count: nobody checks them between two ops.
+    Declared shapes do not count: they are not checked between two ops.
     """
     tensor = maker.attr("value") if maker is not None and maker.op_type == "Constant" else None
     return isinstance(tensor, Tensor) and all(axis == 1 for axis in tensor.shape)
 
 
 def find_groups(function: Function, needs: list[list[int]], prints: AttributePrints) -> Groups:
-    """Return the groups of a function in topological order; `needs` as `needs_of`."""
+    """Return the groups of a function in topological order; `needs` as from `needs_of`."""
     nodes = list(function.nodes)
     slots = [None if moves_peers(node, function.kind_of) else backend_slot(node) for node in nodes]
     if not any(slots):
@@ -138,7 +138,7 @@ class _Finder:
         self._makers = {n: index for index, node in enumerate(nodes) for n in node.outputs if n}
         self._slots = slots
         self._needs = needs
-        # Values that ops are to come after, and do not read.
+        # Values that ops wait for but do not read.
         self._waited_for = {n for node in nodes for n in node.after if n not in node.inputs}
         self._inputs = {name: 1 << bit for bit, name in enumerate(function.inputs)}
         outputs = set(function.outputs)
@@ -176,11 +176,11 @@ class _Finder:
                 before, waited, needed = marks[need]
                 if slots[need] is not None and slots[need] != slot:
                     before += 1
-                    late = bits.of(slots[need])  # its backend may make its ops wait
+                    late = bits.of(slots[need])  # its backend may suspend its ops
                     waits, needs = waits | late, needs | late
                 if before > level:
                     level = before
-                if waited is not waits:  # long numbers in a long program: most are one object
+                if waited is not waits:  # masks are long in a long program, and mostly one object
                     waits = waits | waited if waits else waited
                 if needed is not needs and (data is None or need in data):
                     needs = needs | needed if needs else needed
@@ -195,8 +195,8 @@ class _Finder:
                 else:
                     waits, needs = waits | bit, needs | bit
             else:
-                # What a graph loses is no mark, and nothing in a graph waits: so an op that is only
-                # to come after such a value has a mark for it, and stands in another graph.
+                # A value that a graph may lose is no source, and nothing waits inside a graph: an
+                # op with an order edge from such a value gets a mark for it, to join another graph.
                 for name in node.after:
                     if name not in node.inputs and self._may_be_lost(name):
                         bit = bits.of(name)
@@ -205,13 +205,13 @@ class _Finder:
         return marks
 
     def _data_of(self, node: OpNode) -> set[int] | None:
-        """Return the makers of what an op reads; None where it follows no others."""
+        """Return the makers of an op's inputs; None if it only follows those."""
         if keys.CONTROL_AFTER_KEY not in node.metadata:
             return None
         return {self._makers[name] for name in node.reads if name in self._makers}
 
     def _may_be_lost(self, name: str) -> bool:
-        """Return True if a graph makes a value, or what hands on the value of one."""
+        """Return True if a graph makes a value, directly or through ops that hand it on."""
         seen: set[int] = set()
         stack = [name]
         while stack:
@@ -230,16 +230,16 @@ class _Finder:
         return not is_infallible(self._nodes[index], self._function)
 
     def _is_same_for_all(self, first: Marks, second: Marks) -> bool:
-        """Return True if marks differ in no more than inputs, which all come with an invoke."""
-        given = (1 << len(self._inputs)) - 1
+        """Return True if marks differ only in inputs, which all arrive with one invoke."""
+        inputs = (1 << len(self._inputs)) - 1
         return all(
-            one | given == other | given for one, other in zip(first[1:], second[1:], strict=True)
+            one | inputs == other | inputs for one, other in zip(first[1:], second[1:], strict=True)
         )
 
     def _raise(self, marks: list[Marks]) -> set[int]:
-        """Copy the marks of a group to ops that only it reads; return the constants to copy.
+        """Give ops that only one group reads the marks of that group; return the constants to copy.
 
-        An op that can fail keeps its own, unless it would run in the same executions anyway.
+        An op that can fail keeps its own marks, unless it runs in the same executions anyway.
         """
         copied = set()
         parameters = {
@@ -256,7 +256,7 @@ class _Finder:
             if not readers:
                 node = self._nodes[index]
                 if node.op_type == "Constant" and not parameters.isdisjoint(node.outputs):
-                    copied.add(index)  # nothing but an annotation names it
+                    copied.add(index)  # only an annotation refers to it
                 continue
             if {slots[reader] for reader in readers} != {slot}:
                 continue
@@ -280,7 +280,7 @@ class _Finder:
 
 
 class _Bits:
-    """Bits of marks, those of the inputs aside."""
+    """Allocates the bits of marks, except those of the inputs."""
 
     def __init__(self, inputs: int) -> None:
         self._next = 1 << inputs
@@ -307,7 +307,7 @@ def _top(parents: list[int], index: int) -> int:
 
 
 def _is_apart(node: OpNode) -> bool:
-    """Return True if what an op makes may come without some of what it reads, or elsewhere."""
+    """Return True if an op's outputs may arrive without some of its inputs, or elsewhere."""
     if starts_executions(node):
         return True
     if node.domain != keys.SYSCALL_DOMAIN or node.op_type not in _FIRST_OF:

@@ -1,4 +1,4 @@
-"""Wire ops: what has to fit together, which feeds which, and which share a receiver.
+"""Wire ops: pairs of requests and responses, sends and their receivers, shared receivers.
 
 Rule: as recorded, a request has exactly one response, and only Send-flavoured ops are
 authored; as synthesised, a Recv-flavoured op names the send that it belongs to.
@@ -20,17 +20,17 @@ from bbnode.compiler.errors import (
 from bbnode.ir import keys, types
 from bbnode.ir.graph import Function, OpNode, inherit, is_wire
 
-# Ops behind which a request id is still the same one.
+# Ops that hand a request id on unchanged.
 _TRANSPARENT = frozenset({"PassThrough", "Gate", "GateDispatch", "GateManyDispatch"})
-REMOTE_REQ_ID_OUTPUT = 4  # of SendReqBatched as recorded
-REQ_ID_INPUT = 2  # of SendResp (data, dest, req_id)
+REMOTE_REQ_ID_OUTPUT = 4  # output of SendReqBatched as recorded
+REQ_ID_INPUT = 2  # input of SendResp (data, dest, req_id)
 
 
 def check_pairs(function: Function) -> None:
-    """Look at the wire ops of a function, in their order.
+    """Check the wire ops of a function, in order.
 
     Raises UnpairedWireRequest, TypeConstraintFailed (peers that are none) or DanglingInput (a
-    later send of a port whose first send is not there) on the first that does not fit.
+    later send of a port whose first send is missing) for the first malformed op.
     """
     wires = [node for node in function.nodes if is_wire(node)]
     if not wires:
@@ -55,7 +55,7 @@ def check_pairs(function: Function) -> None:
         elif node.op_type in keys.SEND_OPS:
             _check_peers(node, function.kind_of(node.inputs[1]) or types.ANY)
     for node in wires:
-        # One that is split already gives the request's id alone.
+        # A request that was split before outputs only its id.
         is_split = len(node.outputs) < 2 and keys.SYNTHESIZED_FROM_KEY in node.metadata
         is_recorded = node.op_type == keys.OP_SEND_REQ_BATCHED and not is_split
         if is_recorded and node.name not in answers:
@@ -63,12 +63,12 @@ def check_pairs(function: Function) -> None:
 
 
 def _joins(node: OpNode) -> str | None:
-    """Return what the first send of the port delivers, for a later send of it; else None."""
+    """Return the value that the port's first send delivers, for a later send; else None."""
     return node.metadata.get(keys.FAN_IN_KEY)
 
 
 def request_of(function: Function, response: OpNode) -> OpNode | None:
-    """Return the SendReqBatched (or its RecvReq) whose request id a SendResp gives back."""
+    """Return the SendReqBatched (or its RecvReq) whose request id a SendResp returns."""
     value = response.inputs[REQ_ID_INPUT]
     while (node := function.producers.get(value)) is not None:
         is_request = is_wire(node, keys.OP_SEND_REQ_BATCHED)
@@ -111,14 +111,14 @@ def _unpaired(node: OpNode, detail: str) -> UnpairedWireRequest:
     return UnpairedWireRequest(node_name=node.name, detail=detail, where=Where.of(node))
 
 
-# --- which Send-flavoured node feeds which Recv-flavoured one -----------------------------
-# Rule: a pair has one index. A Recv says it in `synthesized_from`, a Send in the name of its
-# sentinel output, or in `synthesized_from` where it feeds the Recv of another Send (fan-in).
+# --- pairs of Send-flavoured and Recv-flavoured nodes -------------------------------------
+# Rule: a pair has one index. A Recv holds it in `synthesized_from`, a Send in the name of its
+# sentinel output, or in `synthesized_from` if it feeds the Recv of another Send (fan-in).
 # A request is paired with both ends of its answer through the values that they share: the
 # requester's `req_id` goes to RecvRespBatched, the receiver's to SendResp.
 #
 
-REQ_ID_OUTPUT = 2  # of RecvReq (payload, sender, req_id)
+REQ_ID_OUTPUT = 2  # output of RecvReq (payload, sender, req_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ def wire_pairs(nodes: Sequence[OpNode]) -> list[WirePair]:
     """Return all pairs, in the order of their Sends.
 
     A plain Send without a Recv is fire-and-forget and left out. Raises UnpairedWireRequest
-    for a request or a response that misses its other end, and Internal for a Recv that
-    nothing feeds or an index that is used twice.
+    for a request or a response without its other end, and Internal for a Recv without a Send
+    or an index that is used twice.
     """
     wire = [node for node in nodes if is_wire(node)]
     table = _Receivers(wire)
@@ -178,12 +178,12 @@ class _Receivers:
             answer = self._answers.get(send.outputs[0]) if send.outputs else None
             if index is None and answer is not None:
                 index = answer.metadata.get(keys.SYNTHESIZED_FROM_KEY)
-            found = self._by_index.get((keys.OP_RECV_REQ, index or ""))
-            return _paired(send, found, "no RecvReq receives the request")
+            receiver = self._by_index.get((keys.OP_RECV_REQ, index or ""))
+            return _paired(send, receiver, "no RecvReq receives the request")
         request = self._requests.get(send.inputs[REQ_ID_INPUT]) if len(send.inputs) > 2 else None
         index = (request or send).metadata.get(keys.SYNTHESIZED_FROM_KEY)
-        found = self._by_index.get((keys.OP_RECV_RESP_BATCHED, index or ""))
-        return _paired(send, found, "no request waits for the response")
+        receiver = self._by_index.get((keys.OP_RECV_RESP_BATCHED, index or ""))
+        return _paired(send, receiver, "no request waits for the response")
 
 
 def _sentinel(send: OpNode) -> str | None:
@@ -199,15 +199,15 @@ def _paired(send: OpNode, recv: OpNode | None, detail: str) -> OpNode:
     return recv
 
 
-# --- sends that arrive as one: of one port, to one class ----------------------------------
-# Rule: a port is where values arrive. Whatever several ops send to one port of one class is one
-# value there, made by one Recv, and what reads it fires for each delivery. The recorded program
-# says it in `fan_in` of the later sends: what the port's first send delivers.
+# --- fan-in: several sends to one port of one class ---------------------------------------
+# Rule: values arrive at ports. All that several ops send to one port of one class is one value
+# there, made by one Recv, and its readers fire for each delivery. In the recorded program the
+# later sends name the value that the port's first send delivers, in `fan_in`.
 #
 
 
 def fan_in_groups(nodes: Sequence[OpNode], destinations: Mapping[int, str]) -> list[list[int]]:
-    """Return indices of the sends that share a Recv, first one first, for each such Recv.
+    """Return the indices of the sends that share a Recv, in program order, for each such Recv.
 
     Args:
         nodes: a function's nodes, in recorded order.
@@ -222,36 +222,38 @@ def fan_in_groups(nodes: Sequence[OpNode], destinations: Mapping[int, str]) -> l
 
 
 def groups_of_sends(nodes: Sequence[OpNode]) -> dict[str, list[OpNode]]:
-    """By the name of each send that shares its Recv: all that do, first one first.
+    """Map each send that shares a Recv to all sends that share it, in program order.
 
-    The sends are still as recorded, and say their `peer_class`.
+    The sends are still as recorded, and carry their `peer_class`.
     """
     destinations = {}
     for index, node in enumerate(nodes):
         home = node.metadata.get(keys.PEER_CLASS_KEY)
         if home is not None and not _has_sentinel(node):
             destinations[index] = home
-    found: dict[str, list[OpNode]] = {}
+    groups: dict[str, list[OpNode]] = {}
     for group in fan_in_groups(nodes, destinations):
         members = [nodes[index] for index in group]
-        found.update((member.name, members) for member in members)
-    return found
+        groups.update((member.name, members) for member in members)
+    return groups
 
 
 def join_values(function: Function, names: Mapping[str, str]) -> None:
-    """Let what reads the values of later sends read those of the first one.
+    """Make the readers of later sends' values read those of the first send.
 
     Args:
         function: the body, in which no op makes the later sends' values any more.
-        names: by value of a later send, the value of the first one.
+        names: maps the value of a later send to the value of the first one.
     """
     if not names:
         return
     for node in function.nodes:
         rename_node(node, names)
     handed_out = [name for name in function.outputs if name in names]
-    made = function.producers
-    function.extend([_pass_through(made[names[name]], names[name], name) for name in handed_out])
+    producers = function.producers
+    function.extend(
+        [_pass_through(producers[names[name]], names[name], name) for name in handed_out]
+    )
     for name in names.keys() - set(handed_out):
         function.types.pop(name, None)
 

@@ -1,7 +1,7 @@
 """Admission: from the caller's model to the unit of a compile.
 
-Rule: the caller's model becomes plain objects here, once; everything behind works on those and
-never changes the caller's.
+Rule: the caller's model becomes plain objects here, once; all later steps work on those and
+never change the caller's model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def admit(model: ModelProto | Program, options: CompileOptions) -> CompilationUn
     """Return the unit of a compile.
 
     Raises EmptyFunctionTable, AlreadyCompiled, IrVersionMismatch, DuplicateFunction,
-    ModelOutOfBounds; TypeError when it is neither a ModelProto nor a Program.
+    ModelOutOfBounds; TypeError if the model is neither a ModelProto nor a Program.
     """
     program = _program(model)
     if is_compiled(program):
@@ -55,7 +55,7 @@ def admit(model: ModelProto | Program, options: CompileOptions) -> CompilationUn
 
 
 def _program(model: ModelProto | Program) -> Program:
-    """Return a program of the compile's own."""
+    """Return a program that the compile owns and may change."""
     if isinstance(model, Program):
         return model.copy()
     if not isinstance(model, ModelProto):

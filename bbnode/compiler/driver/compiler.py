@@ -1,7 +1,7 @@
-"""`Compiler`: what a caller says, and the run of the passes over it.
+"""`Compiler`: the caller's bindings and options, and the run of the passes.
 
-Rule: a Compiler is immutable; every method of the chain gives a new one, so one chain can be
-the base of several. `compile` never touches the caller's model.
+Rule: a Compiler is immutable; every method of the chain returns a new one, so one chain can be
+the base of several. `compile` never changes the caller's model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from bbnode.ir.interrupts import let_stop
 from bbnode.ir.onnx_file import model_of
 from bbnode.ir.seal import sealed
 
-# A day per hop: what is slower than that is no deadline but a mistake in the unit.
+# A day per hop: a larger value is no deadline but a mistake in the unit.
 MAX_PER_HOP_BUDGET_NS = 86_400 * 1_000_000_000
 
 
@@ -54,18 +54,18 @@ class Compiler:
     """
 
     options: CompileOptions = field(default_factory=CompileOptions)
-    # In the order of their run; the passes that ship by name, since they are loaded late.
+    # In execution order; shipped passes by name, since they are loaded late.
     passes: tuple[str | Pass, ...] = field(default_factory=pipeline.all_pass_names)
 
     @property
     def pass_names(self) -> tuple[str, ...]:
-        """The names of all passes, in the order of their run."""
+        """The names of all passes, in execution order."""
         return tuple(map(_name_of, self.passes))
 
     # --- bindings -------------------------------------------------------------------------
 
     def bind_backend(self, slot: str, component: type[Component]) -> Compiler:
-        """Fill a Backend slot. All bind methods raise BindingMismatch on an unfit class."""
+        """Fill a Backend slot. All bind methods raise BindingMismatch for an unsuitable class."""
         return self.bind("Backend", slot, component)
 
     def bind_model(self, slot: str, component: type[Component]) -> Compiler:
@@ -99,8 +99,8 @@ class Compiler:
     def bind(self, role: str, slot: str, component: type[Component]) -> Compiler:
         """Fill a slot of any role, e.g. `bind("Model", "global", OnnxModel)`.
 
-        Raises BindingMismatch when the class does not implement the role's contract, is
-        abstract or not registered, or when the slot is bound to another class already.
+        Raises BindingMismatch if the class does not implement the role's contract, is
+        abstract or not registered, or if the slot is already bound to another class.
         """
         _check_component(role, slot, component)
         binding = SlotBinding(slot=slot, role=role, component=component)
@@ -113,33 +113,34 @@ class Compiler:
         return self._with(bindings=(*self.options.bindings, binding))
 
     def bind_all(self, bindings: Mapping[str, Any]) -> Compiler:
-        """Fill slots, by name, each in the role of its component: what `Module.bindings` returns.
+        """Fill slots by name, each in the role of its component, as `Module.bindings` returns them.
 
         ```python
         compiled = Compiler().bind_all(program.bindings()).compile(program.build())
         ```
 
-        Raises BindingMismatch as `bind`, and AuthorError for a class of no role.
+        Raises BindingMismatch as `bind`, and AuthorError for a class without a role.
         """
-        made = self
+        compiler = self
         for slot, component in bindings.items():
             role = roles_of(component)[0] if isinstance(component, type) else "Component"
-            made = made.bind(role, slot, component)
-        return made
+            compiler = compiler.bind(role, slot, component)
+        return compiler
 
     # --- options --------------------------------------------------------------------------
 
     def with_target_version(self, version: int) -> Compiler:
-        """Take models of this ir_version (default: the one the DSL records)."""
+        """Accept models of this ir_version (default: the one the DSL records)."""
         return self._with(target_version=version)
 
     def with_per_hop_budget_ns(self, budget_ns: int) -> Compiler:
-        """Static deadline of a Send: chain depth times this, in nanoseconds.
+        """Set the budget of one hop; the static deadline of a Send is its chain depth times this.
 
-        What may suspend has it too: behind a send that of the send, elsewhere one hop's. Without it
-        nobody bounds what brings no deadline of its own, and the limit `wait_s` of each node does.
+        Ops that may suspend get a deadline too: that of the send before them, else one hop's.
+        Without a budget, ops without a deadline of their own are bounded only by the limit
+        `wait_s` of each node.
 
-        Raises ValueError when it is not between 1 ns and a day.
+        Raises ValueError if `budget_ns` is not between 1 ns and a day.
         """
         if not 0 < budget_ns <= MAX_PER_HOP_BUDGET_NS:
             raise ValueError(
@@ -149,7 +150,7 @@ class Compiler:
         return self._with(per_hop_budget_ns=budget_ns)
 
     def with_permissive_types(self) -> Compiler:
-        """Let values keep an abstract type (they can't travel between nodes)."""
+        """Allow values to keep an abstract type (such values can't travel between nodes)."""
         return self._with(permissive_types=True)
 
     # --- passes ---------------------------------------------------------------------------
@@ -161,24 +162,24 @@ class Compiler:
         before: str | None = None,
         after: str | None = None,
     ) -> Compiler:
-        """Add a pass at a place that the name of another pass says.
+        """Add a pass beside another one.
 
         Args:
-            added: a pass; its class, where it needs no arguments; or the name of one that an
-                installed package brings (entry points `bbnode.passes`).
-            before, after: the pass beside which it runs; with neither it runs behind the
+            added: a pass; its class, if it needs no arguments; or the name of one from an
+                installed package (entry points `bbnode.passes`).
+            before, after: name of the pass beside which it runs; with neither it runs after the
                 canonical passes and those added so far, before slots are checked for bindings.
 
         Raises:
-            UnknownStage: there is no pass of that name, or its name is taken; both places given.
-            BrokenPlugin: the package that brings the pass cannot be imported.
+            UnknownStage: no pass has that name, its name is taken, or both places are set.
+            BrokenPlugin: the package of the pass cannot be imported.
         """
-        made = _made(added)
+        instance = _made(added)
         names = self.pass_names
-        if made.name in names or made.name in pipeline.all_pass_names():
-            raise UnknownStage(stage=made.name, detail="the name is taken; choose another one")
+        if instance.name in names or instance.name in pipeline.all_pass_names():
+            raise UnknownStage(stage=instance.name, detail="the name is taken; choose another one")
         if before is not None and after is not None:
-            raise UnknownStage(stage=made.name, detail="give `before` or `after`, not both")
+            raise UnknownStage(stage=instance.name, detail="give `before` or `after`, not both")
         place = before if before is not None else after
         if place is None:
             at = names.index(pipeline.POST_PASS_NAMES[0])
@@ -188,12 +189,12 @@ class Compiler:
             near = difflib.get_close_matches(place, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UnknownStage(stage=place, detail=f"this compile has no such pass{hint}")
-        return self._with_passes((*self.passes[:at], made, *self.passes[at:]))
+        return self._with_passes((*self.passes[:at], instance, *self.passes[at:]))
 
     def without_stage(self, name: str) -> Compiler:
-        """Leave out a pass: one that was added, or one of the pipeline's body.
+        """Leave out a pass that was added, or one of the pipeline's body.
 
-        Raises UnknownStage when there is none of that name.
+        Raises UnknownStage if none has that name.
         """
         fixed = (*pipeline.PRE_PASS_NAMES, *pipeline.POST_PASS_NAMES)
         if name not in self.pass_names or name in fixed:
@@ -202,15 +203,15 @@ class Compiler:
         return self._with_passes(tuple(p for p in self.passes if _name_of(p) != name))
 
     def push_back_stage(self, stage: Pass) -> Compiler:
-        """Add a pass behind the canonical ones and those added there so far."""
+        """Add a pass after the canonical ones and those added there so far."""
         return self.with_pass(stage)
 
     def push_front_stage(self, stage: Pass) -> Compiler:
-        """Add a pass behind the canonical ones, before those added there so far."""
+        """Add a pass after the canonical ones, before those added there so far."""
         return self.insert_stage(0, stage)
 
     def insert_stage(self, index: int, stage: Pass) -> Compiler:
-        """Add a pass at an index among those added behind the canonical ones, clamped."""
+        """Add a pass at an index (clamped) among those added after the canonical ones."""
         names = self.pass_names
         end = names.index(pipeline.POST_PASS_NAMES[0])
         added: list[str] = []
@@ -229,7 +230,7 @@ class Compiler:
         return self.compile_with_report(model)[0]
 
     def compile_partitions(self, model: ModelProto) -> dict[str, ModelProto]:
-        """As `compile`, but each target as a compiled model of its own, by target name."""
+        """Compile as `compile` does, and return one compiled model per target, by target name."""
         return split_targets(self.compile(model))
 
     def compile_with_report(
@@ -240,15 +241,15 @@ class Compiler:
         snapshot_after: Collection[str] = (),
         snapshots: MutableMapping[str, ModelProto] | None = None,
     ) -> tuple[ModelProto, CompileReport]:
-        """As `compile`, with times and counters per pass.
+        """Compile as `compile` does, and also return times and counters per pass.
 
         Args:
-            model: what `Module.build()` returned; not touched.
-            explain: also follow every node and value through the passes (`report.history`,
+            model: the result of `Module.build()`; not changed.
+            explain: also trace every node and value through the passes (`report.history`,
                 `report.values`).
-            snapshot_after: passes and stages after which the model is copied
+            snapshot_after: names of passes after which the model is copied
                 (`report.snapshots`).
-            snapshots: where the copies go; it has those made so far when the compile fails.
+            snapshots: receives the copies; if the compile fails, it holds those made so far.
 
         Raises:
             CompileError: as `compile`; UnknownStage for an unknown name in `snapshot_after`.
@@ -265,7 +266,7 @@ class Compiler:
             return self._compiled(model, notes)
 
     def _compiled(self, model: ModelProto, notes: _Notes) -> tuple[ModelProto, CompileReport]:
-        # A call of its own: the program is gone when the collector comes back.
+        # A separate function, so that the program is freed before the collector is resumed.
         run = _Run(model, self, notes)
         try:
             run.run_all()
@@ -280,9 +281,9 @@ class Compiler:
     def _culprit(self, model: ModelProto, notes: _Notes) -> PassInvariantBroken | None:
         """Return the error of the pass that broke the program before another one failed on it.
 
-        Compiles again with a look behind every pass. Only for a program that is broken: what is
-        wrong with a whole one is its author's to mend, and no pass is to blame. Passes of the
-        caller do not run again: what one of them breaks is found right behind it.
+        Compiles again with a check after every pass. Only for a malformed program: errors in a
+        well-formed one are its author's to fix, and no pass is to blame. Passes of the caller do
+        not run again, since the program is checked right after each of them anyway.
         """
         shipped = tuple(p for p in self.passes if isinstance(p, str))
         has_own = len(shipped) < len(self.passes)
@@ -304,25 +305,25 @@ class Compiler:
         return dataclasses.replace(self, options=options)
 
 
-def _name_of(found: str | Pass) -> str:
-    return found if isinstance(found, str) else found.name
+def _name_of(each: str | Pass) -> str:
+    return each if isinstance(each, str) else each.name
 
 
 def _made(added: Pass | type[Pass] | str) -> Pass:
-    """Return the pass that the caller of `with_pass` means."""
+    """Return the pass that an argument of `with_pass` denotes."""
     cls = pipeline.pass_class(added) if isinstance(added, str) else added
     if inspect.isclass(cls) and issubclass(cls, Pass):
         try:
-            made: object = cls()
+            instance: object = cls()
         except TypeError as error:
             detail = f"its class takes arguments, so give an instance: {error}"
             raise UnknownStage(stage=cls.name, detail=detail) from error
     else:
-        made = cls
-    if not isinstance(made, Pass) or not made.name:
+        instance = cls
+    if not isinstance(instance, Pass) or not instance.name:
         detail = "a pass derives from bbnode.compiler.Pass and has a name"
-        raise UnknownStage(stage=type(made).__name__, detail=detail)
-    return made
+        raise UnknownStage(stage=type(instance).__name__, detail=detail)
+    return instance
 
 
 def _check_component(role: str, slot: str, component: type[Component]) -> None:
@@ -354,7 +355,7 @@ def _check_component(role: str, slot: str, component: type[Component]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Notes:
-    """The notes that the caller wants of a compile."""
+    """The records of a compile that the caller asked for."""
 
     explain: bool
     snapshot_after: frozenset[str]
@@ -362,9 +363,9 @@ class _Notes:
 
 
 class _Run:
-    """One compile: the unit on its way through the passes, and what is noted of it.
+    """One compile: the unit on its way through the passes, and its records.
 
-    `careful` looks behind every pass and not only at the checkpoints.
+    `careful` checks the program after every pass and not only at the checkpoints.
     """
 
     def __init__(
@@ -382,24 +383,24 @@ class _Run:
                 history.observe(self.unit, "")
 
     def run_all(self) -> None:
-        """Run every pass, each followed by the look that it needs."""
+        """Run every pass, each followed by the checks that it needs."""
         names = self._compiler.pass_names
-        for index, found in enumerate(self._compiler.passes):
-            if isinstance(found, Pass):
-                self._run_added(found, pipeline.looks_behind(names[:index]))
+        for index, each in enumerate(self._compiler.passes):
+            if isinstance(each, Pass):
+                self._run_added(each, pipeline.looks_behind(names[:index]))
             else:
-                self._run_shipped(found)
+                self._run_shipped(each)
             self._note(names[index])
 
     def _run_shipped(self, name: str) -> None:
-        """Run a pass, and check the program behind it at a checkpoint, or if careful.
+        """Run a pass, and check the program after it at a checkpoint, or if careful.
 
-        What `validate` did not vouch for is not checked: no pass could be blamed for it.
+        Nothing is checked before `validate` has passed: no pass could be blamed for it.
         """
         with self._watch.measure(name) as counters:
             try:
-                made = pipeline.load_pass(name)
-                counters.update(made.run(self.unit, self._compiler.options) or {})
+                instance = pipeline.load_pass(name)
+                counters.update(instance.run(self.unit, self._compiler.options) or {})
             except BbnodeError:
                 raise
             except Exception as error:  # the boundary: a program must not get a KeyError out of us
@@ -410,10 +411,10 @@ class _Run:
             seams.check(self.unit, name)
 
     def _run_added(self, added: Pass, looks: Sequence[str]) -> None:
-        """Run a pass of the caller's, and let the passes called `looks` see what it leaves.
+        """Run a pass of the caller, then the checking passes named in `looks`.
 
-        Raises PassInvariantBroken, naming the pass, for what they find; StageFailed when it
-        raises anything but a CompileError.
+        Raises PassInvariantBroken, naming the pass, if one of those fails; StageFailed if the
+        pass raises anything but a CompileError.
         """
         options = self._compiler.options
         mains = _main_names(self.unit)
@@ -422,7 +423,7 @@ class _Run:
                 counters.update(added.run(self.unit, options) or {})
             except CompileError:
                 raise
-            # It is the caller's code: whatever it raises becomes one typed error that names it.
+            # The caller's code may raise anything; it becomes one typed error that names the pass.
             except BaseException as error:
                 let_stop(error)
                 detail = f"{type(error).__name__}: {error}"
@@ -455,11 +456,11 @@ class _Run:
             self._notes.snapshots[name] = _snapshot(self.unit)
 
     def is_broken(self) -> bool:
-        """Return True if a pass left the program malformed: only then there is one to blame."""
+        """Return True if a pass left the program malformed, so that a pass is to blame."""
         return self.well_formed and not seams.is_sound(self.unit)
 
     def _targets(self) -> tuple[str, ...]:
-        """Names of the targets that were merged into the program."""
+        """Return the names of the targets that were merged into the program."""
         functions = self.unit.program.functions
         return tuple(f.name for f in functions if keys.TARGET_KEY in f.metadata)
 
@@ -476,7 +477,7 @@ class _Run:
 
 
 def _check_texts(unit: CompilationUnit, pass_name: str) -> None:
-    """Raise PassInvariantBroken for metadata that is not text: no file could hold it."""
+    """Raise PassInvariantBroken for metadata that is not text, which no file can hold."""
     for body in unit.bodies():
         for node in body.nodes:
             for key, text in node.metadata.items():
@@ -490,16 +491,17 @@ def _main_names(unit: CompilationUnit) -> dict[str, str]:
 
 
 def _snapshot(unit: CompilationUnit) -> ModelProto:
-    """A copy of the program as it is, the mains of partitions first."""
+    """Return a copy of the program in its present state, the mains of partitions first."""
     return model_of(unit.program, unit.bodies())
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """A program is many small objects that live as long as the compile and form no rings.
+    """Pause Python's cycle collector.
 
-    Python's collector of rings would look through all of them again and again, for nothing: a
-    fifth of the time of a large compile.
+    A program is many small objects that live as long as the compile and form no reference
+    cycles. The collector would traverse all of them again and again, for a fifth of the time of
+    a large compile.
     """
     was_on = gc.isenabled()
     gc.disable()

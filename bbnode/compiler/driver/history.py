@@ -1,8 +1,8 @@
 """The history of each value on its way through the passes.
 
-Rule: off unless asked for, since it reads every value behind every pass. Values of the root and
-of the partition mains go by their name, which partitioning keeps; those of other functions by
-`<function>::<value>`.
+Rule: off by default, since it reads every value after every pass. Values of the root and of the
+partition mains are identified by their name, which partitioning keeps; those of other functions
+by `<function>::<value>`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bbnode.ir.graph import Function
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueEvent:
-    """One change: the pass ("" = as recorded), and what is so since then."""
+    """One change: the pass ("" = as recorded), and the new state in words."""
 
     pass_name: str
     what: str
@@ -32,7 +32,7 @@ class _Fact:
     home: str
 
     def since(self, before: _Fact | None) -> Iterator[str]:
-        """Yield what is new, in words."""
+        """Yield the differences from `before`, in words."""
         if before is None or before.made_by != self.made_by:
             yield f"made by {self.made_by}" if self.made_by else "an input of the function"
         if self.type and (before is None or before.type != self.type):
@@ -43,13 +43,13 @@ class _Fact:
 
 @dataclass(slots=True)
 class ValueHistory:
-    """Follows values through the passes of one compile."""
+    """Traces values through the passes of one compile."""
 
     _facts: dict[str, _Fact] = field(default_factory=dict)
     _events: dict[str, list[ValueEvent]] = field(default_factory=dict)
 
     def observe(self, unit: CompilationUnit, pass_name: str) -> None:
-        """Compare with what was there before; `pass_name` is "" for the recorded program."""
+        """Record the changes since the last call; `pass_name` is "" for the recorded program."""
         facts: dict[str, _Fact] = {}
         for prefix, function in _scopes(unit):
             for name, fact in _facts(function):
@@ -62,7 +62,7 @@ class ValueHistory:
         self._facts = facts
 
     def result(self) -> dict[str, tuple[ValueEvent, ...]]:
-        """Return the history of each value that there ever was, in order."""
+        """Return the history of each value that ever existed, in order."""
         return {name: tuple(events) for name, events in self._events.items()}
 
     def _add(self, name: str, pass_name: str, what: str) -> None:

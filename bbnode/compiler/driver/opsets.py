@@ -1,8 +1,8 @@
-"""Versions of ONNX's opsets in one program: the highest that anything imports.
+"""Versions of ONNX's opsets in one program: the highest that any part imports.
 
-Rule: a program that imports several versions of `ai.onnx` runs in the highest, as ONNX has it, if
-every op means there what it means in the version of its own function. If one does not, nothing is
-changed, and `validate` refuses the op that is another one in the model's version.
+Rule: a program that imports several versions of `ai.onnx` runs in the highest, as in ONNX, if
+every op has the same meaning there as in the version of its own function. Otherwise nothing is
+changed, and `validate` refuses the op that differs in the model's version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DOMAINS = ("", keys.ONNX_ML_DOMAIN)
 
 
 def take_highest_opsets(program: Program) -> None:
-    """Let a program and its functions import the highest version of each of ONNX's opsets."""
+    """Make a program and its functions import the highest version of each of ONNX's opsets."""
     for domain in _DOMAINS:
         imports = (program.opset_imports, *(f.opset_imports for f in program.functions))
         versions = {version for listed in imports for version in _versions(listed, domain)}

@@ -1,6 +1,6 @@
-"""The order of the passes: one literal table. Where a pass is found.
+"""The order of the passes as one literal table, and the lookup of a pass by name.
 
-Rule: the passes that ship are the classes in `bbnode.compiler.passes`; packages add theirs under
+Rule: the shipped passes are the classes in `bbnode.compiler.passes`; packages add theirs under
 the entry points `bbnode.passes`, by the name of the pass.
 """
 
@@ -41,10 +41,10 @@ CANONICAL_PASS_NAMES = (
     "validate_runtime_complete",
 )
 
-# Before them: the first needs the bindings, the second the calls that inlining removes.
+# Before the canonical ones: one needs the bindings, one the calls that inlining removes.
 PRE_PASS_NAMES = ("refine_polymorphic_value_info", "validate_bootstrap_composition")
 
-# Our own, each after the canonical pass that it needs.
+# Our own passes, each after the canonical pass that it needs.
 INSERTED_AFTER = {
     "type_solver": "infer_shapes",
     "resolve_slots": "sequence_slot_effects",
@@ -60,16 +60,17 @@ POST_PASS_NAMES = (
     "merge_partitions_into_one",
 )
 
-# From here on the program is well-formed, and every pass has to leave it so.
+# From this pass on the program is well-formed, and every pass has to keep it so.
 FIRST_SEAM = "validate"
 
-# Where every compile looks whether they did. One that fails on a broken program is run again
-# with a look behind every pass, so that the one that broke it is named; the good path stays fast.
+# Every compile checks the program after these passes only, which keeps the good path fast. A
+# compile that fails on a malformed program is run again with a check after every pass, so that
+# the error names the pass that broke it.
 CHECKPOINTS = frozenset({"validate", "validate_runtime_complete", "merge_partitions_into_one"})
 
 
 def body_pass_names() -> tuple[str, ...]:
-    """Return the canonical passes with ours at their places."""
+    """Return the names of the canonical passes with ours at their places."""
     names = []
     for name in CANONICAL_PASS_NAMES:
         names.append(name)
@@ -79,14 +80,15 @@ def body_pass_names() -> tuple[str, ...]:
 
 
 def all_pass_names() -> tuple[str, ...]:
-    """Return the name of every pass that ships, in the order in which a compile runs them."""
+    """Return the names of all shipped passes, in execution order."""
     return (*PRE_PASS_NAMES, *body_pass_names(), *POST_PASS_NAMES)
 
 
 def looks_behind(before: Sequence[str]) -> list[str]:
-    """Return the passes that look at what a pass of the caller's left, by those before it.
+    """Return the checking passes that follow a pass of the caller, given the passes before it.
 
-    They change nothing. What a partition has to hold, `validate` does not know.
+    They change nothing. `validate` runs only until the receivers are synthesised: it does not know
+    what a partition must contain.
     """
     looks = ["resolve_slots", "validate_runtime_complete"]
     if "synthesize_wire_recvs" not in before:
@@ -94,39 +96,39 @@ def looks_behind(before: Sequence[str]) -> list[str]:
     return [name for name in looks if name in before]
 
 
-def _is_pass(found: object) -> TypeGuard[type[Pass]]:
-    return inspect.isclass(found) and issubclass(found, Pass) and found is not Pass
+def _is_pass(candidate: object) -> TypeGuard[type[Pass]]:
+    return inspect.isclass(candidate) and issubclass(candidate, Pass) and candidate is not Pass
 
 
 @cache
 def shipped_passes() -> dict[str, type[Pass]]:
-    """Return the classes of the passes that ship, by name."""
-    found: dict[str, type[Pass]] = {}
+    """Return the classes of the shipped passes, by name."""
+    classes: dict[str, type[Pass]] = {}
     for info in pkgutil.iter_modules(passes.__path__, f"{passes.__name__}."):
         for value in vars(importlib.import_module(info.name)).values():
             if _is_pass(value) and not value.__name__.startswith("_"):
-                found[value.name] = value
-    return found
+                classes[value.name] = value
+    return classes
 
 
 def pass_class(name: str) -> type[Pass]:
-    """Return the class of a pass: one that ships, or one that an installed package brings.
+    """Return the class of a pass, shipped or from an installed package.
 
     Raises:
-        UnknownStage: neither; or what the package brings is no pass.
+        UnknownStage: there is none, or the package's object is no pass.
         BrokenPlugin: the package cannot be imported.
     """
-    found: object = shipped_passes().get(name)
-    if found is None:
+    candidate: object = shipped_passes().get(name)
+    if candidate is None:
         try:
-            found = plugins.load(PLUGIN_GROUP, name)
+            candidate = plugins.load(PLUGIN_GROUP, name)
         except plugins.UnknownPlugin as error:
             raise UnknownStage(stage=name, detail=str(error)) from error
-    if not _is_pass(found):
-        raise UnknownStage(stage=name, detail=f"{found!r:.80} is no class derived from Pass")
-    return found
+    if not _is_pass(candidate):
+        raise UnknownStage(stage=name, detail=f"{candidate!r:.80} is no class derived from Pass")
+    return candidate
 
 
 def load_pass(name: str) -> Pass:
-    """Return a pass of that name, made without arguments. Raises as `pass_class`."""
+    """Return a new pass of that name, built without arguments. Raises as `pass_class`."""
     return pass_class(name)()

@@ -1,6 +1,6 @@
 """The invariants between two passes, and the history of nodes.
 
-Rule: cheap and structural, linear in the size of the program.
+Rule: the checks are structural and linear in the size of the program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUMBER_KEYS = (
 
 
 def check(unit: CompilationUnit, pass_name: str) -> None:
-    """Raise PassInvariantBroken naming `pass_name` when the program is malformed."""
+    """Raise PassInvariantBroken naming `pass_name` if the program is malformed."""
     bodies = unit.bodies()
     table = frozenset(body.key for body in bodies)
     if len(table) != len(bodies):
@@ -62,45 +62,45 @@ def is_sound(unit: CompilationUnit) -> bool:
 
 
 def _is_sound(function: Function, table: frozenset[FunctionKey]) -> bool:
-    """Return True if a function has no fault and its ops stand in order, found in one walk.
+    """Return True if one walk shows that a function is well-formed and in topological order.
 
-    Most functions do, behind most passes; what is wrong with another one says `_faults`.
+    That is the usual case; `_faults` then describes the faults of any other function.
     """
-    made = set(function.inputs)
-    count = len(made)
+    available = set(function.inputs)
+    count = len(available)
     names: set[str] = set()
     for node in function.nodes:
         if node.domain in CALL_DOMAINS and call_key(node) not in table:
             return False
-        if not made.issuperset(node.reads):
+        if not available.issuperset(node.reads):
             return False
         control = node.metadata.get(keys.CONTROL_AFTER_KEY)
         if control and not names.issuperset(split_names(control)):
             return False
         names.add(node.name)
-        made.update(node.outputs)
+        available.update(node.outputs)
         count += len(node.outputs)
-    if "" in made:  # an output that nobody named
-        made.discard("")
+    if "" in available:  # an unnamed output
+        available.discard("")
         count -= sum(node.outputs.count("") for node in function.nodes)
     held = [node.metadata for node in function.nodes]
     numbers = {metadata[key] for metadata in held for key in NUMBER_KEYS if key in metadata}
-    are_unique = len(names) == len(function.nodes) and len(made) == count
-    return are_unique and made.issuperset(function.outputs) and all(map(is_natural, numbers))
+    are_unique = len(names) == len(function.nodes) and len(available) == count
+    return are_unique and available.issuperset(function.outputs) and all(map(is_natural, numbers))
 
 
 Fault = tuple[int | None, str]  # index of the node concerned
 
 
 def _faults(function: Function, table: frozenset[FunctionKey]) -> Iterator[Fault]:
-    """Yield what is malformed in one function."""
-    made: dict[str, int] = dict.fromkeys(function.inputs, -1)
+    """Yield the faults of one function."""
+    makers: dict[str, int] = dict.fromkeys(function.inputs, -1)
     node_at: dict[str, int] = {}
     for index, node in enumerate(function.nodes):
         if node_at.setdefault(node.name, index) != index:
             yield index, f"two nodes are called {node.name!r}"
         for name in filter(None, node.outputs):
-            if made.setdefault(name, index) != index:
+            if makers.setdefault(name, index) != index:
                 yield index, f"value {name!r} is made twice, here by {node.name!r}"
         if node.domain in CALL_DOMAINS and call_key(node) not in table:
             yield index, f"{node.name!r} calls {node.op_type!r}, which is not in the model"
@@ -113,16 +113,16 @@ def _faults(function: Function, table: frozenset[FunctionKey]) -> Iterator[Fault
         before: list[int] = []
         for verb, names in (("reads", node.computes_with), ("waits for", node.after)):
             for name in names:
-                if name not in made:
+                if name not in makers:
                     yield index, f"{node.name!r} {verb} {name!r}, which nothing makes"
-                before.append(made.get(name, -1))
+                before.append(makers.get(name, -1))
         for name in split_names(node.metadata.get(keys.CONTROL_AFTER_KEY)):
             if name not in node_at:
                 yield index, f"{node.name!r} waits for the op {name!r}, which is not there"
             before.append(node_at.get(name, -1))
         needs.append([need for need in before if need >= 0])
     for name in function.outputs:
-        if name not in made:
+        if name not in makers:
             yield None, f"the output {name!r} is made by no op"
     try:
         topological(function, needs)
@@ -139,7 +139,7 @@ def is_natural(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHistory:
-    """Which pass made a node ("" = recorded) and which ones changed it, in order."""
+    """The pass that made a node ("" = recorded) and the passes that changed it, in order."""
 
     made_by: str
     changed_by: tuple[str, ...]
@@ -147,10 +147,10 @@ class NodeHistory:
 
 @dataclass(slots=True)
 class History:
-    """Follows nodes through the passes, by name. Off unless asked for: it copies every node.
+    """Traces nodes through the passes, by name. Off by default, since it copies every node.
 
-    Nodes of the root and of the partition mains go by their name, since a partition keeps it;
-    nodes of other functions by `<function>::<node>`.
+    Nodes of the root and of the partition mains are identified by their name, since a partition
+    keeps it; nodes of other functions by `<function>::<node>`.
     """
 
     _content: dict[str, tuple[object, ...]] = field(default_factory=dict)
@@ -158,20 +158,20 @@ class History:
     _changed_by: dict[str, list[str]] = field(default_factory=dict)
 
     def observe(self, unit: CompilationUnit, pass_name: str) -> None:
-        """Compare with what was there before; `pass_name` is "" for the recorded program."""
-        found: dict[str, tuple[object, ...]] = {}
+        """Record the changes since the last call; `pass_name` is "" for the recorded program."""
+        contents: dict[str, tuple[object, ...]] = {}
         for name, node in self._nodes(unit):
             content = node.content()
-            found[name] = content
+            contents[name] = content
             before = self._content.get(name)
             if before is None:
                 self._made_by.setdefault(name, pass_name)
             elif before != content:
                 self._changed_by.setdefault(name, []).append(pass_name)
-        self._content = found
+        self._content = contents
 
     def result(self) -> dict[str, NodeHistory]:
-        """Return the history of every node that is there at the end."""
+        """Return the history of every node that still exists."""
         return {
             name: NodeHistory(
                 made_by=self._made_by[name], changed_by=tuple(self._changed_by.get(name, ()))

@@ -1,7 +1,7 @@
 """Targets of a compiled model.
 
-Rule: a target is a function with metadata `target = "true"`; what it needs is what it calls,
-every bootstrap, and its own entries of the binding table.
+Rule: a target is a function with metadata `target = "true"`. It needs the functions that it
+calls, every bootstrap, and its own entries of the binding table.
 """
 
 from __future__ import annotations

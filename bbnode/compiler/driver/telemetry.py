@@ -1,6 +1,6 @@
 """The report of a compile: time and counters per pass.
 
-Rule: measuring changes nothing. Spans go to OpenTelemetry where that package is installed and
+Rule: measuring changes nothing. Spans go to OpenTelemetry if that package is installed and
 configured, and nowhere else.
 """
 
@@ -38,7 +38,7 @@ class CompileReport:
 
     `targets` are the names of the partition mains, in class order. `history` (by node),
     `values` (by value) and `snapshots` (by pass: the model as that pass left it) are empty unless
-    asked for.
+    the caller requested them.
     """
 
     passes: tuple[PassReport, ...]
@@ -67,7 +67,7 @@ class Stopwatch:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[dict[str, int]]:
-        """Time one pass; what it puts into the dict are its counters."""
+        """Time one pass; the caller puts the pass's counters into the yielded dict."""
         counters: dict[str, int] = {}
         with _span(SPAN_PREFIX + name) as span:
             started = perf_counter_ns()
@@ -79,7 +79,7 @@ class Stopwatch:
         self.reports.append(PassReport(name=name, ms=ms, counters=counters))
 
     def total_ms(self) -> float:
-        """Milliseconds since the compile began."""
+        """Return the milliseconds since the compile began."""
         return (perf_counter_ns() - self._started) / NS_PER_MS
 
 
@@ -92,7 +92,7 @@ def _api() -> Any:
 
 
 def _tracer() -> Any:
-    """The tracer of who configured one; until somebody does, spans would go nowhere."""
+    """Return the tracer of the configured provider, None without one: spans would be dropped."""
     trace = _api()
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None

@@ -1,7 +1,7 @@
-"""`analyze_wire_edges`: what travels on each wire edge, and where it lands.
+"""`analyze_wire_edges`: the payload and the destination of each wire edge.
 
-Rule: a site id is a hash of what crosses, so that peers agree on it without asking, those of
-another version of the program included; all addresses of a program are stamped here.
+Rule: a site id is a hash of the crossing, so that peers agree on it without negotiation, even with
+another version of the program; all addresses of a program are stamped here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys, opset, types
 from bbnode.ir.graph import Function, OpNode, ValueType, inherit, is_wire
 
-MAX_SHOWN_TYPE_CHARS = 200  # of `crossing_type`, which people read; the site has all of it
+MAX_SHOWN_TYPE_CHARS = (
+    200  # cut in `crossing_type`, which is for people; the site id uses the full text
+)
 
 
 class AnalyzeWireEdges(Pass):
@@ -44,13 +46,13 @@ class AnalyzeWireEdges(Pass):
         }
         transports = {home: _transports(main) for home, main in unit.partitions.items()}
         groups: dict[tuple[str, str], str] = {}
-        found = {keys.TRANSPORT_DATA: 0, keys.TRANSPORT_TRIGGER_ONLY: 0}
+        counts = {keys.TRANSPORT_DATA: 0, keys.TRANSPORT_TRIGGER_ONLY: 0}
         feeds: dict[tuple[str, str], list[tuple[WireEdge, OpNode]]] = {}
         for edge in unit.wire_edges:
             send = wire_nodes[edge.producer_class][edge.send_node]
             recv = wire_nodes[edge.consumer_class][edge.recv_node]
             transport = transports[edge.consumer_class].get(recv.name, keys.TRANSPORT_DATA)
-            found[transport] += 1
+            counts[transport] += 1
             group = _group(edge, send, groups)
             for node in (send, recv):
                 node.metadata[keys.WIRE_TRANSPORT_KEY] = transport
@@ -64,8 +66,8 @@ class AnalyzeWireEdges(Pass):
         for main in unit.partitions.values():
             _declare_triggers(main)
         return {
-            "wire_edges_data": found[keys.TRANSPORT_DATA],
-            "wire_edges_trigger_only": found[keys.TRANSPORT_TRIGGER_ONLY],
+            "wire_edges_data": counts[keys.TRANSPORT_DATA],
+            "wire_edges_trigger_only": counts[keys.TRANSPORT_TRIGGER_ONLY],
             "batch_groups": len(groups),
         }
 
@@ -73,9 +75,9 @@ class AnalyzeWireEdges(Pass):
 def _stamp_site(
     crossings: Crossings, recv: OpNode, fed_by: Sequence[tuple[WireEdge, OpNode]]
 ) -> None:
-    """Stamp a receiver and all that send to it."""
-    said = {crossings.crosses(edge, send, recv) for edge, send in fed_by}
-    crosses = max(said, key=lambda text: (len(text), text))  # the one that knows most
+    """Stamp a receiver and all its senders."""
+    candidates = {crossings.crosses(edge, send, recv) for edge, send in fed_by}
+    crosses = max(candidates, key=lambda text: (len(text), text))  # the most detailed one
     edge = fed_by[0][0]
     site = crossings.site(edge, recv, crosses)
     shown = (
@@ -96,19 +98,19 @@ def _group(edge: WireEdge, send: OpNode, groups: dict[tuple[str, str], str]) -> 
 
 
 def _transports(main: Function) -> dict[str, str]:
-    """`wire_transport` of each inbound receiver of a partition, by node name."""
+    """Return the `wire_transport` of each inbound receiver of a partition, by node name."""
     payloads = {node.outputs[0]: node for node in main.nodes if _is_inbound(node)}
     if not payloads:
         return {}
     needed = _needed(main, payloads)
-    found = {}
+    transports = {}
     for value, node in payloads.items():
         known = node.metadata.get(keys.WIRE_TRANSPORT_KEY)
         trigger_only = main.kind_of(value) is types.TRIGGER or value not in needed
         fresh = keys.TRANSPORT_TRIGGER_ONLY if trigger_only else keys.TRANSPORT_DATA
-        # Once the gates stand between, the readers can't be seen from here any more.
-        found[node.name] = known or fresh
-    return found
+        # After the gates are inserted the readers can't be seen from here: keep the old stamp.
+        transports[node.name] = known or fresh
+    return transports
 
 
 def _is_inbound(node: OpNode) -> bool:
@@ -117,7 +119,7 @@ def _is_inbound(node: OpNode) -> bool:
 
 
 def _needed(main: Function, payloads: Collection[str]) -> set[str]:
-    """Which payloads somebody reads as more than a trigger."""
+    """Return the payloads that some op reads as more than a trigger."""
     needed = {name for name in main.outputs if name in payloads}
     arrived = frozenset(payloads)
     for node in main.nodes:
@@ -127,7 +129,7 @@ def _needed(main: Function, payloads: Collection[str]) -> set[str]:
 
 
 def _trigger_inputs(node: OpNode) -> set[str]:
-    """Values that a node reads through Trigger ports only."""
+    """Return the values that a node reads through Trigger ports only."""
     spec = opset.lookup_op(node.domain, node.op_type)
     if spec is None or not spec.inputs:
         return set()

@@ -1,4 +1,4 @@
-"""`collapse_backend_subgraphs`: what a backend can run at once becomes one graph.
+"""`collapse_backend_subgraphs`: ops that a backend can run together become one graph.
 
 Rule: the engine has one path for backend work, a prepared graph; a single op is a graph too.
 """
@@ -75,19 +75,19 @@ class CollapseBackendSubgraphs(Pass):
                 needs = needs_of(function.nodes)
             if _bypass_aliases(function):
                 needs = needs_of(function.nodes)
-            found = find_groups(function, needs, unit.prints)
-            _Rewrite(unit, function, found, table).run()
-            groups += len(found.members)
-            ops += sum(map(len, found.members)) + len(found.copied)
+            grouped = find_groups(function, needs, unit.prints)
+            _Rewrite(unit, function, grouped, table).run()
+            groups += len(grouped.members)
+            ops += sum(map(len, grouped.members)) + len(grouped.copied)
         return {"ops_collapsed": ops, "subgraph_calls": groups}
 
 
 def _bypass_aliases(function: Function) -> bool:
-    """Let backend ops read past PassThroughs to the op of their slot that made the value.
+    """Make backend ops read the outputs of their slot's ops directly, past PassThroughs.
 
     Return True if that may have changed the function.
     """
-    source: dict[str, str] = {}  # what a PassThrough makes -> what goes into the first of its row
+    source: dict[str, str] = {}  # PassThrough's output -> input of the first in its chain
     aliases: list[OpNode] = []
     readers: list[OpNode] = []
     for node in function.nodes:
@@ -99,16 +99,16 @@ def _bypass_aliases(function: Function) -> bool:
             readers.append(node)
     if not readers:
         return False
-    made = function.producers
+    producers = function.producers
     for node in readers:
         past = {
             name: source[name] for name in node.inputs
-            if name in source and source[name] in made
-            and backend_slot(made[source[name]]) == backend_slot(node)
+            if name in source and source[name] in producers
+            and backend_slot(producers[source[name]]) == backend_slot(node)
         }  # fmt: skip
         if past:
             node.inputs = tuple([past.get(name, name) for name in node.inputs])
-    unread: set[OpNode] = set()  # those behind first: one may be all that reads another
+    unread: set[OpNode] = set()  # last ones first: one may be the only reader of another
     for node in reversed(aliases):
         name = node.outputs[0]
         if name not in function.outputs and unread.issuperset(function.readers(name)):
@@ -134,8 +134,8 @@ def _may_refuse(alias: OpNode, function: Function) -> bool:
     shape = None if declared is None else declared.shape
     if shape is None:
         return False
-    given = function.types.get(alias.inputs[0])
-    known = None if given is None else given.shape
+    source_type = function.types.get(alias.inputs[0])
+    known = None if source_type is None else source_type.shape
     if known is None or len(known) != len(shape):
         return True
     named = [axis for axis in shape if isinstance(axis, str)]
@@ -149,7 +149,7 @@ def _may_refuse(alias: OpNode, function: Function) -> bool:
 
 
 class _Rewrite:
-    """The replacement of the groups of one function."""
+    """Replaces the groups of one function by calls."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _Rewrite:
             self._function.types, versions_of(self._function, self._unit.program), self._unit.prints
         )
         constants = {self._nodes[i].outputs[0]: self._nodes[i] for i in self._groups.copied}
-        calls: dict[int, OpNode] = {}  # by the group's last node
+        calls: dict[int, OpNode] = {}  # index of the group's last node -> call
         renamed: dict[str, str] = {}
         for members in self._groups.members:
             nodes = [self._nodes[index] for index in members]
@@ -190,29 +190,29 @@ class _Rewrite:
         self._drop_types()
 
     def _exposed(self) -> set[str]:
-        """Return values of groups that something outside of their group reads."""
-        made = {
+        """Return the values of groups that are read outside of their group."""
+        groups = {
             name: group for index, group in self._group_of.items()
             for name in self._nodes[index].outputs if name
         }  # fmt: skip
         group_of = self._group_of
-        exposed = {name for name in self._function.outputs if name in made}
+        exposed = {name for name in self._function.outputs if name in groups}
         read = {name for node in self._nodes for name in node.reads}.union(exposed)
         for index in group_of:
             node = self._nodes[index]
             if read.isdisjoint(node.outputs) and not is_infallible(node, self._function):
-                # An op that names none of its outputs can't be asked for, and so never runs.
+                # A backend runs an op only for a named output, so an unread op exposes its last.
                 exposed.update([name for name in node.outputs if name][-1:])
         for index, node in enumerate(self._nodes):
             group = group_of.get(index)
             for name in node.reads:
-                if made.get(name, group) != group:
+                if groups.get(name, group) != group:
                     exposed.add(name)
         return exposed
 
     def _replace(self, calls: dict[int, OpNode], renamed: dict[str, str]) -> None:
         nodes: list[OpNode] = []
-        places = [-1] * len(self._nodes)  # a copied constant has none
+        places = [-1] * len(self._nodes)  # -1: a copied constant has no place
         for index, node in enumerate(self._nodes):
             if index in calls:
                 for member in self._groups.members[self._group_of[index]]:
@@ -228,7 +228,7 @@ class _Rewrite:
         self._function.nodes = nodes
 
     def _needs_between(self, places: Sequence[int], count: int) -> list[list[int]]:
-        """Return what the new nodes need, from the old ones; `places` are old to new."""
+        """Return the dependencies of the new nodes; `places` maps old to new indices."""
         needs: list[list[int]] = [[] for _ in range(count)]
         for before, place in zip(self._groups.needs, places, strict=True):
             if place >= 0:
@@ -236,7 +236,7 @@ class _Rewrite:
         return needs
 
     def _drop_types(self) -> None:
-        """Values that are gone into a subgraph are declared there, not here."""
+        """Drop declarations of values that moved into a subgraph, which declares them itself."""
         left = set(self._function.inputs)
         left.update(name for node in self._function.nodes for name in node.outputs)
         self._function.keep_types(left)
@@ -259,14 +259,14 @@ def _rename_control(node: OpNode, renamed: dict[str, str]) -> None:
         node.metadata[keys.CONTROL_AFTER_KEY] = ",".join(new)
 
 
-# --- a group of backend ops as a function of its own, and the call that takes its place ---
-# Rule: the function is a pure ONNX graph in canonical form (names by position, no metadata of
-# ours, upstream domain ""), named by its content, so that equal graphs are one function
-# wherever they stand.
+# --- a group of backend ops as a function, and the call that replaces it ------------------
+# Rule: the function is a pure ONNX graph in canonical form (names by position, none of our
+# metadata, upstream domain ""), named by its content, so that equal graphs are one function
+# wherever they occur.
 #
 
 NAME_PREFIX = "subgraph_"
-# What the call says of the ops in it: their slot, and where they come from.
+# Metadata that the call inherits from its ops: their slot and their origin.
 CALL_KEYS = frozenset(
     {
         keys.SLOT_KEY,
@@ -281,7 +281,7 @@ CALL_KEYS = frozenset(
 
 
 class Collapser:
-    """Makes functions of groups of one body; what it made for one group serves all equal ones."""
+    """Turns the groups of one body into functions; equal groups share one function."""
 
     def __init__(
         self,
@@ -289,12 +289,12 @@ class Collapser:
         versions: Mapping[str, int],
         prints: AttributePrints,
     ) -> None:
-        """Take what is known of the body.
+        """Create a collapser for one body.
 
         Args:
             types: declared types of values, as far as known.
             versions: opset versions by domain.
-            prints: what is known of attributes.
+            prints: cache of attribute contents.
         """
         self._types = types
         self._versions = versions
@@ -304,21 +304,21 @@ class Collapser:
     def __call__(
         self, nodes: Sequence[OpNode], exposed: Collection[str]
     ) -> tuple[Function, OpNode]:
-        """Return one function of `nodes`, and the call of it.
+        """Return a function of `nodes`, and a call of it.
 
         Args:
             nodes: the group in topological order, with the constants that are copied into it first.
-            exposed: values that are read outside of the group.
+            exposed: values that are read outside the group.
         """
-        made = {name: None for node in nodes for name in node.outputs if name}
+        values = {name: None for node in nodes for name in node.outputs if name}
         read = dict.fromkeys([name for node in nodes for name in node.computes_with])
-        inputs = [name for name in read if name not in made]
-        outputs = [name for name in made if name in exposed]
-        if not outputs:  # nobody reads it; a graph has at least one output all the same
-            outputs = list(made)[-1:]
-        names = _canonical_names(inputs, outputs, made)
+        inputs = [name for name in read if name not in values]
+        outputs = [name for name in values if name in exposed]
+        if not outputs:  # nobody reads it, but a graph needs at least one output
+            outputs = list(values)[-1:]
+        names = _canonical_names(inputs, outputs, values)
         function = self._function(nodes, names, len(inputs), len(outputs))
-        return function, _call(function, nodes, inputs, outputs, made)
+        return function, _call(function, nodes, inputs, outputs, values)
 
     def _function(
         self, nodes: Sequence[OpNode], names: Mapping[str, str], inputs: int, outputs: int
@@ -326,11 +326,11 @@ class Collapser:
         types = {new: self._types[name] for name, new in names.items() if name in self._types}
         if any(node.graphs or keys.QUANTIZATION_KEY in node.metadata for node in nodes):
             return self._made(nodes, names, inputs, outputs, types)
-        said = (inputs, outputs, tuple(types.items()), *[_said(node, names) for node in nodes])
-        function = self._known.get(said)
+        form = (inputs, outputs, tuple(types.items()), *[_said(node, names) for node in nodes])
+        function = self._known.get(form)
         if function is None:
             function = self._made(nodes, names, inputs, outputs, types)
-            self._known[said] = function
+            self._known[form] = function
         return function
 
     def _made(
@@ -353,8 +353,8 @@ class Collapser:
 
 
 def _said(node: OpNode, names: Mapping[str, str]) -> Hashable:
-    """Return all that the canonical form of an op says, but what graphs and annotations do."""
-    # Attributes go by their ids: those of the nodes stay as long as the group's function does.
+    """Return a key for the canonical form of an op, without its graphs and annotations."""
+    # Attributes are compared by id, which is safe while the group's function keeps them alive.
     attributes = node.attributes
     return (
         *(node.op_type, node.domain, node.overload, node.doc_string, node.extras),
@@ -365,8 +365,8 @@ def _said(node: OpNode, names: Mapping[str, str]) -> Hashable:
 
 
 def _in_canonical_form(node: OpNode, index: int, names: Mapping[str, str]) -> OpNode:
-    # Not copied whole: what waits and where it comes from stays with the call.
-    made = make_node(
+    # Not a full copy: order edges and the origin belong to the call.
+    bare = make_node(
         *(node.op_type, node.domain, f"{node.op_type}_{index}"),
         tuple([names.get(read, read) for read in node.inputs]),
         tuple([names.get(value, value) for value in node.outputs]),
@@ -378,18 +378,18 @@ def _in_canonical_form(node: OpNode, index: int, names: Mapping[str, str]) -> Op
             for value, held in annotations_on(node).items() if value in names
         }  # fmt: skip
         if kept:
-            made.metadata[keys.QUANTIZATION_KEY] = annotation_text(kept)
-    made.rename_captured(names)
-    return made
+            bare.metadata[keys.QUANTIZATION_KEY] = annotation_text(kept)
+    bare.rename_captured(names)
+    return bare
 
 
 def _canonical_names(
-    inputs: Sequence[str], outputs: Sequence[str], made: Collection[str]
+    inputs: Sequence[str], outputs: Sequence[str], values: Collection[str]
 ) -> dict[str, str]:
-    # Nested graphs may have any names of their own; exporters do not write these.
+    # Nested graphs may use any names of their own; no exporter writes names like these.
     names = {name: f"bb_in_{index}" for index, name in enumerate(inputs)}
     names.update((name, f"bb_out_{index}") for index, name in enumerate(outputs))
-    for index, name in enumerate(made):
+    for index, name in enumerate(values):
         names.setdefault(name, f"bb_v_{index}")
     return names
 
@@ -399,9 +399,9 @@ def _call(
     nodes: Sequence[OpNode],
     inputs: Sequence[str],
     outputs: Sequence[str],
-    made: Collection[str],
+    values: Collection[str],
 ) -> OpNode:
-    last = nodes[-1]  # never a copied constant: those come first
+    last = nodes[-1]  # copied constants come first, so this is an op of the group
     call = OpNode(
         domain=function.domain,
         op_type=function.name,
@@ -412,12 +412,12 @@ def _call(
         source_line=last.source_line,
         made_by=CollapseBackendSubgraphs.name,
     )
-    _inherit_waits(call, nodes, made)
+    _inherit_waits(call, nodes, values)
     return call
 
 
-def _inherit_waits(call: OpNode, nodes: Sequence[OpNode], made: Collection[str]) -> None:
-    """The call waits for whatever its ops waited for outside of the group."""
+def _inherit_waits(call: OpNode, nodes: Sequence[OpNode], inner: Collection[str]) -> None:
+    """Make the call wait for everything that its ops waited for outside the group."""
     values: dict[str, None] = {}
     ops: dict[str, None] = {}
     for node in nodes:
@@ -425,7 +425,7 @@ def _inherit_waits(call: OpNode, nodes: Sequence[OpNode], made: Collection[str])
             values.update(dict.fromkeys(node.after))
         if keys.CONTROL_AFTER_KEY in node.metadata:
             ops.update(dict.fromkeys(control_of(node)))
-    call.after = tuple([name for name in values if name not in made])
+    call.after = tuple([name for name in values if name not in inner])
     if ops:
         inside = {node.name for node in nodes}
         add_control(call, [name for name in ops if name not in inside])

@@ -1,6 +1,6 @@
-"""`derive_wire_deadlines`: how long a send may take, before anything is measured.
+"""`derive_wire_deadlines`: the static deadline of each send.
 
-Rule: the static bound of a send; at run time what is left of an inbound deadline comes first.
+Rule: it is an upper bound; at run time the rest of an inbound deadline takes precedence.
 """
 
 from __future__ import annotations

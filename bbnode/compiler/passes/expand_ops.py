@@ -1,8 +1,8 @@
-"""`expand_ops`: what the author left to defaults, written down.
+"""`expand_ops`: explicit values for all defaults.
 
-Rule: a table of expanders by op; each reads a node and completes it in place, and running
-it again changes nothing. Every op of our op table gets its attribute defaults; `ai.onnx` ops
-keep theirs, since ONNX's own schemas define them.
+Rule: a table of expanders by op; each completes a node in place and is idempotent. Every op of
+our op table gets its attribute defaults; `ai.onnx` ops do not, since ONNX's own schemas define
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bbnode.ir.opset import REQUIRED, OpSpec
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import PeerIdVec
 
-# Attributes that an op may carry beside those of its row.
+# Attributes that any op may carry beside those in its row of the op table.
 _COMMON_ATTRIBUTES = frozenset({keys.ATTR_PEER, keys.ATTR_DEADLINE_NS, keys.ATTR_PAYLOAD_TYPE})
 
 _KIND_OF: dict[type, frozenset[AttributeKind]] = {
@@ -87,15 +87,15 @@ def _check_attributes(function: Function, node: OpNode) -> None:
 
 
 def _fill_defaults(node: OpNode, spec: OpSpec) -> int:
-    given = node.attributes
+    attributes = node.attributes
     is_open = node.domain in (keys.WIRE_DOMAIN, keys.COMPOSITE_DOMAIN)
-    for name in given:
+    for name in attributes:
         known = name in spec.attributes or name in _COMMON_ATTRIBUTES
         if not known and not name.startswith(keys.PREFIX) and not is_open:
             raise expansion_failed(node, f"it has no attribute {name!r}")
     filled: dict[str, Attribute] = {}
     for name, default in spec.attributes.items():
-        attribute = given.get(name)
+        attribute = attributes.get(name)
         if attribute is None:
             if default is REQUIRED:
                 raise expansion_failed(node, f"it needs the attribute {name!r}")
@@ -103,7 +103,7 @@ def _fill_defaults(node: OpNode, spec: OpSpec) -> int:
         elif default is not REQUIRED and not attribute.reference:
             _check_kind(node, name, attribute, default)
     if filled:
-        node.attributes = {**given, **filled}
+        node.attributes = {**attributes, **filled}
     return len(filled)
 
 
@@ -125,16 +125,16 @@ def _expand_unbundle(node: OpNode) -> int:
 
 
 def _count_parts(node: OpNode, count: int) -> int:
-    given = node.attr("child_count", 0)
-    if given not in (0, count):
-        raise expansion_failed(node, f"child_count is {given}, but it has {count} parts")
+    stated = node.attr("child_count", 0)
+    if stated not in (0, count):
+        raise expansion_failed(node, f"child_count is {stated}, but it has {count} parts")
     listed = split_names(_text(node.attr("child_types", "")))
     if listed and len(listed) != count:
         raise expansion_failed(node, f"child_types lists {len(listed)} types for {count} parts")
     for type_id in listed:
         if types.type_by_id(type_id) is None:
             raise expansion_failed(node, f"child_types names the unknown type {type_id!r}")
-    if given == count:
+    if stated == count:
         return 0
     node.set_attr("child_count", count)
     return 1
@@ -168,21 +168,21 @@ EXPANDERS: dict[tuple[str, str], Expander] = {
 }
 
 
-# --- what a wire op's peers say of it: how many they are, and which one -------------------
-# Rule: only what the program itself proves counts. A selector may find fewer peers than it is
-# asked for, so a number of peers is the most there can be.
+# --- facts about a wire op from its peers: their count, and a fixed peer ------------------
+# Rule: only what the program itself proves counts. A selector may find fewer peers than
+# requested, so a count of peers is an upper bound.
 #
 
-PEERS_INPUT = 1  # of Send and SendReqBatched
-UNKNOWN_SIZE = 0  # of a cohort
+PEERS_INPUT = 1  # input of Send and SendReqBatched
+UNKNOWN_SIZE = 0  # the `cohort_size` of an unknown number of peers
 _SELECTOR_DOMAIN = keys.role_domain("PeerSelector")
 
-# Ops that hand their peers on whole.
+# Ops that hand all their peers on.
 _SAME_PEERS = frozenset({"PassThrough", "Gate", "GateDispatch", "GateManyDispatch", "Tee"})
 
 
 def expand_wire(function: Function, node: OpNode) -> int:
-    """Complete a Send or a SendReqBatched in place; gives how many attributes were written.
+    """Complete a Send or a SendReqBatched in place; return the number of attributes written.
 
     Args:
         function: the body that holds the node.
@@ -232,9 +232,9 @@ def _write(node: OpNode, name: str, value: bytes | int | str) -> int:
 
 
 def cohort_size(function: Function, peers: str) -> int | None:
-    """Return how many peers a value names at most, where the program says so.
+    """Return an upper bound on the peers in a value; None if the program does not give one.
 
-    `Sample` and a `Select` with n, constants, a `sender`, and every value that is a PeerId.
+    It is known for `Sample`, `Select` with n, constants, a `sender`, and every PeerId.
     """
     fixed = fixed_peers(function, peers)
     if fixed is not None:
@@ -253,7 +253,7 @@ def cohort_size(function: Function, peers: str) -> int | None:
 
 
 def fixed_peers(function: Function, peers: str) -> tuple[PeerId, ...] | None:
-    """Return the peers that a constant names, each once; None when it is no constant of peers."""
+    """Return the peers in a constant, each once; None if the value is no constant of peers."""
     node = _maker(function, peers)
     if node is None or node.domain != keys.SYSCALL_DOMAIN or node.op_type != "Constant":
         return None
@@ -274,7 +274,7 @@ def fixed_peers(function: Function, peers: str) -> tuple[PeerId, ...] | None:
 
 
 def _maker(function: Function, value: str) -> OpNode | None:
-    """The node that makes a value, seen through ops that hand it on whole."""
+    """Return the node that makes a value, skipping ops that hand it on unchanged."""
     seen: set[str] = set()
     while value not in seen and (node := function.producers.get(value)) is not None:
         seen.add(value)
@@ -291,7 +291,7 @@ def _is_one_peer(function: Function, value: str) -> bool:
 
 
 def expansion_failed(node: OpNode, reason: str, remedy: str = "") -> ExpansionFailed:
-    """Return the error of an op that can't be completed."""
+    """Return the error for an op that can't be completed."""
     return ExpansionFailed(
         op_type=node.op_type,
         domain=node.domain,

@@ -1,6 +1,6 @@
-"""`infer_peer_classes`: the program, projected: each op gets the class it runs on.
+"""`infer_peer_classes`: the projection of the program: each op gets the class it runs on.
 
-Rule: the solving is `placement.py`'s; here is what it leaves on the program.
+Rule: `placement.py` solves; this pass stamps the solution on the program.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class InferPeerClasses(Pass):
 
 
 def _claims(unit: CompilationUnit) -> list[HomeClaim]:
-    """The homes that Modules name that the root calls, or that it called before they were inlined.
+    """Return the homes declared by the Modules that the root calls, inlined ones included.
 
-    A call that stays is one of a body that sends nothing, so that all homes that are named in it
-    are homes of the call.
+    A remaining call is of a body that sends nothing, so all homes declared in that body are
+    homes of the call.
     """
     claims = list(unit.home_claims.get(unit.root.key, ()))
     table = by_key(unit.program.functions[1:])
@@ -85,7 +85,7 @@ def _claims(unit: CompilationUnit) -> list[HomeClaim]:
 
 
 def _copy_constants(root: Function, placement: Placement, demand: dict[int, list[str]]) -> int:
-    """One copy of a placeless op for every class but the one that keeps the original."""
+    """Copy each placeless op for every class except the one that keeps the original."""
     renamed: dict[str, dict[str, str]] = {}  # class -> value -> name of the copy's value
     for index, classes in demand.items():
         for home in classes:

@@ -1,8 +1,8 @@
-"""`infer_shapes`: declared shapes, and those of models' parameters, followed through the program.
+"""`infer_shapes`: propagation of declared shapes and of models' parameter shapes.
 
-Rule: a program that declares no shape and names no model is left alone, and costs nothing. What
-follows from models is stated for peers to compare, and declares nothing: a node may have another
-model, with which all of a network work.
+Rule: a program that declares no shape and names no model is left alone, at no cost. Shapes that
+follow from models are stated for peers to compare and declare nothing: a whole network may work
+with another model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bbnode.ir.crossing import with_size
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.graph import Function, FunctionKey, OpNode, Program, is_wire
 
-# To a number of parameters, for another one: large and odd, so that it meets nothing by chance.
+# Added to a number of parameters to get another one: large and odd, to avoid coincidences.
 _MOVED_BY = 1_000_003
 
 
@@ -58,7 +58,9 @@ class InferShapes(Pass):
             texts = _crossings(bodies, unit.program, models)
             for node in (node for body in bodies for node in body.nodes):
                 if not texts.get(id(node)):
-                    node.metadata.pop(keys.CROSSING_SHAPE_KEY, None)  # of a part compiled before
+                    node.metadata.pop(
+                        keys.CROSSING_SHAPE_KEY, None
+                    )  # stale stamp of a part compiled before
                 else:
                     node.metadata[keys.CROSSING_SHAPE_KEY] = texts[id(node)]
                     sized += 1
@@ -83,7 +85,7 @@ def _solved(
 
 
 def _declare(body: Function, shapes: FunctionShapes) -> None:
-    """Declare the shapes of what a function hands out and delivers."""
+    """Declare the shapes of a function's outputs and deliveries."""
     wanted = [*body.inputs, *body.outputs]
     for node in body.nodes:
         if is_wire(node, keys.OP_SEND):
@@ -99,31 +101,31 @@ def _declare(body: Function, shapes: FunctionShapes) -> None:
 def _crossings(
     bodies: Sequence[Function], program: Program, models: Mapping[str, ModelShapes]
 ) -> dict[int, str]:
-    """Return the shape of what each send sends, by the node's id; "" where nothing is known.
+    """Return the shape of the value that each send sends, by the node's id; "" if unknown.
 
-    Of several sends of one port it is known where they agree. Raises ShapeContradiction.
+    The shape of a shared port is known if its sends agree. Raises ShapeContradiction.
     """
-    found: dict[int, str] = {}
+    texts_by_send: dict[int, str] = {}
     for body, shapes in _solved(bodies, program, models):
         shared = sends_by_port(body.nodes)
         for node in body.nodes:
             if is_wire(node, *keys.SEND_OPS) and node.inputs:
                 members: Sequence[OpNode] = shared.get(node.name, (node,))
                 texts = {shapes.crossing(each.inputs[0]) for each in members if each.inputs}
-                found[id(node)] = texts.pop() if len(texts) == 1 else ""
-    return found
+                texts_by_send[id(node)] = texts.pop() if len(texts) == 1 else ""
+    return texts_by_send
 
 
 def _fixed(
     bodies: Sequence[Function], program: Program, models: Mapping[str, ModelShapes],
     texts: Mapping[int, str],
 ) -> set[int]:  # fmt: skip
-    """Return the numbers of parameters that the program can't do without, as it counts on them.
+    """Return the parameter counts that the program depends on, so that no node may change them.
 
-    Models of one size are taken for copies of one. Any other size is tried: it may not contradict
-    anything, and what crosses has to be as before or of the new size.
+    Models of one size are taken for copies of one. Another size is tried in their place: it must
+    contradict nothing, and crossing values must keep their shape or take the new size.
     """
-    found = set()
+    fixed = set()
     for size in sorted({each.parameters for each in models.values()}):
         other = size + _MOVED_BY
         tried = {
@@ -133,30 +135,30 @@ def _fixed(
         try:
             moved = _crossings(bodies, program, tried)
         except ShapeContradiction:
-            found.add(size)
+            fixed.add(size)
             continue
         for key, text in texts.items():
             if moved[key] not in (text, with_size(text, size, other)):
-                found.add(size)
-    return found
+                fixed.add(size)
+    return fixed
 
 
 def _state(program: Program, models: Mapping[str, ModelShapes], fixed: Collection[int]) -> None:
-    """State the numbers of parameters, and which of them no node may change."""
+    """Stamp the parameter counts on the program, and mark those that no node may change."""
     for slot, each in sorted(models.items()):
         mark = keys.MODEL_SIZE_FIXED if each.parameters in fixed else ""
         program.metadata[keys.MODEL_SIZE_PREFIX + slot] = f"{each.parameters}{mark}"
 
 
 def _models(bodies: Sequence[Function]) -> dict[str, ModelShapes]:
-    """Return the shapes of each model that the program says the settings of, by slot."""
-    found: dict[str, ModelShapes | None] = {}
+    """Return the shapes of each model whose settings are in the program, by slot."""
+    by_slot: dict[str, ModelShapes | None] = {}
     known: dict[tuple[object, bytes], ModelShapes | None] = {}
     for body in bodies:
         for slot, attribute in body.defaults.items():
             name = body.metadata.get(keys.CONCRETE_TYPE_SLOT_PREFIX + slot, "")
             stored = attribute.value
-            if slot in found or name not in known_types() or not isinstance(stored, bytes):
+            if slot in by_slot or name not in known_types() or not isinstance(stored, bytes):
                 continue
             cls = component_class(name)
             if not issubclass(cls, Model):
@@ -167,6 +169,6 @@ def _models(bodies: Sequence[Function]) -> dict[str, ModelShapes]:
                 try:
                     known[key] = of(build_config(cls, slot, stored, {}))
                 except BbnodeError:
-                    known[key] = None  # the node says why it can't be made
-            found[slot] = known[key]
-    return {slot: shapes for slot, shapes in found.items() if shapes is not None}
+                    known[key] = None  # the node reports why it can't be made
+            by_slot[slot] = known[key]
+    return {slot: shapes for slot, shapes in by_slot.items() if shapes is not None}

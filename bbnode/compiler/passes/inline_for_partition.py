@@ -1,7 +1,7 @@
-"""`inline_for_partition`: what the root calls and has to see through.
+"""`inline_for_partition`: inlining of the calls that partitioning has to look into.
 
-Rule: after it, every wire op that a program can reach stands in the root itself. Bootstraps
-are neither inlined nor inlined into.
+Rule: after it, every reachable wire op is in the root itself. Bootstraps are neither inlined nor
+inlined into.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from bbnode.ir.flatten import is_join
 from bbnode.ir.graph import Function, FunctionKey, OpNode, ValueType, call_key, is_onnx_op, is_wire
 from bbnode.ir.types import TypeNode
 
-# Ten times the largest program that the compiler is made for. Calls of calls multiply: thirty
+# Ten times the largest program that the compiler is designed for. Nested calls multiply: thirty
 # functions of two calls each would be a billion ops.
 MAX_COPIED_NODES = 200_000
-# A pure body that is called from several places is worth one graph more, up to here.
+# Up to this size, a copy of a pure body is worth it: the backend then sees one graph.
 MAX_REPEATED_NODES = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """The plan for one function, made before anything is copied."""
+    """The inlining plan of one function, made before anything is copied."""
 
     touches_wire: bool
     pure_onnx: bool
     size: int  # nodes after inlining
     chosen: list[tuple[OpNode, FunctionKey]]  # calls that are inlined, in order
-    versions: dict[str, int]  # of the opsets that it imports after inlining
+    versions: dict[str, int]  # opset versions that it imports after inlining
 
 
 class InlineForPartition(Pass):
@@ -70,7 +70,7 @@ class InlineForPartition(Pass):
     """
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        _drop_unused(unit)  # what nobody calls must not count as a place that calls
+        _drop_unused(unit)  # an unused function must not count as a caller
         joined = join_equal(unit, typed_only=True)
         table = by_key(unit.program.functions)
         calls = {key: [k for _, k in calls_of(f, table)] for key, f in table.items()}
@@ -111,7 +111,7 @@ def _plan(
     for node in function.nodes:
         key = call_key(node)
         callee = plans.get(key)
-        if callee is None:  # no call, or one of a bootstrap
+        if callee is None:  # no call, or a call of a bootstrap
             touches_wire = touches_wire or is_wire(node) or is_join(node)
             pure_onnx = pure_onnx and _is_plain(node) and key not in table
             continue
@@ -138,12 +138,12 @@ def _plan(
 
 
 def _gives_attributes(call: OpNode, callee: Function) -> bool:
-    given = call.attributes.keys()
-    return bool(given) and not all(given.isdisjoint(references(node)) for node in callee.nodes)
+    names = call.attributes.keys()
+    return bool(names) and not all(names.isdisjoint(references(node)) for node in callee.nodes)
 
 
 def _other_version(versions: dict[str, int], wanted: dict[str, int]) -> str | None:
-    """A domain that both import, in different versions; None when one function can hold both."""
+    """Return a domain that both import in different versions; None if they are compatible."""
     return next((d for d, version in wanted.items() if versions.get(d, version) != version), None)
 
 
@@ -158,7 +158,7 @@ def _too_large(call: OpNode) -> ExpansionFailed:
 
 
 def _is_plain(node: OpNode) -> bool:
-    # `g.output` records a PassThrough, so a pure body has those as well.
+    # `g.output` records a PassThrough, so a pure body contains those as well.
     passes = node.domain == keys.SYSCALL_DOMAIN and node.op_type == "PassThrough"
     return passes or is_onnx_op(node)
 
@@ -169,7 +169,7 @@ def _inline(
     table: dict[FunctionKey, Function],
     chosen: dict[str, FunctionKey],
 ) -> None:
-    """Put bodies in the place of the calls of these names."""
+    """Replace the calls with these names by the bodies of their callees."""
     function = table[key]
     claims = unit.home_claims.setdefault(key, [])
     home = function.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
@@ -212,7 +212,7 @@ def _inline(
 
 
 def claims_of_call(call: OpNode, callee: Function) -> list[HomeClaim]:
-    """Return what a called Module's `home` says of the values that it is called with."""
+    """Return the claims that a called Module's `home` makes about the values passed to it."""
     home = home_of(callee)
     if home is None:
         return []

@@ -1,7 +1,7 @@
 """`insert_async_deadlines`: nothing waits without a deadline.
 
-Rule: what may finish in a later poll carries `deadline_ns`, and what carries it is checked
-right before it fires.
+Rule: an op that may finish in a later poll carries `deadline_ns`, and every op that carries it is
+checked right before it fires.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENTRIES = (keys.OP_RECV, keys.OP_RECV_REQ)
 
 
 class _Bound(NamedTuple):
-    """The time of an op: `source` is its `deadline_from`, "" where its author gave it."""
+    """The time limit of an op: `source` is its `deadline_from`, "" if its author set it."""
 
     ns: int
     source: str
@@ -71,9 +71,9 @@ class InsertAsyncDeadlines(Pass):
 
 
 class _Upstream:
-    """The time of the messages that start the executions in which ops run, by op.
+    """The time limits, by op, of the messages that start the ops' executions.
 
-    The ops of a function have that of its calls, where each of them has one.
+    The ops of a function have the limit of its calls, if every call has one.
     """
 
     def __init__(self, unit: CompilationUnit) -> None:
@@ -93,19 +93,19 @@ class _Upstream:
             if is_wire(node) and node.op_type in _ENTRIES:
                 stamp = int(node.metadata.get(keys.DEADLINE_NS_KEY) or 0)
                 source = node.metadata.get(keys.DEADLINE_FROM_KEY, keys.DEADLINE_FROM_CHAIN)
-                found = _Bound(stamp, source) if stamp else None
+                bound = _Bound(stamp, source) if stamp else None
             else:
                 before = [by_value.get(name) for name in node.reads]
                 names = node.metadata.get(keys.CONTROL_AFTER_KEY, "")
                 before += [by_node.get(name) for name in names.split(",") if name]
-                found = _longest(before) or around
+                bound = _longest(before) or around
             if node.domain == keys.MODULE_DOMAIN:
-                self._called.setdefault(call_key(node), []).append(found)
+                self._called.setdefault(call_key(node), []).append(bound)
             # A join starts an execution of its own, which no message bounds.
-            if found is not None:
-                by_node[node.name] = found
+            if bound is not None:
+                by_node[node.name] = bound
                 if not is_join(node):
-                    by_value.update(dict.fromkeys(node.outputs, found))
+                    by_value.update(dict.fromkeys(node.outputs, bound))
         self.bounds[function] = by_node
 
 
@@ -136,7 +136,7 @@ def _stamp(function: Function, options: CompileOptions, upstream: dict[str, _Bou
     source = "" if options.is_bounded else keys.DEADLINE_FROM_NOBODY
     hop = _Bound(options.per_hop_budget_ns, source)
     stamped = 0
-    requests: dict[str, OpNode] = {}  # req_id value -> its request
+    requests: dict[str, OpNode] = {}  # req_id value -> request
     for node in function.nodes:
         if is_onnx_op(node) or node.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
             continue
@@ -166,7 +166,7 @@ def _suspends(node: OpNode) -> bool:
 
 
 def _give(node: OpNode, otherwise: _Bound) -> None:
-    """Stamp a deadline on an op: its own, else another one with what the op delays on purpose."""
+    """Stamp a deadline on an op: its own, else `otherwise` plus the op's intended delay."""
     if keys.DEADLINE_NS_KEY in node.metadata:
         return
     own = node.attr(keys.ATTR_DEADLINE_NS, 0)
@@ -203,20 +203,20 @@ def _insert_checks(function: Function) -> int:
 
 
 def _make_check(node: OpNode) -> OpNode:
-    made = f"{node.name}#deadline_out"
+    output = f"{node.name}#deadline_out"
     port = next((index for index, name in enumerate(node.inputs) if name), None)
     deadline = Attribute.of(int(node.metadata[keys.DEADLINE_NS_KEY]))
     check = make_node(
         *(keys.OP_DEADLINE_CHECK, keys.SYSCALL_DOMAIN, f"{node.name}#deadline"),
-        *(() if port is None else (node.inputs[port],), (made,)),
+        *(() if port is None else (node.inputs[port],), (output,)),
         *({keys.ATTR_DEADLINE_NS: deadline}, node.after),
         {keys.DEADLINE_CHECK_SOURCE_KEY: node.name},
         *(node.source_line, InsertAsyncDeadlines.name, "", "", b""),
     )
     inherit(check, node, _INHERITED_KEYS)
     if port is None:
-        node.after = (*node.after, made)
+        node.after = (*node.after, output)
     else:
-        rewire_input(node, port, made)
+        rewire_input(node, port, output)
     node.metadata[keys.DEADLINE_STAMP_KEY] = "true"
     return check

@@ -1,7 +1,7 @@
-"""The five gate passes: messages that come twice, blocked peers, peers that back off.
+"""The five gate passes: duplicate messages, blocked peers, peers in backoff.
 
-Rule: a gate stands behind every inbound receiver (RX), or before every Send to a fixed peer (TX),
-in the order of the passes. How it is put there is `rewriting/gates.py`'s.
+Rule: a gate follows every inbound receiver (RX) or precedes every Send to a fixed peer (TX), in
+the order of the passes. `rewriting/gates.py` inserts it.
 """
 
 from __future__ import annotations

@@ -63,6 +63,6 @@ def _finish(program: Program, functions: Collection[Function]) -> None:
         function.types = dict(sorted(function.types.items()))
         own = versions_of(function, program)
         for domain, used in import_used(function, own).items():
-            # Ops are the same in the program's own version (`validate`), but maybe in no other.
+            # `validate` has checked the ops in the program's own version, and in no other.
             imported[domain] = known.get(domain) or max(imported.get(domain, 0), used)
     program.opset_imports = sorted_opsets(imported.items())

@@ -1,7 +1,7 @@
 """`partition_by_wire_ops`: the one global program becomes one function per class of peer.
 
-Rule: after it the root is gone; what belongs to a class stands in that class's main, and
-nothing but wire edges leads from one main to another.
+Rule: after it the root is gone; the ops of a class are in that class's main, and only wire edges
+lead from one main to another.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _kept_functions(unit: CompilationUnit, mains: Iterable[Function]) -> list[Fu
 
 
 class _Main:
-    """One class's share of the root, in the making."""
+    """Builds the main of one class from its share of the root."""
 
     def __init__(
         self,
@@ -117,32 +117,32 @@ class _Main:
 
     def build(self) -> Function:
         main = Function(domain=keys.MODULE_DOMAIN)
-        read, made = self._values()
+        read, written = self._values()
         read.update(name for name, home in self._input_homes.items() if home == self._home)
         main.inputs = [name for name in self._root.inputs if name in read]
-        main.outputs = [name for name in self._root.outputs if name in made]
+        main.outputs = [name for name in self._root.outputs if name in written]
         main.metadata[keys.TARGET_KEY] = "true"
         main.metadata[keys.HOME_KEY] = self._home
         self._list_slots(main)
         main.nodes = self._nodes
         import_used(main, self._versions)
-        main.types = {n: kind for n, kind in self._root.types.items() if n in read or n in made}
+        main.types = {n: kind for n, kind in self._root.types.items() if n in read or n in written}
         notes = self._root.notes.items()
-        main.notes = {n: note for n, note in notes if n in read or n in made}
+        main.notes = {n: note for n, note in notes if n in read or n in written}
         return main
 
     def _values(self) -> tuple[set[str], set[str]]:
         read: set[str] = set()
-        made: set[str] = set()
+        written: set[str] = set()
         homes, home = self._value_homes, self._home
         for node in self._nodes:
             for name in node.reads:
                 if homes.get(name, home) != home:
                     raise self._cross(node, name)
             read.update(node.reads)
-            made.update(node.outputs)
-        made.discard("")
-        return read, made
+            written.update(node.outputs)
+        written.discard("")
+        return read, written
 
     def _cross(self, node: OpNode, name: str) -> CrossClassDataflow:
         return CrossClassDataflow(

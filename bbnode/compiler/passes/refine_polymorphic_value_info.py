@@ -1,6 +1,6 @@
-"""`refine_polymorphic_value_info`: what the bound components say of tensor types.
+"""`refine_polymorphic_value_info`: tensor types that the bound components determine.
 
-Rule: needs the bindings, so it runs before the pipeline that the type solver is part of.
+Rule: it needs the bindings, so it runs before the pipeline that contains the type solver.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RefinePolymorphicValueInfo(Pass):
 
 
 def _stored(node: OpNode, spec: OpSpec, storage: Storage) -> Iterator[tuple[str, TypeNode]]:
-    """Values at tensor ports with the leaf types that the component keeps there."""
+    """Yield the values at tensor ports with the leaf types that the component stores there."""
     for names, ports in ((node.inputs, spec.inputs), (node.outputs, spec.outputs)):
         for port, value in zip(ports, names, strict=False):
             leaf = stored_at(node, port, storage)

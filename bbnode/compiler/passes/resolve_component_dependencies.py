@@ -1,7 +1,7 @@
-"""`resolve_component_dependencies`: every component finds what it depends on.
+"""`resolve_component_dependencies`: a check that every component's dependencies exist.
 
-Rule: looks, changes nothing. A component names the slot that supplies it; a bind call or a
-concrete slot of the program has to be there under that name.
+Rule: it changes nothing. A component names the slot that supplies it; a bind call or a concrete
+slot of the program must have that name.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class ResolveComponentDependencies(Pass):
 
 
 def _calls(unit: CompilationUnit) -> dict[str, dict[str, OpNode]]:
-    """Return the methods that ops call, by slot, each with the first op that does."""
-    found: dict[str, dict[str, OpNode]] = {}
+    """Return the methods that ops call, by slot, each with the first op that calls it."""
+    calls: dict[str, dict[str, OpNode]] = {}
     for body in unit.bodies():
         for node in body.nodes:
             slot = node.metadata.get(keys.SLOT_KEY)
             spec = None if slot is None else opset.lookup_op(node.domain, node.op_type)
             if slot is not None and spec is not None:
-                found.setdefault(slot, {}).setdefault(spec.method, node)
-    return found
+                calls.setdefault(slot, {}).setdefault(spec.method, node)
+    return calls
 
 
 def _check(
     slot: str, filled: dict[str, type[Component]], called: Mapping[str, OpNode] | None
 ) -> int:
-    """Check what the component of a slot depends on; `called` None: any method may be called."""
+    """Check the dependencies of a slot's component; `called` None: any method may be called."""
     component = filled[slot]
     checked = 0
     for need in dependencies_of(component):

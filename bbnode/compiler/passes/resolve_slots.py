@@ -1,6 +1,6 @@
-"""`resolve_slots`: what stands behind every slot of every partition.
+"""`resolve_slots`: a check that every slot of every partition has one provider.
 
-Rule: slots are told apart by name, not by role: a program may have several of one role.
+Rule: slots are identified by name, not by role: a program may have several of one role.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bbnode.ir.graph import Function, OpNode
 
 @dataclass(slots=True)
 class _Use:
-    """The uses of one slot, as its ops say them."""
+    """The uses of one slot, as stated by its ops."""
 
     role: str
     concrete: OpNode | None = None

@@ -1,8 +1,8 @@
-"""`sequence_slot_effects`: the ops of one slot fire in program order where it counts.
+"""`sequence_slot_effects`: program order for the ops of one slot, where it matters.
 
-Rule: components have state, and a program means what its lines say in their order. Two ops of which
-neither changes the component need no order, and backend ops change nothing. The op table says which
-ops do (`OpSpec.keeps_order`).
+Rule: components have state, and a program's lines take effect in their order. Two ops that both
+leave the component unchanged need no order, and backend ops change nothing. The op table lists
+the ops that do (`OpSpec.keeps_order`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
 from bbnode.ir.opset import lookup_op
 from bbnode.ir.slices import starts_executions
 
-# Slots that an op or a function uses; True where it changes the component.
+# Slots that an op or a function uses; True if it changes the component.
 Uses = Mapping[str, bool]
 
 
@@ -53,21 +53,21 @@ class SequenceSlotEffects(Pass):
 
 
 class _Pin(NamedTuple):
-    """An op of no entry of its own; it belongs to those of `key`, where `before` does."""
+    """An op without an entry of its own: it joins the entries `key` of the op `before`."""
 
     op: int
     key: int
     before: int
-    changed: int | None  # the last op there that changed the component
+    changed: int | None  # last op there that changed the component
 
 
-# Pinning an op moves what reads from it to another entry, which can decide where further ops
-# belong. Programs settle in one or two rounds; the cap keeps hostile ones linear.
+# Pinning an op moves its readers to another entry, which can determine the entries of further
+# ops. Programs settle in one or two rounds; the cap keeps hostile ones linear.
 MAX_ROUNDS = 4
 
 
 class _Sequence:
-    """The work on one function."""
+    """Sequences the slot ops of one function."""
 
     def __init__(self, function: Function, effects: Mapping[FunctionKey, Uses]) -> None:
         self._function = function
@@ -75,7 +75,7 @@ class _Sequence:
         if any(_uses(node, effects) for node in function.nodes):
             reorder(function, program_order(function.nodes, given=function.inputs))
         self._nodes = list(function.nodes)
-        # Slot ops and the slots that they touch.
+        # Slot ops and the slots that they use.
         listed = [_uses(node, effects) for node in self._nodes]
         self.ops = [(index, uses) for index, uses in enumerate(listed) if uses]
         self.slots: dict[str, bool] = {}
@@ -91,14 +91,14 @@ class _Sequence:
             if not self._pin(entries, to_invoke=False):
                 break
             entries = EntryMap.of(self._function, self._reads)
-        # What is left continues `invoke`, unless a pin above gave it another entry.
+        # The remaining ops continue `invoke`, unless a pin above gave them another entry.
         if self._pin(entries, to_invoke=True):
             entries = EntryMap.of(self._function, self._reads)
         self._add_edges(entries)
 
     def _keyed(self, entries: EntryMap) -> Iterator[tuple[int, Uses, int, int | None]]:
-        """Slot ops with the entries they fire in, and the op that an undecided one continues."""
-        last: dict[str, tuple[int, int]] = {}  # slot -> op before, its key
+        """Yield slot ops, the entries they fire in, and the op that an undecided one continues."""
+        last: dict[str, tuple[int, int]] = {}  # slot -> previous op, its key
         for index, uses in self.ops:
             key = entries.key(index)
             before: int | None = None
@@ -109,8 +109,8 @@ class _Sequence:
             last.update((slot, (index, key)) for slot in uses)
 
     def _continued(self, keyed: Iterable[tuple[int, Uses, int, int | None]]) -> Iterator[_Pin]:
-        """Yield undecided ops with the op before and the one whose change they continue."""
-        changed: dict[tuple[str, int], int] = {}  # slot and key -> the last op that changed it
+        """Yield undecided ops with the previous op and the op whose change they continue."""
+        changed: dict[tuple[str, int], int] = {}  # slot and key -> last op that changed it
         for index, uses, key, before in keyed:
             if before is not None:
                 known = [changed[slot, key] for slot in uses if (slot, key) in changed]
@@ -122,7 +122,9 @@ class _Sequence:
         for pin in self._continued(self._keyed(entries)):
             if pin.key == INVOKE and not to_invoke:
                 continue
-            is_one = not pin.key & (pin.key - 1)  # else nothing but that op is there in all
+            is_one = not pin.key & (
+                pin.key - 1
+            )  # with several entries, only `changed` exists in all of them
             if pin.changed is None and is_one:
                 value = self._started_by(pin.key)
             else:
@@ -137,7 +139,7 @@ class _Sequence:
         return pinned
 
     def _started_by(self, key: int) -> str | None:
-        """Return a value that each execution of an entry begins with; None for `invoke`."""
+        """Return a value that starts each execution of an entry; None for `invoke`."""
         bit = INVOKE
         for node in self._nodes:
             if starts_executions(node):
@@ -147,7 +149,7 @@ class _Sequence:
         return None
 
     def _add_edges(self, entries: EntryMap) -> None:
-        # By slot and entry bit: the last op that changed the component, and those since then.
+        # Slot and entry bit -> the last op that changed the component, and the ops since then.
         changed: dict[tuple[str, int], str] = {}
         since: dict[tuple[str, int], list[str]] = {}
         for index, uses, key, _ in self._keyed(entries):

@@ -1,7 +1,7 @@
 """`stamp_compilation_metadata`: passport and binding tables.
 
-Rule: what install has to know of the compile stands in the model's metadata; nothing else of
-the compiler crosses over.
+Rule: the model's metadata holds everything that install needs from the compile; nothing else of
+the compiler is handed over.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _stamp_origins(function: Function, fused: Mapping[FunctionKey, str]) -> int:
 
 
 def _origin(node: OpNode, by_name: Mapping[str, OpNode], fused: Mapping[FunctionKey, str]) -> str:
-    """`fused` are the kinds of the ops in each subgraph."""
+    """Return the `original_op` of a node; `fused` are the op kinds of each subgraph."""
     if is_role(node):
         return _called(node)
     if is_wire(node, *keys.RECV_OPS):
@@ -90,7 +90,7 @@ def _called(node: OpNode) -> str:
     return f"{node.domain or keys.ONNX_DOMAIN}::{node.op_type}"
 
 
-# Where a gate and a check say what they guard.
+# The metadata key in which a gate or a check names the node that it guards.
 _GUARDED_KEYS = {**keys.GATE_SOURCES, keys.OP_DEADLINE_CHECK: keys.DEADLINE_CHECK_SOURCE_KEY}
 
 

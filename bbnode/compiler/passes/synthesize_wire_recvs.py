@@ -1,7 +1,7 @@
-"""`synthesize_wire_recvs`: the other half of every send.
+"""`synthesize_wire_recvs`: the receiving half of every send.
 
-Rule: the author writes sends; what receives is made here, and takes over the names of the
-values that live on the far side, so that no reader has to change.
+Rule: the author writes sends; their receivers are made here and take over the names of the
+values on the receiver's side, so that no reader has to change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CORRELATION = {
     keys.OP_RECV_RESP_BATCHED: "response",
 }
 
-# What a synthesised op takes over from the send that it belongs to.
+# Metadata that a synthesised op takes over from its send.
 _INHERITED = (
     keys.PORT_KEY,
     keys.PORT_SCOPE_KEY,
@@ -57,10 +57,10 @@ class SynthesizeWireRecvs(Pass):
     """
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        made = 0
+        count = 0
         if not unit.partitions:
-            made = _Synthesis(unit.root).run()
-        return {"wire_recvs_synthesized": made}
+            count = _Synthesis(unit.root).run()
+        return {"wire_recvs_synthesized": count}
 
 
 class _Synthesis:
@@ -71,7 +71,7 @@ class _Synthesis:
         self._nodes: list[OpNode] = []
         self._groups = groups_of_sends(root.nodes)
         self._delivered: dict[str, tuple[str, str]] = {}  # send -> received, sender
-        self._joined: dict[str, str] = {}  # value of a later send of a group -> of the first
+        self._joined: dict[str, str] = {}  # later send's value -> value of the group's first send
         self._index_of: dict[str, str] = {}
         self._made = 0
 
@@ -98,7 +98,7 @@ class _Synthesis:
             join_values(self._root, self._joined)
         for node in sends:
             if node.op_type == keys.OP_SEND:
-                node.metadata.pop(keys.FAN_IN_KEY, None)  # the indices say it from here on
+                node.metadata.pop(keys.FAN_IN_KEY, None)  # replaced by the indices from here on
         return self._made
 
     def _number_response(
@@ -106,8 +106,8 @@ class _Synthesis:
     ) -> None:
         if request is None:
             return
-        given = request.metadata.get(keys.SYNTHESIZED_FROM_KEY)
-        node.metadata[keys.SYNTHESIZED_FROM_KEY] = given or index_of[request.name]
+        index = request.metadata.get(keys.SYNTHESIZED_FROM_KEY)
+        node.metadata[keys.SYNTHESIZED_FROM_KEY] = index or index_of[request.name]
 
     def _split(self, send: OpNode, index: str) -> None:
         if send.op_type == keys.OP_SEND:
@@ -136,7 +136,7 @@ class _Synthesis:
             answer.set_attr(keys.ATTR_COHORT_SIZE, size)
 
     def _outputs(self, send: OpNode, ports: tuple[str, ...]) -> list[str]:
-        """Return the send's values by port; those that nobody named get the recorder's names."""
+        """Return the send's values by port; unnamed ones get the names the recorder would give."""
         spec_types = dict(zip(_REQUEST_PORTS, _REQUEST_TYPES, strict=True))
         names = []
         for position, port in enumerate(ports):
@@ -196,7 +196,7 @@ class _Synthesis:
         return node
 
 
-# Types of the ports of a request; None: that of the data.
+# Types of a request's ports; None stands for the type of the data.
 _REQUEST_TYPES = (
     types.REQUEST_ID,
     types.RESPONSE_BATCH,

@@ -1,8 +1,8 @@
-"""`type_solver`: every value gets its type.
+"""`type_solver`: the type of every value.
 
-Rule: all functions at once, since a call ties the caller's values to the callee's. Constraints
-come from the op table, from ONNX's schemas and from what values declare; what is left
-abstract is the author's to declare.
+Rule: all functions are solved at once, since a call ties the caller's values to the callee's.
+Constraints come from the op table, from ONNX's schemas and from declarations; the author has to
+declare whatever stays abstract.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TypeSolver(Pass):
                 raise _unresolved(one, *open_values[0], options)
             resolved += one.write()
             unresolved += len(open_values)
-        if copied:  # a copy that one place calls is inlined, as any body is
+        if copied:  # a copy with a single caller is inlined, like any body
             InlineForPartition().run(unit, options)
         return {
             "types_resolved": resolved,
@@ -108,8 +108,10 @@ def _solved(unit: CompilationUnit, options: CompileOptions) -> dict[FunctionKey,
 
 
 def _infer_until_settled(functions: list[FunctionTypes], network: TypeNetwork) -> None:
-    """Each round infers what the last one made inferable; nodes are tried in recorded order,
-    so that one round does for a chain."""
+    """Run ONNX's inference until nothing changes.
+
+    Nodes are tried in recorded order, so that one round is enough for a chain.
+    """
     while True:
         before = network.changes
         for one in functions:
@@ -134,7 +136,7 @@ def _unresolved(
 
 
 def _unbound(node: OpNode, options: CompileOptions) -> tuple[str, str]:
-    """Slot and role of an op whose generic slot nothing fills, else two empty texts."""
+    """Return the slot and role of an op whose generic slot is unbound, else two empty texts."""
     slot = node.metadata.get(keys.SLOT_KEY, "")
     role = role_of(node)
     is_filled = keys.CONCRETE_TYPE_KEY in node.metadata or slot in by_slot(options.bindings)

@@ -1,7 +1,7 @@
-"""`validate`: is the recorded program one at all?
+"""`validate`: a check that the recorded program is well-formed.
 
-Rule: looks, changes nothing. What it finds is the author's to mend, so it speaks of the ops
-and values that the author wrote.
+Rule: it changes nothing. The author has to fix its findings, so errors name the ops and values
+that the author wrote.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Validate(Pass):
             versions = versions_of(function, unit.program)
             _check_inputs(function)
             _check_values(function)
-            right: set[Hashable] = set()  # what is said of ops that were looked at
+            right: set[Hashable] = set()  # contents of ops that passed
             for node in function.nodes:
-                said = _said(node)
-                if said not in right:
+                content = _said(node)
+                if content not in right:
                     _check_op(node, table, versions, imported)
-                    right.add(said)
+                    right.add(content)
                 if node.graphs and is_onnx_op(node):
                     check_graphs(node, versions, unit.program.ir_version)
                 check_slot(node)
@@ -93,7 +93,7 @@ class Validate(Pass):
 
 
 def _said(node: OpNode) -> Hashable:
-    """Return all that `_check_op` looks at: ops of which it is equal are right or wrong alike."""
+    """Return everything that `_check_op` depends on, so that equal ops are checked once."""
     return (
         *(node.op_type, node.domain, node.overload, len(node.inputs)),
         *map(bool, (*node.inputs, *node.outputs)),
@@ -112,7 +112,7 @@ def _check_op(
     versions: Mapping[str, int],
     imported: Mapping[str, int],
 ) -> None:
-    """`versions` are those of the node's function, `imported` those of the whole program."""
+    """Check one op; `versions` are its function's opsets, `imported` the whole program's."""
     signature = signature_of(node, table, versions)
     if signature is None:
         if node.domain in CALL_DOMAINS:
@@ -146,7 +146,7 @@ def _check_op(
             raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
     _check_attributes(node, signature)
     if call_key(node) in table:
-        return  # a call may leave inputs out: the body then sees an absent optional input
+        return  # a call may omit inputs: the body then sees an absent optional input
     if not node.inputs and not node.outputs:
         detail = f"{node.op_type} takes nothing and gives nothing; name an output of it"
         raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
@@ -161,7 +161,7 @@ def _check_op(
 def _check_versions(
     node: OpNode, signature: Signature, versions: Mapping[str, int], imported: Mapping[str, int]
 ) -> None:
-    """An op has to be the same in the model's version of its domain as in its function's."""
+    """Check that an op is the same in the model's version of its domain as in its function's."""
     domain = canonical(node.domain)
     of_model = imported.get(domain)
     if of_model is None or of_model == versions.get(domain) or not is_onnx_op(node):
@@ -178,7 +178,7 @@ def _check_versions(
 
 
 def _check_separators(node: OpNode) -> None:
-    """`after` and `control_after` list names with commas between them."""
+    """Check that no name holds a comma, which separates names in `after` and `control_after`."""
     for name in (node.name, *node.outputs):
         if "," in name:
             raise ExpansionFailed(
@@ -224,11 +224,11 @@ def _check_inputs(function: Function) -> None:
 
 
 def _check_values(function: Function) -> None:
-    made: dict[str, str] = {}
+    makers: dict[str, str] = {}
     for name in function.inputs:
-        if name in made:
+        if name in makers:
             raise DuplicateOutput(value_name=name, node_a="function input", node_b="function input")
-        made[name] = "function input"
+        makers[name] = "function input"
     names: set[str] = set()
     for node in function.nodes:
         if not node.name or node.name in names:
@@ -238,18 +238,18 @@ def _check_values(function: Function) -> None:
         names.add(node.name)
         _check_separators(node)
         for value in node.outputs:
-            if value in made:
+            if value in makers:
                 raise DuplicateOutput(
-                    value_name=value, node_a=made[value], node_b=node.name, where=Where.of(node)
+                    value_name=value, node_a=makers[value], node_b=node.name, where=Where.of(node)
                 )
             if value:
-                made[value] = node.name
+                makers[value] = node.name
     for node in function.nodes:
         for value in node.reads:
-            if value not in made:
+            if value not in makers:
                 raise DanglingInput(node_name=node.name, input_name=value, where=Where.of(node))
     for value in function.outputs:
-        if value not in made:
+        if value not in makers:
             raise DanglingInput(node_name=f"{function.name} (output)", input_name=value)
     if len(set(function.outputs)) < len(function.outputs):
         twice = next(v for v in function.outputs if function.outputs.count(v) > 1)
@@ -257,7 +257,7 @@ def _check_values(function: Function) -> None:
 
 
 def check_graphs(node: OpNode, versions: Mapping[str, int], ir_version: int) -> None:
-    """Raise UnknownOp or ExpansionFailed, naming the op that holds the graph.
+    """Check the graphs inside an op. Raises UnknownOp or ExpansionFailed, naming the outer op.
 
     Args:
         node: an op with graphs in its attributes.
@@ -269,7 +269,7 @@ def check_graphs(node: OpNode, versions: Mapping[str, int], ir_version: int) -> 
     context = onnx.checker.C.CheckerContext()
     context.ir_version = ir_version
     context.opset_imports = dict(versions)
-    # In a function of its own, the op has its values around it, whatever their types are.
+    # Wrapped in a function of its own, the op may use outer values of any type.
     own = node.copy()
     write_canonical_domains([own])
     alone = FunctionProto(name="alone", domain="alone", node=[node_proto(own)])

@@ -1,6 +1,6 @@
-"""`validate_all_slots_bound`: every slot of every target has its component.
+"""`validate_all_slots_bound`: a check that every slot of every target has a component.
 
-Rule: looks, changes nothing; what is missing is named with the call that mends it.
+Rule: it changes nothing; the error for a missing component gives the call that adds it.
 """
 
 from __future__ import annotations

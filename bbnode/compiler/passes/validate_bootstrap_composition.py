@@ -1,6 +1,6 @@
-"""`validate_bootstrap_composition`: the bootstraps of a program and how they call each other.
+"""`validate_bootstrap_composition`: a check of the bootstraps and their calls.
 
-Rule: looks, changes nothing; runs while every bootstrap still sits beside its Module.
+Rule: it changes nothing, and runs while every bootstrap is still beside its Module.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ValidateBootstrapComposition(Pass):
         calls: dict[FunctionKey, list[FunctionKey]] = {}
         for function in bootstraps:
             _check_gaps(function, table)
-            found = [key for _, key in calls_of(function, table)]
-            calls[function.key] = [key for key in found if is_bootstrap(table[key])]
+            callees = [key for _, key in calls_of(function, table)]
+            calls[function.key] = [key for key in callees if is_bootstrap(table[key])]
         try:
             callees_first(calls, calls)
         except CyclicGraph as error:

@@ -1,7 +1,7 @@
-"""`validate_deliveries`: what can never fire is refused here.
+"""`validate_deliveries`: a check that every op can fire.
 
-Rule: looks, changes nothing. It runs before ops are fused and gates inserted, so that an error
-speaks of the ops that the author recorded.
+Rule: it changes nothing. It runs before ops are fused and gates inserted, so that an error names
+the ops that the author recorded.
 """
 
 from __future__ import annotations

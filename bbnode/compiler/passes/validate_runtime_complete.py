@@ -1,6 +1,6 @@
-"""`validate_runtime_complete`: the last look before the bindings.
+"""`validate_runtime_complete`: the last check before the bindings.
 
-Rule: looks, changes nothing; what it lets through, the engine can install.
+Rule: it changes nothing; the engine can install every partition that passes.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Changes of a program that several passes share."""
+"""Rewrites of a program that several passes share."""

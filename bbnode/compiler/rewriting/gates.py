@@ -1,12 +1,12 @@
-"""The chains of gates: behind an inbound receiver, and before a Send to one fixed peer.
+"""The chains of gates: after an inbound receiver, and before a Send to one fixed peer.
 
 Rule: `rx_chain_head` on a receiver names the end of its chain, the value that all readers read; a
-gate goes behind that end and becomes it. A Send that names its peer in the attribute `peer` is
-guarded; one that takes its peers from a value is not, since there the wire op itself looks at each
-peer. A gate takes the Send's data input and hands it on.
+gate is added after that end and becomes the new end. A Send that names its peer in the attribute
+`peer` is guarded; one that takes its peers from a value is not, since there the wire op itself
+checks each peer. A gate takes the Send's data input and hands it on.
 
-Where a Send's payload lands is stamped under the name of its data input: whoever puts an op
-before a Send renames input and stamps together (`rewire_input`).
+The destination of a Send's payload is stamped under the name of its data input, so a pass that
+inserts an op before a Send must rename input and stamps together (`rewire_input`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from bbnode.compiler.unit import CompilationUnit
 from bbnode.ir import address, keys
 from bbnode.ir.graph import Function, OpNode, inherit
 
-# What a gate takes over from the op it guards, for errors and for the seams.
+# Metadata that a gate takes over from the op it guards, for errors and for the seam checks.
 INHERITED_KEYS = (keys.HOME_CLASS_KEY, keys.MODULE_INSTANCE_KEY)
 
 
 @cache
 def gate_tag(gate: str) -> str:
-    """`DedupGateRx` to `dedup_rx`: what names of a gate's node and value are made of."""
+    """Return the tag in the names of a gate's node and value: `DedupGateRx` to `dedup_rx`."""
     return keys.snake_case(gate).replace("_gate", "")
 
 
 def make_gate(gate: str, source: OpNode, read: str, made: str, made_by: str) -> OpNode:
-    """Return a gate's node, with the stamp that says which wire op it guards."""
+    """Return a gate's node, stamped with the wire op that it guards."""
     node = OpNode(
         domain=keys.SYSCALL_DOMAIN,
         op_type=gate,
@@ -45,7 +45,7 @@ def make_gate(gate: str, source: OpNode, read: str, made: str, made_by: str) -> 
 
 
 def insert_rx_gate(unit: CompilationUnit, gate: str, made_by: str) -> int:
-    """Put one kind of gate at the end of every inbound chain that lacks it; gives how many."""
+    """Append one kind of gate to every inbound chain that lacks it; return the count."""
     return sum(_insert_rx(main, gate, made_by) for main in unit.partitions.values())
 
 
@@ -55,7 +55,7 @@ def chain_head(recv: OpNode) -> str:
 
 
 def _insert_rx(main: Function, gate: str, made_by: str) -> int:
-    gates: dict[str, OpNode] = {}  # end of a chain so far -> the gate behind it
+    gates: dict[str, OpNode] = {}  # previous end of a chain -> the gate after it
     for node in main.nodes:
         if node.domain == keys.WIRE_DOMAIN and _lacks(node, gate):
             head = chain_head(node)
@@ -90,7 +90,7 @@ def _lacks(node: OpNode, gate: str) -> bool:
 
 
 def insert_tx_gate(unit: CompilationUnit, gate: str, made_by: str) -> int:
-    """Put one kind of gate right before every Send to a fixed peer that lacks it."""
+    """Put one kind of gate before every Send to a fixed peer that lacks it; return the count."""
     return sum(_insert_tx(main, gate, made_by) for main in unit.partitions.values())
 
 
@@ -102,42 +102,42 @@ def is_peer_routed(node: OpNode) -> bool:
 
 def _insert_tx(main: Function, gate: str, made_by: str) -> int:
     nodes: list[OpNode] = []
-    made: list[tuple[str, str]] = []
+    renamed: list[tuple[str, str]] = []
     for node in main.nodes:
         if is_peer_routed(node) and node.metadata.get(keys.GATE_STAMPS[gate]) is None:
             read = node.inputs[0]
             end = f"{node.name}#{gate_tag(gate)}_gated"
             guard = make_gate(gate, node, read, end, made_by)
-            # Bytes of the PeerId: a string attribute, as the Send has it.
+            # The bytes of the PeerId, as a string attribute, like that of the Send.
             guard.set_attr(keys.ATTR_PEER, node.attr(keys.ATTR_PEER))
             guard.after = node.after
             rewire_input(node, 0, end)
             node.metadata[keys.GATE_STAMPS[gate]] = "true"
             nodes.append(guard)
-            made.append((end, read))
+            renamed.append((end, read))
         nodes.append(node)
-    if made:
+    if renamed:
         main.nodes = nodes
-        main.declare_as(made)
-    return len(made)
+        main.declare_as(renamed)
+    return len(renamed)
 
 
 def stamp_destination(send: OpNode, value_name: str, site: int) -> None:
-    """Say where the data input of a Send lands: the value and the site on the receiver."""
+    """Stamp the destination of a Send's data input: the value and the site on the receiver."""
     data = send.inputs[0]
     send.metadata[keys.DEST_SITE_NAME_PREFIX + data] = value_name
-    if destination_of(send) != address.site_suffix(site):  # set_attr moves it to the end
+    if destination_of(send) != address.site_suffix(site):  # set_attr would move it to the end
         send.set_attr(keys.DEST_SUFFIX_PREFIX + data, address.site_suffix(site))
 
 
 def destination_of(send: OpNode) -> bytes | None:
-    """Return the `/site/<id>` bytes that a Send's data input goes to, or None."""
+    """Return the `/site/<id>` bytes of the destination of a Send's data input, or None."""
     suffix = send.attr(keys.DEST_SUFFIX_PREFIX + send.inputs[0]) if send.inputs else None
     return suffix if isinstance(suffix, bytes) else None
 
 
 def rewire_input(node: OpNode, index: int, name: str) -> None:
-    """Let a node read another value at one port; a Send's destination stamps follow."""
+    """Make a node read another value at one port, and rename a Send's destination stamps."""
     old = node.inputs[index]
     node.inputs = (*node.inputs[:index], name, *node.inputs[index + 1 :])
     if node.domain != keys.WIRE_DOMAIN or index != 0:

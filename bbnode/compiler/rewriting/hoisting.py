@@ -1,9 +1,9 @@
-"""Bodies that are called from several places: equal ones are one, named by their content.
+"""Deduplication of called bodies: equal ones become one, named by its content.
 
-Rule: two bodies are equal when their canonical forms are: values and ops numbered in order
-(`__hoist_in_<i>`, `__hoist_out_<j>`, `__hoist_v_<n>`), callees by their own hashes, and nothing
-that only speaks of the author's source (op names, source lines, Module names). Equal bodies
-have equal names on every machine and in every program.
+Rule: two bodies are equal if their canonical forms are: values and ops numbered in order
+(`__hoist_in_<i>`, `__hoist_out_<j>`, `__hoist_v_<n>`), callees by their own hashes, without
+anything that only describes the author's source (op names, source lines, Module names). Equal
+bodies have equal names on every machine and in every program.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from bbnode.ir.graph import Function, FunctionKey, OpNode, Program, call_key, is
 
 
 def join_equal(unit: CompilationUnit, *, typed_only: bool) -> int:
-    """Let equal sub-Module bodies be one function, which all of their callers call.
+    """Merge equal sub-Module bodies into one function, which all of their callers call.
 
     Args:
-        unit: its program's functions are the root, then the bodies; those that leave are dropped.
-        typed_only: join only those whose inputs and outputs have leaf types. As long as types
-            are not solved, two bodies that look equal may still become different ones.
+        unit: its program's functions are the root, then the bodies; merged ones are dropped.
+        typed_only: merge only bodies whose inputs and outputs have leaf types. Before types
+            are solved, two bodies that look equal may still become different ones.
 
-    Returns:
-        How many functions left the model.
+        Returns:
+            The number of functions that were dropped.
     """
     table = by_key(unit.program.functions)
     candidates = {
@@ -54,7 +54,7 @@ def join_equal(unit: CompilationUnit, *, typed_only: bool) -> int:
 
 
 def name_by_content(unit: CompilationUnit) -> int:
-    """Call each sub-Module body `Hoist_<Module>_<body hash>`; gives how many."""
+    """Name each sub-Module body `Hoist_<Module>_<body hash>`; return the count."""
     wanted = _sub_modules(unit.program)
     if not wanted:
         return 0
@@ -79,8 +79,8 @@ def body_hash(body: Function, callees: Mapping[FunctionKey, str], prints: Attrib
 
     Args:
         body: the function.
-        callees: hashes of the functions that it calls, by what the calls name them.
-        prints: what is known of attributes.
+        callees: hashes of the functions that it calls, by key.
+        prints: cache of attribute contents.
     """
     bare = body.copy()
     bare.doc_string = ""
@@ -95,14 +95,14 @@ def body_hash(body: Function, callees: Mapping[FunctionKey, str], prints: Attrib
     bare.outputs = [names.get(name, name) for name in body.outputs]
     renamed = ((names.get(name, name), kind) for name, kind in body.types.items())
     bare.types = dict(sorted(renamed, key=lambda item: item[0]))
-    # Home, roles of slots and concrete types stand in the function's metadata.
+    # Home, roles of slots and concrete types are in the function's metadata.
     metadata = sorted(body.metadata.items())
     text = function_digest(bare, prints).hex() + repr(metadata)
     return hashlib.sha256(text.encode()).hexdigest()[:HEX_DIGITS]
 
 
 def _positions(body: Function) -> dict[str, str]:
-    """Canonical names of the values that a body takes and makes."""
+    """Return the canonical names of a body's values."""
     names = {name: f"__hoist_in_{index}" for index, name in enumerate(body.inputs)}
     for index, name in enumerate(body.outputs):
         names.setdefault(name, f"__hoist_out_{index}")
@@ -135,7 +135,7 @@ def _redirect(body: Function, renamed: Mapping[FunctionKey, FunctionKey]) -> Non
 
 
 def _sub_modules(program: Program) -> set[FunctionKey]:
-    """Bodies of Modules that others call and that send nothing."""
+    """Return the keys of Module bodies that are called and that send nothing."""
     return {
         body.key
         for body in program.functions[1:]

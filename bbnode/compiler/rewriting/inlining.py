@@ -1,7 +1,7 @@
-"""Splicing one function's body into the place of a call.
+"""Inlining: the body of a function in place of a call.
 
-Rule: everything the body makes is named `<call node>/<its name>`, so that two calls of one
-function never meet; the call's own inputs and outputs keep the caller's names.
+Rule: every value of the body is named `<call node>/<its name>`, so that two calls of one
+function never collide; the call's own inputs and outputs keep the caller's names.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from bbnode.ir.types import TypeNode
 
 @dataclass(slots=True)
 class Splice:
-    """The nodes and types that take the place of a call; `shaped` are types with a shape or a
-    denotation."""
+    """The nodes and types that replace a call; `shaped` holds types with shape or denotation."""
 
     nodes: list[OpNode] = field(default_factory=list)
     types: dict[str, TypeNode] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)  # of the body's values, in the caller
+    names: dict[str, str] = field(
+        default_factory=dict
+    )  # the body's value -> its name in the caller
     shaped: list[tuple[str, ValueType]] = field(default_factory=list)
 
 
 def splice(call: OpNode, callee: Function, caller_home: str) -> Splice:
-    """Return the nodes that take the place of `call`.
+    """Return the nodes that replace `call`.
 
-    The call's `after` holds back every op of the body that no other op of the body holds back.
-    A wire op of the body says that this call leads to its port, in `port_scope`.
-    A body whose Module names a home of its own keeps it, in metadata `home` on its nodes.
+    Every op of the body that depends on no other op of it inherits the call's `after`. A wire op
+    of the body gets this call into its `port_scope`. The nodes of a body whose Module declares a
+    home keep it in their metadata `home`.
     """
     names = _value_names(call, callee)
-    made = {name for node in callee.nodes for name in node.outputs if name}
+    local = {name for node in callee.nodes for name in node.outputs if name}
     attributes = {**callee.defaults, **call.attributes}
     waits = call.after
     home = _own_home(callee, caller_home)
@@ -51,7 +52,7 @@ def splice(call: OpNode, callee: Function, caller_home: str) -> Splice:
     for original in callee.nodes:
         node = original.copy()
         _resolve_references(node, attributes)
-        is_first = not any(name in made for name in node.reads)
+        is_first = not any(name in local for name in node.reads)
         rename_node(node, names)
         node.name = f"{call.name}/{original.name}"
         if waits and is_first:
@@ -78,18 +79,18 @@ def _value_names(call: OpNode, callee: Function) -> dict[str, str]:
         formal: call.inputs[index] if index < len(call.inputs) else ""
         for index, formal in enumerate(callee.inputs)
     }
-    made = [name for node in callee.nodes for name in node.outputs if name]
-    local = set(made)
+    values = [name for node in callee.nodes for name in node.outputs if name]
+    local = set(values)
     for formal, actual in zip(callee.outputs, call.outputs, strict=False):
         if actual and formal in local and formal not in names:
             names[formal] = actual
-    for name in made:
+    for name in values:
         names.setdefault(name, f"{call.name}/{name}")
     return names
 
 
 def _aliases(call: OpNode, callee: Function, names: dict[str, str]) -> list[OpNode]:
-    """Outputs that are a formal input, or a value given out twice: passed through."""
+    """Return PassThroughs for outputs that are a formal input or a duplicate of another output."""
     nodes = []
     for index, (formal, actual) in enumerate(zip(callee.outputs, call.outputs, strict=False)):
         source = names.get(formal, formal)
@@ -109,15 +110,17 @@ def _aliases(call: OpNode, callee: Function, names: dict[str, str]) -> list[OpNo
 
 
 def references(node: OpNode) -> set[str]:
-    """Return the parameters that attributes of the op, and of those in its graphs, stand for."""
-    found = {a.reference for a in node.attributes.values()}
+    """Return the parameters that the attributes of an op, and of ops in its graphs, refer to."""
+    parameters = {a.reference for a in node.attributes.values()}
     for graph in node.graphs:
-        found.update(a.reference for each in graph.all_nodes() for a in each.attributes.values())
-    return found - {""}
+        parameters.update(
+            a.reference for each in graph.all_nodes() for a in each.attributes.values()
+        )
+    return parameters - {""}
 
 
 def _resolve_references(node: OpNode, values: Mapping[str, Attribute]) -> int:
-    """Put values in the place of references to them; gives how many."""
+    """Replace references to parameters by their values; return the count."""
     wanted = references(node) & values.keys() if node.attributes else None
     if not wanted:
         return 0
@@ -137,14 +140,14 @@ def _resolve_references(node: OpNode, values: Mapping[str, Attribute]) -> int:
 
 
 def resolve_defaults(function: Function) -> int:
-    """Replace references to the function's own defaulted attributes; gives how many."""
+    """Replace references to the function's own defaulted attributes; return the count."""
     if not function.defaults:
         return 0
     return sum(_resolve_references(node, function.defaults) for node in function.nodes)
 
 
 def home_of(function: Function) -> str | None:
-    """Return the home that a Module names; None where it lives wherever it is called."""
+    """Return the home that a Module declares; None if it lives wherever it is called."""
     home = function.metadata.get(keys.HOME_KEY)
     return None if home == keys.SELF_CLASS else home
 
@@ -155,14 +158,14 @@ def _own_home(callee: Function, caller_home: str) -> str | None:
 
 
 def _scope(call: OpNode, node: OpNode) -> str:
-    """Return the calls that lead to the port of a wire op, this one before those of the body."""
+    """Return the call path to a wire op's port: this call before those in the body."""
     name = call.metadata.get(keys.CALL_KEY) or call.name
     inner = node.metadata.get(keys.PORT_SCOPE_KEY)
     return f"{name}/{inner}" if inner else name
 
 
 def _inherit_slot(node: OpNode, call: OpNode) -> None:
-    """A plain ONNX body that is called through a backend slot runs on that slot."""
+    """Set the call's slot on a node: a plain ONNX body runs on the backend slot of its call."""
     if not is_onnx_op(node) or node.metadata.get(keys.SLOT_KEY) is not None:
         return
     inherit(node, call, _SLOT_KEYS)
@@ -178,7 +181,7 @@ _SLOT_KEYS = (
 
 
 def merge_opsets(into: Function, callee: Function, spliced: Splice) -> None:
-    """Import what the spliced body needs; the caller checked that versions agree."""
+    """Import the opsets of the spliced body; the caller has checked that versions agree."""
     wanted = {entry.domain: entry.version for entry in callee.opset_imports}
     if any(node.domain == keys.SYSCALL_DOMAIN for node in spliced.nodes):
         wanted.setdefault(keys.SYSCALL_DOMAIN, keys.BB_OPSET_VERSION)

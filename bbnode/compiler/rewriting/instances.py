@@ -1,7 +1,7 @@
-"""Bodies that are called with values of several types: one copy for each call.
+"""Monomorphisation: a body that is called with several types gets one copy per call.
 
-Rule: only bodies with ports whose types are open are copied, with all that they call; equal copies
-are one again as soon as their types are known (`hoisting.py`).
+Rule: only bodies with ports of open types are copied, with all their callees; equal copies are
+merged again as soon as their types are known (`hoisting.py`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from bbnode.compiler.unit import CompilationUnit
 from bbnode.ir import types
 from bbnode.ir.graph import Function, call_key
 
-MAX_COPIED_NODES = 200_000  # as many as inlining makes: calls of calls multiply
+MAX_COPIED_NODES = 200_000  # the cap of inlining, since nested calls multiply
 
 
 def copy_for_each_call(unit: CompilationUnit) -> int:
     """Copy each body with open ports for each of its calls; return how many copies were made.
 
-    Raises ExpansionFailed when that takes too many ops.
+    Raises ExpansionFailed if that takes too many ops.
     """
     program = unit.program
     is_open = {f.key: _is_open(f) for f in program.functions[1:]}
@@ -29,7 +29,7 @@ def copy_for_each_call(unit: CompilationUnit) -> int:
     kept = [f for f in program.functions if not is_open.get(f.key, False)]
     names = {f.name for f in program.functions}
     used: set[str] = set()
-    made: list[Function] = []
+    copies: list[Function] = []
     copied = 0
     todo = deque(kept)
     while todo:
@@ -53,10 +53,10 @@ def copy_for_each_call(unit: CompilationUnit) -> int:
             used.add(copy.name)
             unit.home_claims[copy.key] = unit.home_claims.get(key, [])
             node.op_type = copy.name
-            made.append(copy)
+            copies.append(copy)
             todo.append(copy)
-    program.functions = [*kept, *made]
-    return len(made)
+    program.functions = [*kept, *copies]
+    return len(copies)
 
 
 def _is_open(function: Function) -> bool:
@@ -68,7 +68,7 @@ def _is_open(function: Function) -> bool:
 
 
 def _fresh(name: str, names: Container[str], used: Container[str]) -> str:
-    """The name itself for the first copy, then `<name>_2` and so on."""
+    """Return the name itself for the first copy, then `<name>_2` and so on."""
     if name not in used:
         return name
     number = 2

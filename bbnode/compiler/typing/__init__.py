@@ -1,1 +1,1 @@
-"""The constraints on the types of values."""
+"""Type and shape inference of values."""

@@ -1,7 +1,7 @@
 """The type constraints of one function.
 
-Rule: this is where ops turn into constraints; how constraints are kept is the network's
-matter, and in which order they are solved is the pass's.
+Rule: ops are turned into constraints here; the network stores constraints, and the pass decides
+the order in which they are solved.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bbnode.ir.onnx_file import type_of
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.types import TypeNode
 
-# Ops on what a node keeps under a name: the attribute that is the name.
+# Ops on values that a node stores under a name -> the attribute that holds the name.
 STORE_NAMES = {
     "Hold.Stash": "slot",
     "Hold.Flush": "slot",
@@ -47,11 +47,11 @@ STORE_NAMES = {
 }
 
 _HOLD_ANSWERS = (types.RESPONSE_BATCH, types.WIRE_REQUEST_ID)
-# Ops whose attribute `to` names the type of what they give.
+# Ops whose attribute `to` names the type of their output.
 _TO_OPS = frozenset({
     (keys.TYPES_DOMAIN, "Cast"), (keys.RESPONSES_DOMAIN, "Entry"), (keys.SEARCH_DOMAIN, "Entry"),
 })  # fmt: skip
-# What opens answers that are no tensors, by the name of their type.
+# Remedies for answers that are no tensors, by the name of their type.
 _REMEDIES = {
     types.COMPOSITE.name: "open answers that are bundles with `.unbundled([…])` first",
     types.METADATA.name: "take numbers of answers that are Metadata with `.entry(name)`",
@@ -80,18 +80,22 @@ class FunctionTypes:
         self._ids: dict[str, int] = {}
         self._to_infer: list[OpNode] = []
         self._graph_ops: list[tuple[OpNode, list[tuple[str, onnx_types.PortRule]]]] = []
-        self._movers: list[OpNode] = []  # ops on peers or on tensors: nothing says which, yet
-        # Sequences and what is in them: the op that says so, and both numbers.
+        self._movers: list[OpNode] = []  # ops on peers or tensors, still undetermined
+        # An op that ties a sequence to its elements, and the numbers of both.
         self._sequences: list[tuple[OpNode, int, int]] = []
-        self._leaves: dict[str, TypeNode | None] = {}  # once solved: types, None for no leaf
-        self.stores: list[OpNode] = []  # ops on what the node keeps under a name (`stored.py`)
+        self._leaves: dict[
+            str, TypeNode | None
+        ] = {}  # once solved: leaf types, None for other types
+        self.stores: list[
+            OpNode
+        ] = []  # ops on values that the node stores under a name (`stored.py`)
         for name, declared in function.types.items():
             kind = declared.kind
             self._declared[name] = kind
             self._ids[name] = network.add(kind or types.ANY, foreign=declared.is_foreign)
 
     def id_of(self, value: str) -> int:
-        """Return the value's number in the network; one of its own for each that is left out."""
+        """Return the value's number in the network; each omitted value gets a fresh one."""
         if not value:
             return self._network.add(types.ANY)
         number = self._ids.get(value)
@@ -100,7 +104,7 @@ class FunctionTypes:
         return number
 
     def id_at(self, values: Sequence[str], index: int = 0) -> int:
-        """Return the number of one of an op's inputs or outputs, which may be left out."""
+        """Return the number of one of an op's inputs or outputs, which may be omitted."""
         return self.id_of(values[index] if index < len(values) else "")
 
     # --- collecting -----------------------------------------------------------------------
@@ -147,7 +151,7 @@ class FunctionTypes:
         for names, ports in ((node.inputs, spec.inputs), (node.outputs, spec.outputs)):
             for name, port in _at_ports(names, ports):
                 if name.startswith(keys.SEND_SENTINEL_PREFIX):
-                    continue  # what a synthesised Send makes in the place of its recorded outputs
+                    continue  # a synthesised Send has it in place of its recorded outputs
                 self._fit(node, self.id_of(name), port, variables, ())
         for name, kind in _from_attributes(node) if node.attributes else ():
             self._network.narrow(self.id_of(name), kind)
@@ -175,7 +179,7 @@ class FunctionTypes:
         variables: dict[str, int],
         within: tuple[str, ...],
     ) -> None:
-        """The value is what the port says, and its parts are what the port's parts say."""
+        """Constrain a value to its port's type, and its parts to the port's parts."""
         network = self._network
         if isinstance(port.type, TypeNode):
             network.narrow(number, port.type, within)
@@ -195,7 +199,7 @@ class FunctionTypes:
                 self._fit(node, part, inner, variables, at)
 
     def _unbundle_answers(self, node: OpNode) -> None:
-        """Each output is a batch of one part of the answers."""
+        """Constrain each output to a batch of one part of the answers."""
         network = self._network
         answer = network.add(types.COMPOSITE)
         parts = [network.add(types.ANY) for _ in node.outputs]
@@ -209,7 +213,7 @@ class FunctionTypes:
             network.compose(self.id_of(name), [part])
 
     def _decode_answers(self, node: OpNode) -> None:
-        """Answers on both sides are the same but for what is decoded: of the component's types."""
+        """Unite the answers on both sides, except decoded parts, which have the codec's types."""
         network = self._network
         component = component_of(node, self._bound)
         sides = (self.id_at(node.inputs), self.id_at(node.outputs))
@@ -243,7 +247,7 @@ class FunctionTypes:
             network.compose(side, [answer])
 
     def _contributed(self, node: OpNode) -> Port:
-        """The answers that the aggregator's class says it takes, as a port."""
+        """Return the answers that the aggregator's class accepts, as a port."""
         whole = Port(name="responses", type=types.RESPONSE_BATCH)
         component = component_of(node, self._bound)
         if component is None or not issubclass(component, Aggregator):
@@ -259,8 +263,11 @@ class FunctionTypes:
     def _fit_aggregated(
         self, node: OpNode, number: int, port: Port, within: tuple[str, ...]
     ) -> None:
-        """Tensors are what the component stores; where it says nothing, an aggregate is of the
-        type of what was contributed."""
+        """Constrain an aggregator's port.
+
+        Tensors have the type that the component stores; if it declares none, an aggregate has the
+        type of the contributions.
+        """
         component = component_of(node, self._bound)
         leaf = None if component is None else stored_at(node, port, component.storage)
         if isinstance(leaf, TypeNode) and leaf.is_leaf:
@@ -291,45 +298,45 @@ class FunctionTypes:
     # --- solving --------------------------------------------------------------------------
 
     def _kind_of(self, value: str) -> TypeNode | None:
-        """Return what is known of a value's type; None outside our lattice."""
+        """Return the known type of a value; None outside our lattice."""
         number = self.id_of(value)
         return None if self._network.is_foreign(number) else self._network.type_of(number)
 
     def _constrain_mover(self, node: OpNode) -> Works:
-        """Constrain an op that moves peers or tensors about, as soon as types say which."""
-        found = works(node, self._kind_of)
+        """Constrain an op that moves peers or tensors, as soon as types determine which."""
+        moved = works(node, self._kind_of)
         if any(self._network.is_foreign(self.id_of(name)) for name in node.inputs if name):
-            found = Works.ON_TENSORS
-        if found is Works.ON_TENSORS:
+            moved = Works.ON_TENSORS
+        if moved is Works.ON_TENSORS:
             self._constrain_by_schema(node)
-        elif found is Works.ON_PEERS:
+        elif moved is Works.ON_PEERS:
             refused = refusal(node, self._kind_of)
             if refused is not None:
                 raise TypeConstraintFailed(op=node.name, detail=refused, where=Where.of(node))
             for name, kind in narrowings(node, self._kind_of):
                 self._network.narrow(self.id_of(name), kind)
-        return found
+        return moved
 
     def settle_movers(self, *, finally_tensors: bool = False) -> None:
-        """Look again at ops of which nothing said what they move.
+        """Retry the ops whose moved type is still unknown.
 
         Args:
-            finally_tensors: those of which still nothing says it take ONNX's schemas.
+            finally_tensors: apply ONNX's schemas to ops that are still undetermined.
         """
         waiting, self._movers = self._movers, []
         for node in waiting:
             self._network.at = node
             try:
-                found = self._constrain_mover(node)
-                if found is Works.OPEN and finally_tensors:
+                moved = self._constrain_mover(node)
+                if moved is Works.OPEN and finally_tensors:
                     self._constrain_by_schema(node)
-                elif found is not Works.ON_TENSORS:
+                elif moved is not Works.ON_TENSORS:
                     self._movers.append(node)  # more may become known on its other side
             except Conflict as conflict:
                 raise self._failed(node, conflict) from conflict
 
     def infer(self) -> None:
-        """Let ONNX infer what the schemas' variables left open; keeps what is still open."""
+        """Let ONNX infer the types that the schemas left open; ops without a result stay queued."""
         self.settle_movers()
         self._settle_sequences()
         still_open = []
@@ -337,8 +344,8 @@ class FunctionTypes:
             self._network.at = node
             known = {name: self._network.type_of(self.id_of(name)) for name in node.computes_with}
             try:
-                found = onnx_types.infer(node, known, self._versions, self._ir_version)
-                for name, proto in found.items():
+                inferred = onnx_types.infer(node, known, self._versions, self._ir_version)
+                for name, proto in inferred.items():
                     self._take_inferred(name, proto)
             except Conflict as conflict:
                 raise self._failed(node, conflict) from conflict
@@ -352,7 +359,7 @@ class FunctionTypes:
         self._to_infer = still_open
 
     def _settle_sequences(self) -> None:
-        """A sequence is of the type of what is in it, and the other way round."""
+        """Propagate types between sequences and their elements, in both directions."""
         for node, sequence, element in self._sequences:
             self._network.at = node
             try:
@@ -366,18 +373,18 @@ class FunctionTypes:
                 raise self._failed(node, conflict) from conflict
 
     def _take_inferred(self, name: str, proto: TypeProto) -> None:
-        found = type_of(proto)
-        if found.is_foreign:
+        inferred = type_of(proto)
+        if inferred.is_foreign:
             self._network.make_foreign(self.id_of(name))
-        elif found.kind is not None:
-            self._network.narrow(self.id_of(name), found.kind)
+        elif inferred.kind is not None:
+            self._network.narrow(self.id_of(name), inferred.kind)
 
     def _is_open(self, name: str) -> bool:
         number = self.id_of(name)
         return not self._network.is_foreign(number) and not self._network.type_of(number).is_leaf
 
     def default_peers(self) -> None:
-        """Peers of a send that are still open are a PeerIdVec."""
+        """Make peers of a send that are still open a PeerIdVec."""
         for node in self.function.nodes:
             if node.domain != keys.WIRE_DOMAIN:
                 continue
@@ -390,7 +397,7 @@ class FunctionTypes:
                         raise self._failed(node, conflict) from conflict
 
     def default_triggers(self) -> None:
-        """Function inputs that nothing computes with are Triggers, if they may be anything."""
+        """Make function inputs of any type that nothing computes with Triggers."""
         numbers = {name: self.id_of(name) for name in self.function.inputs}
         open_ones = [n for n, at in numbers.items() if self._network.type_of(at) is types.ANY]
         used = self._used() if open_ones else ()
@@ -399,22 +406,22 @@ class FunctionTypes:
                 self._network.narrow(numbers[name], types.TRIGGER)
 
     def _used(self) -> set[str]:
-        """Values that an op computes with, or that are handed out."""
+        """Return the values that an op computes with, or that are function outputs."""
         used = set(self.function.outputs)
         for node in self.function.nodes:
             used.update(node.computes_with)
         return used
 
     def unread(self) -> set[str]:
-        """Inputs, and what components give, that no op computes with and nobody hands out."""
+        """Return inputs and component outputs that no op computes with and that are no outputs."""
         used = self._used()
-        given = (name for node in self.function.nodes if is_role(node) for name in node.outputs)
-        return {name for name in (*self.function.inputs, *given) if name not in used}
+        outputs = (name for node in self.function.nodes if is_role(node) for name in node.outputs)
+        return {name for name in (*self.function.inputs, *outputs) if name not in used}
 
     # --- results --------------------------------------------------------------------------
 
     def check_allowed(self) -> None:
-        """Raise TypeConstraintFailed where a schema does not take a value's type."""
+        """Raise TypeConstraintFailed if a schema does not accept a value's type."""
         leaf_of = self._network.leaf_of
         self._leaves = leaves = {name: leaf_of(number) for name, number in self._ids.items()}
         for node, values in self._graph_ops:
@@ -429,23 +436,23 @@ class FunctionTypes:
                     )
 
     def abstract_values(self) -> list[tuple[str, TypeNode]]:
-        """Return values whose type is no leaf, inputs first, then in recorded order.
+        """Return the values whose type is no leaf, inputs first, then in recorded order.
 
-        An input, or what a component gives, is none of them where nothing computes with it: no op
-        and no peer ever gets it.
+        An input or a component's output that nothing computes with is left out: no op and no peer
+        ever gets it.
         """
         names = [*self.function.inputs]
         for node in self.function.nodes:
             names += node.outputs
         leaves = self._leaves
-        found = [name for name in names if name and leaves[name] is None and self._is_open(name)]
-        if found:
+        values = [name for name in names if name and leaves[name] is None and self._is_open(name)]
+        if values:
             unread = self.unread()
-            found = [name for name in found if name not in unread]
-        return [(name, self._network.type_of(self.id_of(name))) for name in found]
+            values = [name for name in values if name not in unread]
+        return [(name, self._network.type_of(self.id_of(name))) for name in values]
 
     def write(self) -> int:
-        """Write what was found into value_info; gives the number of leaf types."""
+        """Write the solved types into value_info; return the number of leaf types."""
         changed: dict[str, TypeNode] = {}
         resolved = 0
         for name, leaf in self._leaves.items():
@@ -494,7 +501,7 @@ class FunctionTypes:
         )
 
     def _two_types(self, node: OpNode) -> IncompatibleStorageOnEdge | None:
-        """Return the error of two sends to one port that carry two types, if `node` is of these."""
+        """Return the error for two sends to one port with two types, if `node` is one of them."""
         first = node.metadata.get(keys.FAN_IN_KEY)
         sends = [
             each
@@ -520,12 +527,12 @@ class FunctionTypes:
         return None
 
     def _elsewhere(self, node: OpNode, conflict: Conflict) -> str:
-        """The other ops, or inputs of the function, that said what the value is."""
+        """Describe the other ops, or function inputs, that determined the value's type."""
         names = {number: name for name, number in self._ids.items()}
         others: dict[str, None] = {}
-        for said in (*self._same_answers(node), *conflict.said):
-            name = names.get(said, "") if isinstance(said, int) else ""
-            other = self.function.producers.get(name) if isinstance(said, int) else said
+        for source in (*self._same_answers(node), *conflict.said):
+            name = names.get(source, "") if isinstance(source, int) else ""
+            other = self.function.producers.get(name) if isinstance(source, int) else source
             if other is not None and other is not node:
                 line = f" at {other.source_line}" if other.source_line else ""
                 others[f"{other.op_type} {other.name!r}{line}"] = None
@@ -545,7 +552,7 @@ class FunctionTypes:
         return text
 
     def _same_answers(self, node: OpNode) -> list[OpNode]:
-        """Return the ops that give the answers that a node takes, or that take the one it gives."""
+        """Return the ops that give the answers that a node takes, or take the answer it gives."""
         at = self._answers_at(node)
         gives = is_wire(node, keys.OP_SEND_RESP)
         return [
@@ -555,13 +562,13 @@ class FunctionTypes:
         ]
 
     def _answers_at(self, node: OpNode) -> set[int]:
-        """The answers in batches that an op reads, and the one that it gives."""
-        found: set[int] = set()
+        """Return the answers in batches that an op reads, and the answer that it gives."""
+        answers: set[int] = set()
         for name in node.inputs:
             number = self._ids.get(name)
             if number is not None and self._network.type_of(number) in _HOLD_ANSWERS:
-                found.update(map(self._network.find, self._network.parts_of(number) or ()))
-        return found
+                answers.update(map(self._network.find, self._network.parts_of(number) or ()))
+        return answers
 
 
 def _answers_text(component: type[Aggregator]) -> str:
@@ -579,10 +586,10 @@ def _at_ports(names: Sequence[str], ports: Sequence[_SomePort]) -> Iterable[tupl
     pairs = zip(names, ports, strict=False)
     if len(names) <= len(ports) and "" not in names:
         return pairs
-    found = [pair for pair in pairs if pair[0]]
+    matched = [pair for pair in pairs if pair[0]]
     if len(names) > len(ports) > 0 and ports[-1].variadic:
-        found += [(name, ports[-1]) for name in names[len(ports) :] if name]
-    return found
+        matched += [(name, ports[-1]) for name in names[len(ports) :] if name]
+    return matched
 
 
 def _graph_values(node: OpNode, rule: OpRule) -> list[tuple[str, onnx_types.PortRule]]:
@@ -590,7 +597,7 @@ def _graph_values(node: OpNode, rule: OpRule) -> list[tuple[str, onnx_types.Port
 
 
 def _from_attributes(node: OpNode) -> Iterator[tuple[str, TypeNode]]:
-    """Types that attributes give: constants, casts, parts of composites, received payloads."""
+    """Yield types from attributes: constants, casts, parts of composites, received payloads."""
     if node.domain == keys.SYSCALL_DOMAIN and node.op_type == "Constant":
         kind = constant_type(node)
         if kind is not None and node.outputs:
@@ -625,7 +632,7 @@ def constant_type(node: OpNode) -> TypeNode | None:
     return types.type_by_id(value.partition(b"\0")[0].decode(errors="replace"))
 
 
-# --- values that have to have one type, and what is known of it ---------------------------
+# --- equivalence classes of values, and their types ---------------------------------------
 # Rule: a union-find over values; each class of values holds the narrowest type that all its
 # constraints allow. A type outside our lattice (an ONNX sequence, a tensor of strings) marks its
 # class as foreign: such values exist inside ONNX graphs and are left alone.
@@ -637,8 +644,8 @@ class Conflict(Exception):
 
     Attributes:
         known, wanted: the two types.
-        within: which part of the value they are types of, from the outside in.
-        said: what said each of them: an op, or the number of a value that was declared so.
+        within: path to the part of the value that has these types, outermost first.
+        said: the source of each type: an op, or the number of a value declared so.
     """
 
     def __init__(
@@ -661,8 +668,8 @@ def _part_name(whole: TypeNode | str, index: int) -> str:
 class TypeNetwork:
     """Types of values that stand for each other; values are numbered from 0.
 
-    The children of a composite, and the answer that is in a batch of answers, are values too, its
-    parts: composites that have one type have parts of one type.
+    The children of a composite, and the answer in a batch of answers, are values too, called its
+    parts: united composites have united parts.
 
     Attributes:
         at: the op whose constraints are being added.
@@ -672,7 +679,7 @@ class TypeNetwork:
         self._parent: list[int] = []
         self._type: list[TypeNode] = []
         self._foreign: list[bool] = []
-        self._said: list[_Said] = []  # what made the type as narrow as it is
+        self._said: list[_Said] = []  # source of each type, for errors
         self._parts: dict[int, tuple[int, ...]] = {}
         self._slots: dict[str, int] = {}
         self.at: OpNode | None = None
@@ -703,15 +710,15 @@ class TypeNetwork:
         return value
 
     def type_of(self, value: int) -> TypeNode:
-        """Return what is known of a value's type."""
+        """Return the known type of a value."""
         return self._type[self.find(value)]
 
     def parts_of(self, value: int) -> tuple[int, ...] | None:
-        """Return the parts of a composite or of answers; None where nothing says them."""
+        """Return the parts of a composite or of answers; None if they are unknown."""
         return self._parts.get(self.find(value))
 
     def leaf_of(self, value: int) -> TypeNode | None:
-        """Return a value's type where it is a leaf of our lattice."""
+        """Return a value's type if it is a leaf of our lattice, else None."""
         root = self.find(value)
         kind = self._type[root]
         return None if self._foreign[root] or not kind.is_leaf else kind
@@ -721,11 +728,11 @@ class TypeNetwork:
         return self._foreign[self.find(value)]
 
     def make_foreign(self, value: int) -> None:
-        """Note that the value is of a type outside our lattice."""
+        """Mark the value as of a type outside our lattice."""
         self._foreign[self.find(value)] = True
 
     def narrow(self, value: int, kind: TypeNode, within: tuple[str, ...] = ()) -> None:
-        """The value, the part `within` one, is a `kind`; Conflict when it can't be."""
+        """Narrow the value, the part `within` another one, to `kind`. Raises Conflict."""
         root = self.find(value)
         known = self._type[root]
         if known is kind or self._foreign[root] or kind is types.ANY:
@@ -739,7 +746,7 @@ class TypeNetwork:
             self.changes += 1
 
     def compose(self, value: int, parts: Sequence[int], within: tuple[str, ...] = ()) -> None:
-        """The value, the part `within` one, has these parts; Conflict when it can't."""
+        """Give these parts to the value, the part `within` another one. Raises Conflict."""
         root = self.find(value)
         known = self._parts.get(root)
         if known is None:
@@ -749,7 +756,7 @@ class TypeNetwork:
             self.unite(a, b, inner)
 
     def unite(self, a: int, b: int, within: tuple[str, ...] = ()) -> None:
-        """Both values have one type; Conflict when they can't."""
+        """Make two values have one type. Raises Conflict."""
         if self.find(a) == self.find(b):
             return
         todo = [(a, b, within)]
@@ -760,9 +767,9 @@ class TypeNetwork:
                 continue
             foreign = self._foreign[a] or self._foreign[b]
             met = types.meet(self._type[a], self._type[b])
-            said = (self._said[a], self._said[b])
+            sources = (self._said[a], self._said[b])
             if met is None and not foreign:
-                raise Conflict(self._type[a].name, self._type[b].name, within, said)
+                raise Conflict(self._type[a].name, self._type[b].name, within, sources)
             keep, drop = min(a, b), max(a, b)
             self._parent[drop] = keep
             self._foreign[keep] = foreign
@@ -774,7 +781,7 @@ class TypeNetwork:
             if kept is None and dropped is not None:
                 self._parts[keep] = dropped
             elif kept is not None and dropped is not None:
-                todo += self._pairs(keep, kept, dropped, within, said)
+                todo += self._pairs(keep, kept, dropped, within, sources)
 
     def _pairs(
         self,

@@ -1,8 +1,8 @@
 """Types of `ai.onnx` ops, by ONNX's own schemas and its own inference.
 
-Rule: nothing about an op is written here. Ports with one type variable in the schema have one
-type, a variable with one allowed type is that type, and what that leaves open
-`onnx.shape_inference` answers, node by node.
+Rule: nothing about a specific op is written here. Ports with one type variable in the schema have
+one type, a variable with one allowed type is that type, and `onnx.shape_inference` infers the
+rest, node by node.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bbnode.ir.types import TypeNode
 
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 _TENSOR = "tensor("
-# A tensor that ONNX reads to infer a type (an axis, a shape) has few elements; one that it
-# does not read is as large as it likes, and goes without its data.
+# A tensor that ONNX reads to infer a type (an axis, a shape) has few elements; others may be of
+# any size, and are passed without their data.
 MAX_INFERRED_ELEMENTS = 1_024
 
 
@@ -35,15 +35,15 @@ class InferenceFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class PortRule:
-    """One formal parameter. `variable` is None where each value has a type of its own."""
+    """One formal parameter. `variable` is None if each value has a type of its own."""
 
     variable: str | None
-    allowed: frozenset[TypeNode] | None  # None: not only tensors, so not ours to check
+    allowed: frozenset[TypeNode] | None  # None: other kinds than tensors too, so not checked here
     variadic: bool
 
     @cached_property
     def only(self) -> TypeNode | None:
-        """The one type that a value may have, where there is no other."""
+        """The type of a value, if only one is allowed."""
         return next(iter(self.allowed)) if self.allowed and len(self.allowed) == 1 else None
 
 
@@ -53,7 +53,7 @@ class OpRule:
 
     inputs: tuple[PortRule, ...]
     outputs: tuple[PortRule, ...]
-    open_outputs: bool  # an output's type does not follow from the inputs' variables
+    open_outputs: bool  # an output's type does not follow from the variables of the inputs
 
 
 @cache
@@ -95,17 +95,17 @@ def _port(
 
 
 def _leaves(names: Sequence[str]) -> frozenset[TypeNode] | None:
-    """Lattice leaves of `tensor(...)` names; None when other kinds of type are among them."""
+    """Return the lattice leaves of `tensor(...)` names; None if other kinds are among them."""
     if not all(name.startswith(_TENSOR) for name in names):
         return None
-    found = set()
+    leaves = set()
     for name in names:
         element = name.removeprefix(_TENSOR).rstrip(")").upper()
         number = getattr(onnx.TensorProto, element, None)
         leaf = types.TENSOR_BY_ELEM.get(number) if isinstance(number, int) else None
         if leaf is not None:
-            found.add(leaf)
-    return frozenset(found)
+            leaves.add(leaf)
+    return frozenset(leaves)
 
 
 def infer(
@@ -114,31 +114,31 @@ def infer(
     versions: Mapping[str, int],
     ir_version: int,
 ) -> dict[str, TypeProto]:
-    """Return types of a node's outputs, as far as ONNX can say, from those of what it reads.
+    """Return the types of a node's outputs that ONNX infers from those of its inputs.
 
     Raises InferenceFailed when ONNX refuses the node.
     """
-    given = {name: _known_proto(kind) for name, kind in known.items()}
-    return _inferred(node, given, {}, versions, ir_version)
+    input_types = {name: _known_proto(kind) for name, kind in known.items()}
+    return _inferred(node, input_types, {}, versions, ir_version)
 
 
 def _inferred(
     node: OpNode,
-    given: Mapping[str, TypeProto],
+    input_types: Mapping[str, TypeProto],
     constants: Mapping[str, Tensor],
     versions: Mapping[str, int],
     ir_version: int,
 ) -> dict[str, TypeProto]:
     try:
         if node.graphs:
-            return _infer_with_graphs(node, given, versions, ir_version)
+            return _infer_with_graphs(node, input_types, versions, ir_version)
         domain = "" if node.domain == "ai.onnx" else node.domain
         schema = schema_of(domain, node.op_type, versions.get(domain, 0))
         if schema is None:
             return {}
         imports = [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
-        found: dict[str, TypeProto] = onnx.shape_inference.infer_node_outputs(
-            schema, _light_proto(node), {k: v for k, v in given.items() if k in node.inputs},
+        inferred: dict[str, TypeProto] = onnx.shape_inference.infer_node_outputs(
+            schema, _light_proto(node), {k: v for k, v in input_types.items() if k in node.inputs},
             input_data={
                 k: proto
                 for k in node.inputs
@@ -153,7 +153,7 @@ def _inferred(
         RuntimeError,
     ) as error:
         raise InferenceFailed(str(error).strip().splitlines()[0] if str(error) else "") from error
-    return found
+    return inferred
 
 
 def infer_shapes(
@@ -163,24 +163,24 @@ def infer_shapes(
     versions: Mapping[str, int],
     ir_version: int,
 ) -> dict[str, tuple[Dim, ...]]:
-    """Return shapes of a node's outputs, as far as ONNX can say, from those of what it reads.
+    """Return the shapes of a node's outputs that ONNX infers from its inputs.
 
     Args:
         node: the op.
-        known: types of all that it reads, with shapes as far as they are known.
-        constants: small values that are known, such as the shape that a Reshape reads.
-        versions, ir_version: of the model.
+        known: types of all its inputs, with shapes as far as they are known.
+        constants: known small values, such as the shape that a Reshape reads.
+        versions, ir_version: the model's.
 
     Raises InferenceFailed when ONNX refuses the node.
     """
-    found = _inferred(
+    inferred = _inferred(
         node, {name: kind.proto() for name, kind in known.items()}, constants, versions, ir_version
     )
     shapes = {}
-    for name, proto in found.items():
+    for name, proto in inferred.items():
         shape = type_of(proto).shape
         if name in node.outputs and shape is not None:
-            # Names that ONNX makes up for lengths that it does not know say nothing.
+            # Names that ONNX invents for unknown lengths carry no information.
             shapes[name] = tuple(
                 None if isinstance(axis, str) and axis.startswith("unk__") else axis
                 for axis in shape
@@ -189,12 +189,12 @@ def infer_shapes(
 
 
 def _known_proto(kind: TypeNode) -> TypeProto:
-    """The type as ONNX takes it: one that is not known yet is there, and says nothing."""
+    """Return a type in ONNX's form; an unknown one is an empty proto."""
     return types.type_to_proto(kind) if kind.is_leaf else TypeProto()
 
 
 def _light_proto(node: OpNode) -> NodeProto:
-    """The node as ONNX takes it; of weights, only dtype and shape go with it."""
+    """Return the node in ONNX's form; weights keep only dtype and shape."""
     light = node.copy()
     for name, attribute in node.attributes.items():
         tensor = attribute.value
@@ -206,11 +206,11 @@ def _light_proto(node: OpNode) -> NodeProto:
 
 def _infer_with_graphs(
     node: OpNode,
-    given: Mapping[str, TypeProto],
+    input_types: Mapping[str, TypeProto],
     versions: Mapping[str, int],
     ir_version: int,
 ) -> dict[str, TypeProto]:
-    """If, Loop and Scan see values from outside, so they are inferred in a model of one node."""
+    """Infer an If, Loop or Scan in a model of one node, since its graphs see outer values."""
     model = onnx.ModelProto(ir_version=ir_version)
     model.opset_import.extend(
         onnx.helper.make_opsetid(domain, version)
@@ -220,8 +220,8 @@ def _infer_with_graphs(
     model.graph.name = "one_node"
     for name in node.computes_with:
         port = model.graph.input.add(name=name)
-        if given[name].WhichOneof("value"):
-            port.type.CopyFrom(given[name])
+        if input_types[name].WhichOneof("value"):
+            port.type.CopyFrom(input_types[name])
     model.graph.node.append(_light_proto(node))
     for name in node.outputs:
         if name:

@@ -1,8 +1,8 @@
-"""Types of the `ai.onnx` ops that move peers and addresses about (`bbnode/ir/peer_list_ops.py`).
+"""Types of the `ai.onnx` ops that move peers and addresses (`bbnode/ir/peer_list_ops.py`).
 
-Rule: whether such an op works on a list of peers or on a tensor is said by the values at its data
-ports, on either side. One on peers is no backend's work: the engine runs it, and ONNX's schemas
-say nothing about its types.
+Rule: the values at its data ports, on either side, determine if such an op works on a list of
+peers or on a tensor. An op on peers is run by the engine and not by a backend, and ONNX's schemas
+do not apply to its types.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bbnode.ir.graph import OpNode
 from bbnode.ir.peer_list_ops import ELEMENT_OF, LIST_OF, RESULT_TYPES
 from bbnode.ir.types import TypeNode
 
-KindOf = Callable[[str], TypeNode | None]  # what is known of a value's type
+KindOf = Callable[[str], TypeNode | None]  # the known type of a value
 
 
 class Works(Enum):
@@ -23,7 +23,7 @@ class Works(Enum):
 
     ON_PEERS = auto()
     ON_TENSORS = auto()
-    OPEN = auto()  # nothing says it yet
+    OPEN = auto()  # not determined yet
 
 
 def may_move_peers(node: OpNode) -> bool:
@@ -37,26 +37,26 @@ def moves_peers(node: OpNode, kind_of: KindOf) -> bool:
 
 
 def works(node: OpNode, kind_of: KindOf) -> Works:
-    """Return what an op that `may_move_peers` works on, as its data ports say it."""
+    """Return the kind that an op that `may_move_peers` works on, by the types at its data ports."""
     kinds = [kind_of(name) for name in _data_values(node)]
     if any(kind in ELEMENT_OF or kind in LIST_OF for kind in kinds):
         return Works.ON_PEERS
-    # A concrete type that is neither is for ONNX's schemas to take or refuse.
+    # ONNX's schemas accept or refuse any other concrete type.
     if any(kind is not None and kind is not types.ANY for kind in kinds):
         return Works.ON_TENSORS
     return Works.OPEN
 
 
 def narrowings(node: OpNode, kind_of: KindOf) -> Iterator[tuple[str, TypeNode]]:
-    """Return types that the values of an op on peers have to be, from those that are known."""
+    """Yield the types that the values of an op on peers must have, from the known ones."""
     results = RESULT_TYPES[node.op_type]
     reads = peer_list_ops.data_inputs(node.op_type, len(node.inputs))
     known = [_told(kind_of(name)) if name else None for name in node.inputs]
-    made = next((name for name in node.outputs if name), "")
-    given = peer_list_ops.result_type(node.op_type, known)
-    if given is None and made and not any(known[index] for index in reads):
-        given = _told(kind_of(made))  # only what comes out is known: it says what goes in
-    source = next((kind for kind, result in results.items() if result is given), None)
+    output = next((name for name in node.outputs if name), "")
+    result_kind = peer_list_ops.result_type(node.op_type, known)
+    if result_kind is None and output and not any(known[index] for index in reads):
+        result_kind = _told(kind_of(output))  # only the output is known, and determines the inputs
+    source = next((kind for kind, result in results.items() if result is result_kind), None)
     for index, name in enumerate(node.inputs):
         if not name:
             continue
@@ -64,19 +64,19 @@ def narrowings(node: OpNode, kind_of: KindOf) -> Iterator[tuple[str, TypeNode]]:
             yield name, types.TENSOR_INT64
         elif source is not None:
             yield name, source
-    if made and given is not None:
-        yield made, given
+    if output and result_kind is not None:
+        yield output, result_kind
 
 
 def refusal(node: OpNode, kind_of: KindOf) -> str | None:
-    """Return what is wrong with the types at the data inputs of an op on peers, or None."""
+    """Describe a wrong type at the data inputs of an op on peers; None if there is none."""
     known = [_told(kind_of(name)) if name else None for name in node.inputs]
     reads = peer_list_ops.data_inputs(node.op_type, len(known))
-    got = list(dict.fromkeys(kind.name for i in reads if (kind := known[i]) is not None))
-    if not got or peer_list_ops.result_type(node.op_type, known) is not None:
+    names = list(dict.fromkeys(kind.name for i in reads if (kind := known[i]) is not None))
+    if not names or peer_list_ops.result_type(node.op_type, known) is not None:
         return None
     takes = peer_list_ops.accepted(node.op_type)
-    return f"{node.op_type} takes {takes} (one kind of them), and reads {' and '.join(got)}"
+    return f"{node.op_type} takes {takes} (one kind of them), and reads {' and '.join(names)}"
 
 
 def _told(kind: TypeNode | None) -> TypeNode | None:

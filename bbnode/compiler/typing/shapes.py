@@ -1,7 +1,8 @@
-"""Shapes of values: declared ones, and those that follow from them.
+"""Shapes of values: declared and inferred ones.
 
-Rule: as for types, ONNX's own inference says what an `ai.onnx` op makes. Two declarations of one
-value have to agree; a length says more than a name, and a name more than nothing.
+Rule: as for types, ONNX's own inference determines the outputs of an `ai.onnx` op. Two
+declarations of one value must agree; a length is more specific than a name, and a name more than
+nothing.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ Shape = tuple[Dim, ...]
 
 
 def take_shape(function: Function, at: OpNode, name: str, declared: ValueType) -> None:
-    """Add to a value's declaration what a second one says of its shape and its meaning.
+    """Merge shape and denotation of a second declaration into a value's declaration.
 
-    Raises ShapeContradiction, at the op that brought the second one.
+    Raises ShapeContradiction, at the op with the second one.
     """
     before = function.types.get(name)
     if before is None or before.kind is None or declared.kind is None:
@@ -50,7 +51,7 @@ def take_shape(function: Function, at: OpNode, name: str, declared: ValueType) -
 def merged(
     function: Function, at: OpNode, name: str, known: Shape | None, other: Shape | None
 ) -> Shape | None:
-    """Return what two declarations of a value say together. Raises ShapeContradiction."""
+    """Return the shape that two declarations of a value imply. Raises ShapeContradiction."""
     try:
         return merge_shapes(known, other)
     except ShapesDiffer:
@@ -63,7 +64,7 @@ def merged(
 
 
 def line_of(function: Function, name: str, beside: OpNode | None = None) -> str:
-    """Return ` (at <file>:<line>)` of what declares or makes a value, "" where nothing says it."""
+    """Return ` (at <file>:<line>)` of a value's declaration or maker, "" if unknown."""
     note = function.notes.get(name)
     line = "" if note is None else note.metadata.get(keys.SOURCE_LINE_KEY, "")
     maker = function.producer(name)
@@ -73,7 +74,7 @@ def line_of(function: Function, name: str, beside: OpNode | None = None) -> str:
 
 
 def sends_by_port(nodes: Iterable[OpNode]) -> dict[str, list[OpNode]]:
-    """By the name of each Send: all that deliver to its port, whichever class they go to."""
+    """Map the name of each Send to all Sends of its port, whichever class they go to."""
     ports: dict[str, list[OpNode]] = {}
     for node in nodes:
         if is_wire(node, keys.OP_SEND) and node.outputs:
@@ -83,7 +84,7 @@ def sends_by_port(nodes: Iterable[OpNode]) -> dict[str, list[OpNode]]:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A part of a value: its shape, and if it is there as a code of that."""
+    """A part of a value: its shape, and if it is there in encoded form."""
 
     shape: Shape | None
     is_code: bool
@@ -93,16 +94,16 @@ class FunctionShapes:
     """The shapes of one function's values; `solve` finds them.
 
     Attributes:
-        found: by value, as far as they are known.
+        found: known shapes, by value.
     """
 
     def __init__(
         self, function: Function, program: Program, models: Mapping[str, ModelShapes] | None = None
     ) -> None:
-        """Begin with what is declared.
+        """Start with the declared shapes.
 
-        `models` are the shapes of models, by slot: with them shapes are followed over codecs
-        and bundles too, so that `crossing` can say what is sent.
+        `models` are the shapes of models, by slot: with them shapes are also propagated through
+        codecs and bundles, so that `crossing` can describe what is sent.
         """
         self.function = function
         self.found: dict[str, Shape] = {
@@ -112,7 +113,7 @@ class FunctionShapes:
         }
         self._constants: dict[str, Tensor] = {}
         self._models = models or {}
-        # Of what is no tensor of its own: of a code what it stands for, of a bundle its parts.
+        # Values that are no plain tensors -> the tensor that a code encodes, or a bundle's parts.
         self._held: dict[str, tuple[_Held, ...]] = {}
         self._versions = versions_of(function, program)
         self._ir_version = program.ir_version
@@ -121,12 +122,12 @@ class FunctionShapes:
         self, order: Sequence[OpNode], callees: Mapping[FunctionKey, FunctionShapes],
         shared: Mapping[str, Sequence[OpNode]],
     ) -> None:  # fmt: skip
-        """Find the shapes of what each op makes.
+        """Infer the shapes of each op's outputs.
 
         Args:
-            order: the function's nodes, each after those that make what it reads.
-            callees: shapes of the functions that it calls, which are solved.
-            shared: by send, all that deliver to its port: several tensors arrive there.
+            order: the function's nodes, in topological order.
+            callees: solved shapes of the functions that it calls.
+            shared: all sends of a shared port, by the name of each of them.
 
         Raises ShapeContradiction.
         """
@@ -150,20 +151,20 @@ class FunctionShapes:
 
     def _call(self, node: OpNode, callee: FunctionShapes) -> None:
         for actual, formal in zip(node.inputs, callee.function.inputs, strict=False):
-            if actual:  # what it has to be is known here from now on
+            if actual:  # the callee's input determines the argument's shape
                 self._take(node, actual, callee.found.get(formal))
         for actual, formal in zip(node.outputs, callee.function.outputs, strict=False):
             self._take(node, actual, callee.found.get(formal))
 
     def _one_of_several(self, node: OpNode, first: OpNode) -> None:
-        """Check one of the sends of a port against what the author says arrives there."""
+        """Check one send of a shared port against the shape that the author declared there."""
         declared = self.function.types.get(first.outputs[0])
         if declared is not None and node.inputs:
             sent = self.found.get(node.inputs[0])
             merged(self.function, node, first.outputs[0], declared.shape, sent)
 
     def _by_table(self, node: OpNode) -> None:
-        """Ops that pass a value on; constants."""
+        """Infer ops that pass a value on, and constants."""
         spec = opset.lookup_op(node.domain, node.op_type)
         if spec is None:
             return
@@ -185,7 +186,7 @@ class FunctionShapes:
                 self._pass_on(node, sources[0], name)
 
     def _of_models(self, node: OpNode) -> None:
-        """Ops of a model whose shapes are known: vectors, outputs, gradients by inputs."""
+        """Infer ops of a model with known shapes: vectors, outputs, gradients by inputs."""
         shapes = self._models.get(node.metadata.get(keys.SLOT_KEY, ""))
         if shapes is None or node.domain != keys.role_domain("Model"):
             return
@@ -198,7 +199,7 @@ class FunctionShapes:
             self._take(node, node.outputs[1], self.found.get(node.inputs[0]))
 
     def _holds(self, node: OpNode) -> None:
-        """Ops of codecs, and of bundles."""
+        """Infer ops of codecs and of bundles."""
         source, *_ = (*node.inputs, "")
         if node.domain == keys.role_domain("Codec") and node.outputs:
             if node.op_type == "Encode":
@@ -220,11 +221,11 @@ class FunctionShapes:
         return held[0] if len(held) == 1 else _Held(self.found.get(name), is_code=False)
 
     def crossing(self, value: str) -> str:
-        """Return the shape of what a send sends as text, of a bundle of each part; "" for none."""
+        """Return the shape of a sent value, or of each part of a bundle, as text; "" if unknown."""
         parts = self._held.get(value) or (self._part(value),)
         if all(part.shape is None for part in parts):
             return ""
-        # A name may be any text, and only lengths are compared.
+        # Names of axes are arbitrary; only lengths are compared.
         return ", ".join(
             "?"
             if part.shape is None
@@ -243,11 +244,11 @@ class FunctionShapes:
             merge_shapes(declared, shape)
         except ShapesDiffer:
             does = "delivers" if is_wire(node) else "hands on"
-            given = f"{shape_text(shape)}{line_of(self.function, source, node)}"
+            passed = f"{shape_text(shape)}{line_of(self.function, source, node)}"
             raise ShapeContradiction(
                 op=node.name,
                 detail=f"{name!r} is declared {shape_text(declared or ())}, and {node.op_type} "
-                f"{does} {source!r}, which is {given}",
+                f"{does} {source!r}, which is {passed}",
                 where=Where.of(node),
             ) from None
         self._take(node, name, shape)
@@ -266,16 +267,16 @@ class FunctionShapes:
         names = node.computes_with
         known = {name: self._type_of(name) for name in names}
         if any(kind is None for kind in known.values()):
-            return  # moves peers about, or is of types that are not ours
+            return  # it moves peers, or has types outside our lattice
         if names and not any(name in self.found for name in names):
             return
-        given = {name: kind for name, kind in known.items() if kind is not None}
+        typed = {name: kind for name, kind in known.items() if kind is not None}
         try:
-            made = onnx_types.infer_shapes(
-                node, given, self._constants, self._versions, self._ir_version
+            inferred = onnx_types.infer_shapes(
+                node, typed, self._constants, self._versions, self._ir_version
             )
         except InferenceFailed as error:
-            if self._fails_without_shapes(node, given):
+            if self._fails_without_shapes(node, typed):
                 return  # not for its shapes
             read = " and ".join(
                 f"{name!r}, which is {shape_text(self.found[name])}{line_of(self.function, name)}"
@@ -287,7 +288,7 @@ class FunctionShapes:
                 detail=f"{node.op_type} can't take {read}: {error}",
                 where=Where.of(node),
             ) from error
-        for name, shape in made.items():
+        for name, shape in inferred.items():
             declared = self.found.get(name)
             try:
                 merge_shapes(declared, shape)
@@ -301,8 +302,8 @@ class FunctionShapes:
                 ) from None
             self._take(node, name, shape)
 
-    def _fails_without_shapes(self, node: OpNode, given: Mapping[str, ValueType]) -> bool:
-        bare = {name: ValueType.of(kind.kind or types.ANY) for name, kind in given.items()}
+    def _fails_without_shapes(self, node: OpNode, typed: Mapping[str, ValueType]) -> bool:
+        bare = {name: ValueType.of(kind.kind or types.ANY) for name, kind in typed.items()}
         try:
             onnx_types.infer_shapes(node, bare, {}, self._versions, self._ir_version)
         except InferenceFailed:
@@ -310,7 +311,7 @@ class FunctionShapes:
         return False
 
     def _type_of(self, name: str) -> ValueType | None:
-        """The type of a tensor with the shape that is known; None for what is no tensor."""
+        """Return the type of a tensor with its known shape; None for other values."""
         declared = self.function.types.get(name)
         if declared is None or declared.kind is None or declared.is_foreign:
             return None

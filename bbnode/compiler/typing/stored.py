@@ -1,8 +1,8 @@
-"""Types of what is kept: by components (`storage`), and by a node under a name (`Hold.*`,
+"""Types of stored values: in components (`storage`), and under a name in a node (`Hold.*`,
 `Serialize.*`).
 
-Rule: one name is one type over the whole program, as a node may play several of its classes, and
-what it keeps is shared by all that it plays.
+Rule: a name has one type in the whole program, since a node may play several of its classes, and
+all of these share what the node stores.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _PUTS = {"Hold.Flush": "Hold.Stash", "Serialize.Dequeue": "Serialize.Enqueue"}
 
 
 def unite_stored(functions: Iterable[FunctionTypes], network: TypeNetwork) -> None:
-    """Unite the type of what is taken from under a name with that of what is put there.
+    """Unite the types of the values stored and taken under each name.
 
-    Raises StoredTypesDiffer, and NothingStored where a program takes and never puts.
+    Raises StoredTypesDiffer, and NothingStored if a program takes but never stores.
     """
     puts: dict[tuple[str, str], tuple[OpNode, int]] = {}
     takes: list[tuple[str, OpNode, int]] = []
@@ -50,8 +50,8 @@ def unite_stored(functions: Iterable[FunctionTypes], network: TypeNetwork) -> No
 
 
 def _name(node: OpNode) -> str:
-    found = node.attr(STORE_NAMES[node.op_type], b"")
-    return found.decode(errors="replace") if isinstance(found, bytes) else str(found)
+    name = node.attr(STORE_NAMES[node.op_type], b"")
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
 
 def _unite(
@@ -71,11 +71,11 @@ def _unite(
         ) from conflict
 
 
-# --- what components keep -----------------------------------------------------------------
+# --- storage of components ----------------------------------------------------------------
 
 
 class Choices:
-    """Values of which a component gives several types: the program's choice, else the first."""
+    """Values for which a component offers several types: the program's choice, else the first."""
 
     def __init__(
         self, functions: Iterable[FunctionTypes], bound: Mapping[str, SlotBinding]
@@ -89,17 +89,17 @@ class Choices:
         ]
 
     def settle(self, network: TypeNetwork) -> None:
-        """Narrow each value that is read, and of which nothing says the type, to the first one."""
+        """Narrow each read value that is still open to the first type offered."""
         unread = {one: one.unread() for one, *_ in self._values}
         for one, _, name, choices in self._values:
             number = one.id_of(name)
             if name in unread[one]:
-                continue  # whatever the component gives: it never gets anywhere
+                continue  # its type does not matter: nothing reads it
             if not network.is_foreign(number) and not network.type_of(number).is_leaf:
                 network.narrow(number, choices[0])
 
     def check(self, network: TypeNetwork) -> None:
-        """Raise TypeConstraintFailed where the program takes none of the types."""
+        """Raise TypeConstraintFailed if the program uses none of the offered types."""
         for one, node, name, choices in self._values:
             kind = network.type_of(one.id_of(name))
             if kind.is_leaf and kind not in choices:

@@ -1,8 +1,8 @@
 """Recording ops of `ai.onnx`: the whole catalogue, from ONNX's own schemas.
 
 Rule: no op is declared by hand. Names, arities, attributes and defaults are those of the schemas at
-the opset that we record (`keys.ONNX_OPSET_VERSION`); an attribute that is left out is not written
-to the node, as ONNX intends. The named methods of `BackendSlot` record through here too.
+the opset that we record (`keys.ONNX_OPSET_VERSION`); an omitted attribute is not written to the
+node, as ONNX intends. The named methods of `BackendSlot` record through here too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _OWNER = f"ai.onnx {keys.ONNX_OPSET_VERSION}"
 _FORMAL = OpSchema.FormalParameterOption
 
-# An op whose number of outputs follows an attribute: that attribute.
+# Ops whose number of outputs depends on an attribute -> that attribute.
 _OUTPUT_COUNTS: Mapping[str, str] = {
     "Split": "num_outputs", "If": "then_branch", "Loop": "body", "Scan": "body",
 }  # fmt: skip
@@ -50,13 +50,13 @@ _OUTPUT_COUNTS: Mapping[str, str] = {
 @cache
 def catalogue() -> Mapping[str, OpSchema]:
     """Return all `ai.onnx` ops that can be recorded, by op type, sorted."""
-    found = {}
+    schemas = {}
     for op_type in sorted({s.name for s in onnx.defs.get_all_schemas() if s.domain == ""}):
         if onnx.defs.has(op_type, keys.ONNX_OPSET_VERSION, ""):
             schema = onnx.defs.get_schema(op_type, keys.ONNX_OPSET_VERSION, "")
             if not schema.deprecated:
-                found[op_type] = schema
-    return found
+                schemas[op_type] = schema
+    return schemas
 
 
 def method_name(op_type: str) -> str:
@@ -79,8 +79,8 @@ def _folded(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-# A list of whole numbers that an op wants as a tensor: shapes, axes, starts. A Python list
-# becomes a constant of the same slot, which has no home: it goes wherever it is read.
+# A list of integers that an op takes as a tensor: shapes, axes, starts. A Python list becomes
+# a constant of the same slot, which has no home: it goes wherever it is read.
 Ints = Output | Sequence[int]
 
 
@@ -117,7 +117,7 @@ class BackendCore(Slot):
         attributes: Mapping[str, Any], after: After, outputs: int | None = None,
         kinds: Sequence[TypeNode] | None = None,
     ) -> tuple[Output, ...]:  # fmt: skip
-        """Record an op of this slot; `kinds` are the types of its outputs where more is known."""
+        """Record an op of this slot; `kinds` are its output types, if known beyond the schema."""
         return record_onnx(
             g, op_type, inputs, attributes, after, outputs=outputs, kinds=kinds, slot=self._use
         )
@@ -125,13 +125,13 @@ class BackendCore(Slot):
     def _one(
         self, g: Graph, op_type: str, *inputs: Output | None, after: After, **attributes: Any
     ) -> Output:
-        """Record an op for its first output; what says no more than ONNX's default is left out."""
+        """Record an op and return its first output; attributes with ONNX's defaults are omitted."""
         graph = self._graph(g)
-        given = _told(op_type, attributes)
-        return self._record(graph, op_type, inputs, given, after, outputs=1)[0]
+        explicit = _told(op_type, attributes)
+        return self._record(graph, op_type, inputs, explicit, after, outputs=1)[0]
 
     def _ints(self, g: Graph, name: str, value: Ints) -> Output:
-        """Return a list of whole numbers as a value: int64, [N]."""
+        """Return a list of integers as a value: int64, [N]."""
         graph = self._graph(g)
         if isinstance(value, Output):
             return value
@@ -144,8 +144,8 @@ class BackendCore(Slot):
 
     def __getattr__(self, name: str) -> Callable[..., Recorded]:
         """Return the method of an op of the catalogue, by its name in any spelling."""
-        found = name if name.startswith("_") else _by_folded_name().get(_folded(name), name)
-        return super().__getattr__(found)
+        method = name if name.startswith("_") else _by_folded_name().get(_folded(name), name)
+        return super().__getattr__(method)
 
     @property
     def _owner(self) -> str:
@@ -171,7 +171,7 @@ def record_onnx(
         name: opset.REQUIRED if formal.required else LEFT_OUT
         for name, formal in sorted(schema.attributes.items())
     }
-    given = checked_attributes(
+    checked = checked_attributes(
         op_type,
         known,
         attributes,
@@ -188,11 +188,11 @@ def record_onnx(
     while len(values) > schema.min_input and values[-1] is None:
         values.pop()
     return g.emit(
-        "",  # how upstream's checker and runtimes want `ai.onnx` to be written
+        "",  # the spelling of `ai.onnx` that upstream's checker and runtimes require
         op_type,
         inputs=values,
         outputs=list(zip(names, kinds or _output_types(schema, bound, count), strict=True)),
-        attributes=given,
+        attributes=checked,
         slot=slot,
         after=after,
         opset_version=keys.ONNX_OPSET_VERSION,
@@ -208,7 +208,7 @@ def _ports(op_type: str) -> tuple[Port, ...]:
     return tuple(
         Port(
             name=formal.name,
-            # Values of a variadic port that have types of their own say nothing of each other.
+            # Values of a heterogeneous variadic port constrain no type of each other.
             type=formal.type_str if formal.is_homogeneous else types.ANY,
             variadic=formal.option == _FORMAL.Variadic,
             optional=formal.option == _FORMAL.Optional,
@@ -228,7 +228,7 @@ def _peer_list_type(op_type: str, inputs: Sequence[TypeNode | None]) -> TypeNode
 
 
 def _told(op_type: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given values that are not the schema's defaults."""
+    """Return the attributes that differ from the schema's defaults."""
     defaults = _defaults(op_type)
     return {
         name: value
@@ -239,21 +239,21 @@ def _told(op_type: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _defaults(op_type: str) -> Mapping[str, Any]:
-    """Return the defaults of an op's attributes, in Python's form: 0.01 for its nearest float32."""
-    found: dict[str, Any] = {}
+    """Return the defaults of an op's attributes as Python values: 0.01 for its nearest float32."""
+    defaults: dict[str, Any] = {}
     for name, formal in catalogue()[op_type].attributes.items():
         default = formal.default_value
         if default.type == AttributeProto.FLOAT:
-            found[name] = float(f"{default.f:.7g}")
+            defaults[name] = float(f"{default.f:.7g}")
         elif default.type == AttributeProto.STRING:
-            found[name] = default.s.decode()
+            defaults[name] = default.s.decode()
         elif default.type != AttributeProto.UNDEFINED:
-            found[name] = onnx.helper.get_attribute_value(default)
-    return found
+            defaults[name] = onnx.helper.get_attribute_value(default)
+    return defaults
 
 
 def is_int64(value: object) -> bool:
-    """Return True if a value is a whole number that an int64 tensor can hold."""
+    """Return True if a value is an integer that an int64 tensor can hold."""
     return isinstance(value, int | np.integer) and abs(int(value)) < 1 << 63
 
 
@@ -269,14 +269,14 @@ def port_names(formals: Sequence[OpSchema.FormalParameter], count: int) -> list[
 
 
 def _output_count(schema: OpSchema, asked: int | None, attributes: Mapping[str, Any]) -> int:
-    """Return the number of outputs: as asked for, or as the op's own arguments say."""
+    """Return the number of outputs: `asked`, or the one that the op's arguments imply."""
     always = sum(formal.option == _FORMAL.Single for formal in schema.outputs)
     count = asked
     if count is None:
         source = attributes.get(_OUTPUT_COUNTS.get(schema.name, ""))
         if isinstance(source, GraphProto | Subgraph):
             ports = source.output if isinstance(source, GraphProto) else source.outputs
-            count = len(ports) - (schema.name == "Loop")  # its condition stays inside
+            count = len(ports) - (schema.name == "Loop")  # its condition is no output
         elif isinstance(source, int):
             count = source
         elif any(formal.option == _FORMAL.Variadic for formal in schema.outputs):
@@ -293,7 +293,7 @@ def _output_count(schema: OpSchema, asked: int | None, attributes: Mapping[str, 
 def _output_types(
     schema: OpSchema, bound: Sequence[tuple[Port, Output | None]], count: int
 ) -> list[TypeNode]:
-    """Return the output types by the schema alone: fixed, those of inputs, or some tensor."""
+    """Return the output types by the schema alone: fixed, those of inputs, or any tensor."""
     known = type_variables(bound)
     kinds: list[TypeNode] = []
     for formal in schema.outputs:
@@ -306,7 +306,7 @@ def _output_types(
 
 
 def _only_type(allowed: Iterable[str]) -> TypeNode:
-    """Return the type that ONNX type texts leave: one element type, `Tensor`, or `Any`."""
+    """Return the type that a set of ONNX type texts allows: one leaf, `Tensor`, or `Any`."""
     texts = set(allowed)
     if not texts or not all(text.startswith("tensor(") for text in texts):
         return types.ANY

@@ -1,10 +1,10 @@
 """`if_` and `loop` of `BackendSlot`: control flow inside of a backend.
 
 Rule: a branch is a Python callable that records once, when the op is recorded; at run time
-the backend runs it as part of the op, as often as the values say. So a branch is a pure ONNX
-graph of ops of that backend's slot alone. It may read the values of the Graphs around it. Its
-own values are called `body.<depth>/<node>.<port>`, which no value outside of a branch is, so
-that a graph never hides a name of those around it; its nodes carry no metadata of ours.
+the backend runs it as part of the op, as often as the values require. So a branch is a pure
+ONNX graph with ops of that backend's slot alone. It may read the values of the enclosing Graphs.
+Its own values are named `body.<depth>/<node>.<port>`, unlike any value outside of a branch, so
+that a graph never shadows an outer name; its nodes carry none of our metadata.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from bbnode.ir.types import TypeKind, TypeNode
 
 Values = Sequence[Output]
 
-# Protobuf parsers accept 100 nested messages, and a graph in a graph takes three.
+# Protobuf parsers accept 100 nested messages, and each nested graph takes three.
 MAX_BRANCH_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStep:
-    """The result of a `loop`'s body, where it is more than the carried values.
+    """The result of a `loop`'s body, if it returns more than the carried values.
 
     Attributes:
         carried: the carried values for the next iteration, in their order.
@@ -101,7 +101,7 @@ class Branch(Graph):
         self.recorder.slots.check(slot)
 
     def _instead(self, op_type: str) -> str:
-        """Return how an op that is none of the backend's is recorded instead."""
+        """Return the remedy for an op that the backend does not have."""
         if not self._title.endswith("If"):
             return "record it before the loop, or behind it with the loop's results"
         when = "g.when(condition)" if "then" in self._title else "g.unless(condition)"
@@ -109,7 +109,7 @@ class Branch(Graph):
         return f"{outside}; syscalls.choose(g, condition, a, b) is one of two values"
 
     def _metadata(self, *_: object) -> dict[str, str]:
-        return {}  # the op that the branch belongs to has slot and source line
+        return {}  # the op that owns the branch carries slot and source line
 
     def _source_line(self) -> str:
         return ""
@@ -144,30 +144,30 @@ class Branch(Graph):
             raise BadArgument(
                 f"{value!r:.60} is not a tensor; {self._title} computes with tensors only"
             )
-        (made,) = self.emit(
+        (output,) = self.emit(
             "", "Constant", outputs=(("output", kind),), attributes={"value": attribute},
             slot=self._slot, after=after, opset_version=keys.ONNX_OPSET_VERSION,
         )  # fmt: skip
-        return made
+        return output
 
     def close(self, formals: Sequence[Output], results: Sequence[Output]) -> Subgraph:
         """End the branch and return it as a graph with these inputs and outputs."""
-        given: dict[str, Output] = {}
+        results_by_name: dict[str, Output] = {}
         own = {name for node in self._function.nodes for name in node.outputs}
         for value in results:
-            # ONNX wants each output made in its graph, and none of them twice.
-            is_own = value.name in own and value.name not in given
-            made = value if is_own else self._copy(value)
-            given[made.name] = made
+            # ONNX requires each output to be made in its own graph, and listed once.
+            is_own = value.name in own and value.name not in results_by_name
+            result = value if is_own else self._copy(value)
+            results_by_name[result.name] = result
         self._closed = True
         graph = Subgraph(
             name=self._scopes[0],
             inputs=[value.name for value in formals],
-            outputs=list(given),
+            outputs=list(results_by_name),
             types={
                 value.name: self._function.types[value.name]
-                for value in (*formals, *given.values())
-                if value.type.kind is TypeKind.TENSOR  # what is unknown here the runtime finds out
+                for value in (*formals, *results_by_name.values())
+                if value.type.kind is TypeKind.TENSOR  # the runtime infers the others
             },
         )
         graph.nodes = self._function.nodes
@@ -230,11 +230,11 @@ class ControlOps(BackendCore):
         """
         graph = self._graph(g)
         graph.value_name(condition)
-        made = [
+        branches = [
             self._branch(graph, f"the {which} branch of If", branch)
             for which, branch in (("then", then_branch), ("else", else_branch))
         ]
-        (then_values, then_graph), (else_values, else_graph) = made
+        (then_values, then_graph), (else_values, else_graph) = branches
         if isinstance(then_values, Output) != isinstance(else_values, Output) or len(
             _listed(then_values)
         ) != len(_listed(else_values)):
@@ -319,8 +319,10 @@ class ControlOps(BackendCore):
         if not kinds:
             raise BadArgument("the Loop has no results; hand it carried values, or return scans")
         inputs = (count, condition, *carried)
-        made = self._record(graph, "Loop", inputs, {"body": body_graph}, after, len(kinds), kinds)
-        return LoopResult(carried=made[: len(carried)], scans=made[len(carried) :])
+        outputs = self._record(
+            graph, "Loop", inputs, {"body": body_graph}, after, len(kinds), kinds
+        )
+        return LoopResult(carried=outputs[: len(carried)], scans=outputs[len(carried) :])
 
     def _trip_count(self, g: Graph, given: Output | int | None) -> Output | None:
         if given is None or isinstance(given, Output):
@@ -368,30 +370,30 @@ def _need_callable(title: str, record: object, *arguments: str) -> None:
             f"{title} is a function of {', '.join(arguments)}, and this one does not take that: "
             f"{error}"
         ) from None
-    except ValueError:  # a callable that does not tell: calling it will
+    except ValueError:  # no signature available: the call itself will fail if it does not fit
         return
 
 
-def _as_step(branch: Branch, title: str, given: object) -> LoopStep:
-    if not isinstance(given, LoopStep):
-        return LoopStep(carried=_listed(_checked_values(branch, title, given)))
-    if given.keep_going is not None:
-        branch.value_name(given.keep_going)
+def _as_step(branch: Branch, title: str, result: object) -> LoopStep:
+    if not isinstance(result, LoopStep):
+        return LoopStep(carried=_listed(_checked_values(branch, title, result)))
+    if result.keep_going is not None:
+        branch.value_name(result.keep_going)
     return LoopStep(
-        carried=_listed(_checked_values(branch, title, given.carried)),
-        scans=_listed(_checked_values(branch, title, given.scans)),
-        keep_going=given.keep_going,
+        carried=_listed(_checked_values(branch, title, result.carried)),
+        scans=_listed(_checked_values(branch, title, result.scans)),
+        keep_going=result.keep_going,
     )
 
 
-def _checked_values(branch: Branch, title: str, given: object) -> Output | Values:
-    if not isinstance(given, Output | list | tuple):
+def _checked_values(branch: Branch, title: str, result: object) -> Output | Values:
+    if not isinstance(result, Output | list | tuple):
         raise BadArgument(
-            f"{title} returns {given!r:.60}; return a recorded value, or a list of them"
+            f"{title} returns {result!r:.60}; return a recorded value, or a list of them"
         )
-    for value in _listed(given):
+    for value in _listed(result):
         branch.value_name(value)
-    return given
+    return result
 
 
 def _listed(values: Output | Values) -> Values:
@@ -405,13 +407,13 @@ def _count(values: Output | Values) -> str:
 
 
 def _joined(op_type: str, what: str, one: Output, whose: str, other: Output) -> TypeNode:
-    """Return the type that two values share; BranchMismatch when they can have none."""
+    """Return the common type of two values. Raises BranchMismatch if there is none."""
     if one.type is other.type:
         return one.type
-    met = types.meet(one.type, other.type)
-    if met is None:
+    common = types.meet(one.type, other.type)
+    if common is None:
         raise BranchMismatch(
             f"{what} of {op_type} is a {one.type.name} and {whose} a {other.type.name}; cast one "
             "of them to the other's type"
         )
-    return met if met.kind is TypeKind.TENSOR else types.ANY
+    return common if common.kind is TypeKind.TENSOR else types.ANY

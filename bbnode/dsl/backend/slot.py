@@ -1,10 +1,10 @@
 """`BackendSlot`: a slot for a backend, which runs ops of `ai.onnx`.
 
-Rule: a method is a typed name for one op of ONNX's schemas; a test holds that the two agree,
-argument by argument. Shapes broadcast as numpy's do: axes are matched from the right, and one of
-size 1 stretches. Where ONNX wants whole numbers as a tensor (a shape, axes, bounds) a Python list
-does as well; it is recorded as a constant of the slot. Images are [N, C, H, W], and any number of
-spatial axes works alike. Of an op with further outputs these methods return the first; `op` with
+Rule: a method is a typed name for one op of ONNX's schemas; a test compares the two, argument by
+argument. Shapes broadcast as in numpy: axes are matched from the right, and an axis of size 1
+stretches. Where ONNX takes integers as a tensor (a shape, axes, bounds) a Python list is accepted
+too, and recorded as a constant of the slot. Images are [N, C, H, W], and any number of spatial
+axes works alike. For an op with several outputs these methods return the first; `op` with
 `outputs=n` returns more.
 """
 
@@ -31,12 +31,12 @@ Reduction = Literal["none", "add", "mul", "max", "min"]
 class BackendSlot(ControlOps):
     """Runs `ai.onnx` ops: `compute.mat_mul(g, a, b)`, `compute.softmax(g, x, axis=1)`.
 
-    Every op of the catalogue is a method by its name in snake case (Python's own words take a
-    `_` behind: `if_`, `and_`). The ops that every backend has to run have typed, documented
-    methods; of the others, attributes go by keyword, optional inputs are None where they are
-    left out, and `outputs=n` asks for n outputs where the schema leaves their number open:
-    variadic ones, and optional ones, of which none is recorded otherwise. `op` records any of
-    them by ONNX's own name, with everything that its schema has.
+    Every op of the catalogue is a method, named in snake case (with `_` appended to Python's
+    keywords: `if_`, `and_`). The ops that every backend must run have typed, documented methods.
+    The others take attributes by keyword and None for omitted optional inputs; `outputs=n` sets
+    the number of outputs where the schema leaves it open: for variadic outputs, and for optional
+    ones, which are not recorded otherwise. `op` records any op by ONNX's own name, with everything
+    that its schema has.
 
     ```python
     compute = BackendSlot("compute")
@@ -358,10 +358,10 @@ class BackendSlot(ControlOps):
         sizes = None if split is None else self._ints(graph, "split", split)
         if outputs is None and isinstance(split, list | tuple):
             outputs = len(split)
-        given = {} if axis == 0 else {"axis": axis}
+        attributes = {} if axis == 0 else {"axis": axis}
         if num_outputs is not None:
-            given["num_outputs"] = num_outputs
-        return self._record(graph, "Split", (x, sizes), given, after, outputs)
+            attributes["num_outputs"] = num_outputs
+        return self._record(graph, "Split", (x, sizes), attributes, after, outputs)
 
     def slice(
         self, g: Graph, x: Output, starts: Ints, ends: Ints, axes: Ints | None = None,
@@ -405,12 +405,12 @@ class BackendSlot(ControlOps):
         `saturate` is about 8-bit floats: beyond their range is their edge.
         """
         graph = self._graph(g)
-        told: dict[str, Any] = {"to": to}
+        attributes: dict[str, Any] = {"to": to}
         if not saturate:
-            told["saturate"] = 0
+            attributes["saturate"] = 0
         kind = tensor_type(to)
         kinds = None if kind is None else [kind]
-        return self._record(graph, "Cast", (x,), told, after, kinds=kinds)[0]
+        return self._record(graph, "Cast", (x,), attributes, after, kinds=kinds)[0]
 
     # --- creation --------------------------------------------------------------------------
 

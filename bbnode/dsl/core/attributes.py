@@ -1,8 +1,8 @@
-"""Attributes of recorded nodes, checked, and values that ride in a program as attributes.
+"""Checked attributes of recorded nodes, and constants that a program holds as attributes.
 
 Rule: an attribute has the kind that the op's table or schema demands, and a value of another
-kind is refused rather than bent. Equal values make equal bytes. A constant tensor is a tensor;
-every other carrier is its type's id, a NUL, and the payload that would also travel over the wire.
+kind is refused, not converted. Equal values give equal bytes. A constant tensor is a tensor; every
+other carrier is its type's id, a NUL, and the payload that would also travel over the wire.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bbnode.ir.types import TypeKind, TypeNode
 # Scalars of an `ai.bytesandbrains.*` attribute, by the Python type of the value.
 _KIND_NAMES = {int: "an integer", str: "text", float: "a number", bytes: "bytes"}
 
-# Least values of integer attributes; the op table names no default to tell the kind from.
+# Minima of required integer attributes, whose kind no default in the op table reveals.
 INTEGERS = {
     "n": 1, "period_ns": 1, "kind": 0, "delay_ns": 0, "duration_ns": 0, "phase": 1, "fanout": 1,
     "delta": None, "k": 1, "epochs": 1, "batch": 1, "quorum": 0, "deadline_ns": 0,
@@ -31,7 +31,7 @@ INTEGERS = {
 }  # fmt: skip
 TEXTS = frozenset({"name", "queue", "slot", "group", "mode", "to"})
 
-CONSTANT_ATTRIBUTE = "value"  # of `syscall.Constant`
+CONSTANT_ATTRIBUTE = "value"  # the attribute of `syscall.Constant`
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -46,11 +46,11 @@ _EXPECTED = {
 
 
 class WrongKind(ValueError):
-    """An attribute's value does not fit; the text says which values do."""
+    """An attribute's value does not fit; the message describes the values that do."""
 
 
 def table_attribute(name: str, value: Any, default: Any) -> Attribute:
-    """Return an attribute of an op of the op table; `default` tells its kind where it has one.
+    """Return an attribute of an op in the op table; its `default`, if any, determines its kind.
 
     Raises WrongKind.
     """
@@ -58,7 +58,7 @@ def table_attribute(name: str, value: Any, default: Any) -> Attribute:
         _need(value, int)
         least = INTEGERS.get(name)
         if least is not None and type(default) is int:
-            least = min(least, default)  # Select has n=0 where it draws nothing
+            least = min(least, default)  # Select has n=0 if it draws nothing
         if value not in _INT64 or (least is not None and value < least):
             raise WrongKind(f"an integer{'' if least is None else f' of at least {least}'}")
     elif name in TEXTS or isinstance(default, str):
@@ -78,8 +78,8 @@ def _need(value: Any, kind: type) -> None:
 def schema_attribute(value: Any, kind: AttributeKind) -> Attribute:
     """Return an attribute of the kind that an op's schema demands.
 
-    numpy scalars and arrays are taken where a number or a tensor is due, and a tensor type
-    where an element type is (`to=types.TENSOR_FLOAT`). Raises WrongKind.
+    numpy scalars and arrays are accepted as numbers and tensors, and a tensor type as an element
+    type (`to=types.TENSOR_FLOAT`). Raises WrongKind.
     """
     expected = _EXPECTED.get(kind, "another kind of value")
     if kind not in _LISTS:
@@ -91,27 +91,27 @@ def schema_attribute(value: Any, kind: AttributeKind) -> Attribute:
 
 
 def _scalar(value: Any, kind: AttributeKind, expected: str) -> Attribute:
-    made: Any = None
+    converted: Any = None
     if kind is _K.INT:
         if isinstance(value, TypeNode) and value.kind is TypeKind.TENSOR:
-            made = value.elem_type
+            converted = value.elem_type
         elif isinstance(value, int | np.integer) and int(value) in _INT64:
-            made = int(value)
+            converted = int(value)
     elif kind is _K.FLOAT:
         if isinstance(value, int | float | np.integer | np.floating) and value is not True:
-            made = float(value)
+            converted = float(value)
     elif kind is _K.TENSOR:
-        made = tensor_of(value, expected)
+        converted = tensor_of(value, expected)
     elif kind is _K.GRAPH:
-        made = subgraph_of(value) if isinstance(value, GraphProto) else value
+        converted = subgraph_of(value) if isinstance(value, GraphProto) else value
     elif kind is _K.TYPE_PROTO:
-        made = type_of(value) if isinstance(value, TypeProto) else value
-        made = ValueType.of(made) if isinstance(made, TypeNode) else made
+        converted = type_of(value) if isinstance(value, TypeProto) else value
+        converted = ValueType.of(converted) if isinstance(converted, TypeNode) else converted
     else:
-        made = value
-    if not isinstance(made, _TAKEN.get(kind, ())):
+        converted = value
+    if not isinstance(converted, _TAKEN.get(kind, ())):
         raise WrongKind(expected)
-    return Attribute.of(made)
+    return Attribute.of(converted)
 
 
 _TAKEN: dict[AttributeKind, Any] = {
@@ -121,7 +121,7 @@ _TAKEN: dict[AttributeKind, Any] = {
 
 
 def tensor_of(value: Any, expected: str = "an array") -> Tensor:
-    """Return a tensor of an array, a scalar, or a list of numbers; WrongKind for anything else.
+    """Return a tensor of an array, a scalar, or a list of numbers. Raises WrongKind.
 
     Python floats become float32 (what models compute in), ints int64, bools bool.
     """
@@ -148,7 +148,7 @@ def tensor_of(value: Any, expected: str = "an array") -> Tensor:
 
 
 def elem_type_of(array: np.ndarray[Any, Any]) -> TypeNode | None:
-    """Return the tensor type of an array, or None when such tensors are no values."""
+    """Return the tensor type of an array, or None if its dtype has none."""
     if array.dtype.kind in "OU":
         return types.TENSOR_STRING if values.is_text(array) else None
     try:
@@ -158,11 +158,11 @@ def elem_type_of(array: np.ndarray[Any, Any]) -> TypeNode | None:
     return types.TENSOR_BY_ELEM.get(elem)
 
 
-def tensor_type(given: object) -> TypeNode | None:
+def tensor_type(kind: object) -> TypeNode | None:
     """Return the tensor type that a type or an ONNX data type names, or None."""
-    if isinstance(given, TypeNode):
-        return given if given.kind is TypeKind.TENSOR else None
-    return types.TENSOR_BY_ELEM.get(given) if isinstance(given, int) else None
+    if isinstance(kind, TypeNode):
+        return kind if kind.kind is TypeKind.TENSOR else None
+    return types.TENSOR_BY_ELEM.get(kind) if isinstance(kind, int) else None
 
 
 # --- constants -----------------------------------------------------------------------------
@@ -177,7 +177,10 @@ def constant_attribute(value: Any) -> tuple[Attribute, TypeNode]:
     if isinstance(value, list | tuple) and value and all(isinstance(v, PeerId) for v in value):
         value = values.PeerIdVec(value)
     is_tensor = isinstance(value, TensorProto | np.ndarray | np.generic | bool | float | list)
-    if is_tensor or type(value) in (int, tuple):  # U64 is an int as well, PeerIdVec a tuple
+    if is_tensor or type(value) in (
+        int,
+        tuple,
+    ):  # `type`, since U64 derives from int and PeerIdVec from tuple
         tensor = tensor_of(value)
         kind = types.TENSOR_BY_ELEM.get(tensor.elem_type)
         if kind is None:
@@ -187,7 +190,7 @@ def constant_attribute(value: Any) -> tuple[Attribute, TypeNode]:
     try:
         node = values.type_of(value)
         payload = codec.encode_value(value)
-        codec.decode_value(node, payload)  # refuse here what any peer would refuse
+        codec.decode_value(node, payload)  # refuse values that every peer would refuse
     except (AuthorError, DecodeError, ValueError, TypeError, OverflowError) as error:
         raise WrongKind(f"a tensor, a PeerId, a multiaddr or another carrier ({error})") from error
     return Attribute.of(node.id.encode() + b"\0" + payload), node
@@ -196,22 +199,22 @@ def constant_attribute(value: Any) -> tuple[Attribute, TypeNode]:
 def typed_array(value: Any, kind: TypeNode) -> np.ndarray[Any, Any]:
     """Return numbers as an array of a tensor type; floats may be rounded, nothing else changes.
 
-    Raises WrongKind if these are not numbers, or the type does not hold them.
+    Raises WrongKind if the values are not numbers, or the type cannot hold them.
     """
     try:
-        given = (
+        source = (
             numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
         )
     except ValueError as error:  # lists of unequal lengths
         raise WrongKind(f"an array ({error})") from error
-    if elem_type_of(given) in (None, types.TENSOR_STRING) or kind is types.TENSOR_STRING:
-        raise WrongKind(f"an array of numbers or bools, not of dtype {given.dtype}")
-    with np.errstate(all="ignore"):  # what does not fit is found below
-        made = given.astype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        if given.dtype.kind in "biu" or made.dtype.kind in "biu":
-            fits = np.array_equal(made.astype(given.dtype), given)
+    if elem_type_of(source) in (None, types.TENSOR_STRING) or kind is types.TENSOR_STRING:
+        raise WrongKind(f"an array of numbers or bools, not of dtype {source.dtype}")
+    with np.errstate(all="ignore"):  # values that do not fit are detected below
+        cast = source.astype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        if source.dtype.kind in "biu" or cast.dtype.kind in "biu":
+            fits = np.array_equal(cast.astype(source.dtype), source)
         else:
-            fits = np.array_equal(np.isfinite(made), np.isfinite(given))
+            fits = np.array_equal(np.isfinite(cast), np.isfinite(source))
     if not fits:
         raise WrongKind("numbers that the type holds; choose a wider one")
-    return made
+    return cast

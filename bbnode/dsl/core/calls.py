@@ -1,6 +1,6 @@
-"""Calls that record: they begin with the Graph, and who leaves it out is told so.
+"""Recording functions, which take the Graph first: a clear error if it is missing.
 
-Rule: Python would name another argument as the one that is missing, since the others move up.
+Rule: without it the other arguments move up, so that Python's own error would name a wrong one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _NOTHING = object()
 
 
 def takes_graph(function: Callable[..., Any], owner: str = "") -> Callable[..., Any]:
-    """Return a function that raises BadArgument where its Graph, or another argument, is missing.
+    """Return a function that raises BadArgument if its Graph, or another argument, is missing.
 
-    `owner` is what its name stands behind in a program; of a method it is the slot's name.
+    `owner` is the prefix of its name in a program; for a method it is the slot's name.
     """
     names = list(inspect.signature(function).parameters)
     at = names.index(_GRAPH)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = kwargs.get(_GRAPH, args[at] if len(args) > at else _NOTHING)
-        if not isinstance(given, Graph):
-            raise BadArgument(f"the first argument is the Graph, got {_text(given)}; {_way(args)}")
+        graph = kwargs.get(_GRAPH, args[at] if len(args) > at else _NOTHING)
+        if not isinstance(graph, Graph):
+            raise BadArgument(f"the first argument is the Graph, got {_text(graph)}; {_way(args)}")
         try:
             return function(*args, **kwargs)
         except TypeError:
@@ -56,7 +56,7 @@ def wants_graph(function: object) -> bool:
 
 
 def _shown(function: Callable[..., Any]) -> list[str]:
-    """Return the arguments that have to be there, as they are written."""
+    """Return the required arguments, as an author writes them."""
     shown = []
     for name, each in inspect.signature(function).parameters.items():
         if each.kind is each.VAR_POSITIONAL:

@@ -1,11 +1,10 @@
 """`Graph`: one function that is being recorded, with its values and requests.
 
-Rule: only `Graph.emit` creates nodes. Names are counted per op type, so
-that the same calls in the same order record the same function; every node says which line of
-the author's source made it. Ports, attributes and types of an op of the op table come from
-`ir/opset.py`: `Graph.record` writes all attributes, defaults too, so that an artifact does not
-change its meaning when a default does. Types are not compared here but by the type solver, which
-knows more of them.
+Rule: only `Graph.emit` creates nodes. Names are counted per op type, so that the same calls in the
+same order record the same function; every node carries the author's source line. Ports, attributes
+and types of an op in the op table come from `ir/opset.py`: `Graph.record` writes all attributes,
+defaults too, so that an artifact keeps its meaning when a default changes. Types are not compared
+here but by the type solver, which knows more of them.
 """
 
 from __future__ import annotations
@@ -62,13 +61,15 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import AddressVec, PeerIdVec
 
-LEFT_OUT = object()  # an attribute that is not written down unless it is given
+LEFT_OUT = object()  # default of an attribute that is written only if the caller sets it
 # Outputs of one node: as many as codec.MAX_CHILDREN allows a composite to hold.
 MAX_VARIADIC_OUTPUTS = 65_536
 NS_PER_S = 1_000_000_000
-MAX_HOPS = 100_000  # what the compiler takes as a chain depth
+MAX_HOPS = 100_000  # the compiler's limit for a chain depth
 
-_ANY_ADDRESS = parse_address("/ip4/127.0.0.1")  # what a multiaddr is, without its package
+_ANY_ADDRESS = parse_address(
+    "/ip4/127.0.0.1"
+)  # an example from which the type of multiaddrs is taken
 
 Error = TypeVar("Error", bound=RecordingError)
 Carrier = TypeVar("Carrier")
@@ -77,7 +78,7 @@ Carrier = TypeVar("Carrier")
 def spec_of(domain: str, op_type: str) -> OpSpec:
     """Return the row of an op that this package names itself."""
     spec = opset.lookup_op(domain, op_type)
-    if spec is None:  # a helper without its row is a defect of ours, found by the first test
+    if spec is None:  # a helper without its row is our bug, which the first test finds
         raise LookupError(f"{domain}::{op_type} is not in the op table")
     return spec
 
@@ -148,7 +149,7 @@ class Output:
         )
 
     __float__ = __int__ = __index__ = __complex__ = __round__ = _has_no_content
-    # Iteration as well: Python falls back to items.
+    # This also prevents iteration, for which Python falls back to __getitem__.
     __len__ = __contains__ = __getitem__ = __array__ = _has_no_content
 
     def __format__(self, spec: str) -> str:
@@ -156,22 +157,22 @@ class Output:
 
 
 class AnswersOutput(Output):
-    """The answers to a request: a ResponseBatch in PeerId order, on the class that asked.
+    """The answers to a request: a ResponseBatch in PeerId order, on the requesting class.
 
-    Each property and method is an op of the engine's own, which needs no backend; what it gives
-    is a value like any other. A property gives one value, however often it is read.
+    Each property and method is an op of the engine, which needs no backend; its result is a value
+    like any other. A property always returns the same value.
     """
 
     __slots__ = ()
 
     @property
     def peers(self) -> Output:
-        """The peers that answered, a PeerIdVec in PeerId order, of the class that was asked."""
+        """The peers that answered, a PeerIdVec in PeerId order, of the requested class."""
         return self.graph.opened("Peers", self)[0]
 
     @property
     def missing(self) -> Output:
-        """The peers that were asked and have not answered, a PeerIdVec in PeerId order."""
+        """The requested peers that have not answered, a PeerIdVec in PeerId order."""
         return self.graph.opened("Missing", self)[0]
 
     @property
@@ -183,21 +184,21 @@ class AnswersOutput(Output):
     def stacked(self) -> Output:
         """All answers in one tensor, [n, …] where each is one of […]; row i is of peer i.
 
-        At run time, answers of several shapes fail the op, which names the peers (AnswersDiffer),
-        and so does an empty batch (NoAnswer).
+        At run time the op fails if the answers have several shapes (AnswersDiffer, which names the
+        peers) or the batch is empty (NoAnswer).
         """
         return self.graph.opened("Stack", self)[0]
 
     def concatenated(self, *, axis: int = 0) -> Output:
-        """All answers in one tensor, one after the other along `axis`; else as `stacked`."""
+        """All answers in one tensor, concatenated along `axis`; errors as for `stacked`."""
         return self.graph.opened("Concat", self, axis=axis)[0]
 
     @property
     def values(self) -> Output:
         """All answers, in PeerId order, as an ONNX sequence of tensors of any shapes.
 
-        Ops of a BackendSlot read it: `sequence_at`, `sequence_length`, `concat_from_sequence`. Of
-        an empty batch it is an empty sequence.
+        Ops of a BackendSlot read it: `sequence_at`, `sequence_length`, `concat_from_sequence`. An
+        empty batch gives an empty sequence.
         """
         return self.graph.opened("Values", self)[0]
 
@@ -225,15 +226,15 @@ class AnswersOutput(Output):
         return cast("tuple[AnswersOutput, ...]", made)
 
     def usable(self, *, k: int = 10, query: Output | None = None) -> AnswersOutput:
-        """Those of answers that are SearchResults which can be true; who gave others is missing.
+        """The plausible ones of answers that are SearchResults; the other peers count as missing.
 
-        What can't be is reported under the peer's name: more than `k` hits for a query, an id twice
-        among them, a distance that is NaN or minus infinity, an order that is not nearest first,
-        or answers for another number of queries than `query`, as for `merged`.
+        An implausible answer is reported under the peer's name: more than `k` hits for a query, a
+        duplicate id among them, a distance that is NaN or minus infinity, an order that is not
+        nearest first, or another number of queries than in `query`, as for `merged`.
         """
         inputs = (self,) if query is None else (self, query)
-        made = self.graph.record(spec_of(keys.RESPONSES_DOMAIN, "Usable"), inputs, {"k": k})
-        return cast(AnswersOutput, made[0])
+        outputs = self.graph.record(spec_of(keys.RESPONSES_DOMAIN, "Usable"), inputs, {"k": k})
+        return cast(AnswersOutput, outputs[0])
 
     def merged(
         self, *, k: int = 10, query: Output | None = None, distinct: int = 0, share: int = 0
@@ -241,19 +242,22 @@ class AnswersOutput(Output):
         """The `k` nearest of answers that are SearchResults, nearest first; `.senders` found them.
 
         Args:
-            k: for each query.
-            query: what was searched for, [D] or [Q, D]: answers for another number of queries are
-                left out and reported. Without it, those that differ from most are.
-            distinct: 1: of hits with one id only the nearest, as where several peers hold the same
-                items. n of 2 or more: only ids that so many peers have found, each as far as n of
-                them say it is, so that n - 1 liars make none up, and none nearer. 0: all hits.
-            share: hits of one peer for a query, at most; 0: any number. A peer that calls all that
-                it has near takes no more places than that.
+            k: number of hits for each query.
+            query: the query, [D] or [Q, D]: answers for another number of queries are left out and
+                reported. Without it, answers that differ from the majority are.
+            distinct: 1: only the nearest of the hits with one id, for peers that hold the same
+                items. n of 2 or more: only ids that n peers have found, each at the distance that
+                n of them support, so that n - 1 liars can't invent an id or bring one nearer.
+                0: all hits.
+            share: maximum of hits of one peer for a query; 0: any number. It limits the places
+                that a peer gets by calling all its items near.
         """
         inputs = (self,) if query is None else (self, query)
         spec = spec_of(keys.RESPONSES_DOMAIN, "Merge")
-        made = self.graph.record(spec, inputs, {"k": k, "distinct": int(distinct), "share": share})
-        return cast(ResultsOutput, made[0])
+        outputs = self.graph.record(
+            spec, inputs, {"k": k, "distinct": int(distinct), "share": share}
+        )
+        return cast(ResultsOutput, outputs[0])
 
 
 class ResultsOutput(Output):
@@ -263,7 +267,7 @@ class ResultsOutput(Output):
 
     @property
     def ids(self) -> Output:
-        """The ids, int64 [k]; of a batch of queries [Q, k], with -1 at the end of short rows."""
+        """The ids, int64 [k]; for a batch of queries [Q, k], with -1 at the end of short rows."""
         return self.graph.opened("Ids", self, domain=keys.SEARCH_DOMAIN)[0]
 
     @property
@@ -273,18 +277,18 @@ class ResultsOutput(Output):
 
     @property
     def metadata(self) -> Output:
-        """The metadata of each hit, row by row, a MetadataVec; empty where no item has any."""
+        """The metadata of each hit, row by row, a MetadataVec; empty if no item has any."""
         return self.graph.opened("Metadata", self, domain=keys.SEARCH_DOMAIN)[0]
 
     @property
     def senders(self) -> Output:
-        """The peer that found each hit, row by row, a PeerIdVec; empty where all was found here."""
+        """The peer that found each hit, row by row, a PeerIdVec; empty if all were found here."""
         return self.graph.opened("Senders", self, domain=keys.SEARCH_DOMAIN)[0]
 
     def entry(self, name: str, type: TypeNode = types.TENSOR_STRING) -> Output:  # noqa: A002
         """One entry of the hits' metadata, row by row, as a tensor [hits] of the given type.
 
-        A hit without it, or with one of another kind, has "", 0, False or, of floats, NaN.
+        A hit without it, or with one of another kind, has "", 0, False or, for floats, NaN.
         """
         kind = need_tensor_type("type", type)
         made = self.graph.opened("Entry", self, domain=keys.SEARCH_DOMAIN, name=name, to=kind.id)
@@ -299,19 +303,19 @@ After = Output | list[Output] | tuple[Output, ...] | None
 
 
 class TensorCoder(Protocol):
-    """The methods of a CodecSlot that a port with `codec=` records."""
+    """The methods of a CodecSlot that a port with `codec=` calls."""
 
     def encode(self, g: Graph, tensor: Output) -> Output:
-        """Record the code of a tensor."""
+        """Record the encoding of a tensor."""
 
     def decode(self, g: Graph, code: Output) -> Output:
-        """Record the tensor of a code."""
+        """Record the decoding of a code."""
 
     def decode_all(self, g: Graph, responses: Output, *, parts: str) -> AnswersOutput:
-        """Record answers with their codes decoded."""
+        """Record the decoding of all answers of a batch."""
 
 
-# The argument `codec=`: a CodecSlot, or several, of which the first one encodes first.
+# The argument `codec=`: a CodecSlot, or several in encoding order.
 Coding = TensorCoder | Sequence[TensorCoder] | None
 
 
@@ -319,9 +323,9 @@ class Request:
     """One request to a cohort of peers and its one batch of answers.
 
     Attributes:
-        port: the author's name of it.
-        received: the value, on the peers' class; its `.sender` is the peer that asks.
-        request_id: the request's id, on the class that asked.
+        port: the author's name of the request.
+        received: the value, on the peers' class; its `.sender` is the requester.
+        request_id: the request's id, on the requesting class.
     """
 
     __slots__ = (
@@ -341,7 +345,7 @@ class Request:
 
     @property
     def responses(self) -> AnswersOutput:
-        """The answers, back on the class that asked."""
+        """The answers, back on the requesting class."""
         self._responses_read = True
         return self._responses
 
@@ -352,8 +356,8 @@ class Request:
         decoded answers.
 
         Raises:
-            BadArgument: the request is answered already; or `codec` has nothing to encode, or comes
-                when `responses` were read.
+            BadArgument: the request is answered already; `codec` has nothing to encode; or
+                `responses` were read before a `codec` was set.
         """
         g = self.received.graph
         if self._answered:
@@ -387,8 +391,8 @@ class Graph:
     """One Module body that is being recorded; the argument of `body` and `bootstrap`.
 
     Attributes:
-        recorder: of the whole program.
-        name, home: of the Module.
+        recorder: the recorder of the whole program.
+        name, home: name and home of the Module.
         is_bootstrap: True if it records a Module's `bootstrap`.
     """
 
@@ -404,18 +408,18 @@ class Graph:
         self._opsets: set[tuple[str, int]] = set()
         self._scopes: list[str] = []
         self._closed = False
-        self._branch = ""  # title of the branch of this Graph's that is being recorded, if any
+        self._branch = ""  # title of this Graph's branch that is being recorded, if any
         self._received: dict[str, Output] = {}
-        # Of each port the value of its first send, as it travels, and the slots that encode it.
+        # Port -> the value of its first send, as it travels, and the slots that encode it.
         self._sent: dict[str, tuple[Output, tuple[TensorCoder, ...]]] = {}
         self._bundled: dict[str, tuple[Output, ...]] = {}
         self._request_ports: set[str] = set()
         self._opened: dict[tuple[object, ...], tuple[Output, ...]] = {}
 
     def error(self, kind: type[Error], what: str) -> Error:
-        """Return an error of this recording, to be raised: it knows the Module and the line."""
-        made = kind(what)
-        return made if made.module else kind(what, self.name)
+        """Return an error to raise, with the Module and the source line of this recording."""
+        error = kind(what)
+        return error if error.module else kind(what, self.name)
 
     # --- ports -----------------------------------------------------------------------------
 
@@ -424,21 +428,21 @@ class Graph:
         *, shape: Shape | None = None, denotation: str = "",
         axes: Sequence[str | None] | None = None, home: str | None = None,
     ) -> Output:  # fmt: skip
-        """A value handed in by the invoker or caller of the Module.
+        """Declare a value that the invoker or caller of the Module passes in.
 
         Args:
-            name: of the input; it is also the name of the value.
-            type: of the value, as far as it is known.
-            shape: of a tensor; for each axis its length, a name (axes of one name are of one
-                length), or None. A value of another shape is refused.
-            denotation: ONNX's word for what the tensor is: IMAGE, AUDIO, TEXT, TENSOR.
-            axes: ONNX's word for each axis, such as DATA_BATCH, or None.
-            home: the class of peer that is given the value; None for the Module's home. Only the
+            name: name of the input, which is also the name of the value.
+            type: type of the value, as far as it is known.
+            shape: shape of a tensor; for each axis its length, a name (axes with one name have
+                one length), or None. A value of another shape is refused.
+            denotation: ONNX's type denotation of the tensor: IMAGE, AUDIO, TEXT, TENSOR.
+            axes: ONNX's denotation of each axis, such as DATA_BATCH, or None.
+            home: the class of peer that receives the value; None for the Module's home. Only the
                 program itself has inputs on several classes, not a Module that another one calls.
 
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
-            BadArgument: `type` is not a type, or the shape or a denotation is none.
+            BadArgument: `type` is not a type, or the shape or a denotation is invalid.
         """
         self.check_open()
         check_name("input name", name)
@@ -463,14 +467,14 @@ class Graph:
         """Hand a value out under a name (recorded as a `PassThrough`).
 
         Args:
-            name: of the output.
-            value: to hand out.
+            name: name of the output.
+            value: the value to hand out.
             after: values that must be there before.
             shape, denotation, axes: of the value, as for `input`.
 
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
-            BadArgument: the shape or a denotation is none.
+            BadArgument: the shape or a denotation is invalid.
         """
         check_name("output name", name)
         self.value_name(value)
@@ -488,20 +492,20 @@ class Graph:
         *, shape: Shape | None = None, denotation: str = "",
         axes: Sequence[str | None] | None = None,
     ) -> Output:  # fmt: skip
-        """Declare what a value is, where nothing else says it: what a component gives, say.
+        """Declare the type or shape of a value that is not known otherwise, such as a component's.
 
-        The compiler refuses a program that contradicts it.
+        The compiler refuses a program that contradicts the declaration.
 
         Args:
-            value: of this very Graph.
-            type: of the value; None where it is known.
+            value: a value of this Graph.
+            type: type of the value; None if it is known.
             shape, denotation, axes: as for `input`.
 
         Returns:
             The same value, with that type.
 
         Raises:
-            BadArgument: the value is of another type, or the shape or a denotation is none.
+            BadArgument: the value is of another type, or the shape or a denotation is invalid.
             ForeignOutput: the value belongs to another recording.
         """
         self.check_open()
@@ -522,7 +526,7 @@ class Graph:
         return dataclasses.replace(value, type=declared.kind or kind)
 
     def declare_as(self, value: Output, declared: ValueType) -> None:
-        """Note a shape or a denotation, and the line: inputs have no op that says theirs."""
+        """Record a shape or denotation, and the source line, for which an input has no op."""
         if declared.shape is None and not declared.denotation:
             return
         self._function.types[value.name] = declared
@@ -536,11 +540,11 @@ class Graph:
         hops: int | None = None, budget: float | None = None, shape: Shape | None = None,
         codec: Coding = None,
     ) -> Output:  # fmt: skip
-        """Send `value` to `peers` and return it as it lives on the class of those peers.
+        """Send `value` to `peers` and return the received value, on the class of those peers.
 
-        A port is where values arrive. Several sends to one port of one class arrive as one
-        value there: its readers fire for each delivery, and its `.sender` is the sender of
-        that one. Sends of one port to several classes arrive on each of them; they carry one
+        Values arrive at ports. Several sends to one port of one class arrive as one value
+        there: its readers fire for each delivery, and its `.sender` is the sender of that
+        delivery. Sends of one port to several classes arrive on each of them; they have one
         type. A class may send to itself.
 
         Args:
@@ -549,26 +553,26 @@ class Graph:
                 one PeerId such as the `.sender` of a received value.
             value: the value to send.
             after: values that must be there before.
-            hops: number of sends one after the other that the time budget of this one has to
-                cover, this one included; None: as many as the program shows.
-            budget: seconds that what this message starts may take, with what that sends on: a
-                budget of its own. None: what is left of the message that started this execution,
-                if one did. A loop over the network renews its budget so, each time around.
-            shape: of what is received, as for `input`; None: that of `value`, as far as the
-                compiler finds it. What arrives in another shape is refused.
-            codec: a CodecSlot: the value travels as its code, and what is returned is decoded; of a
-                bundle each part that is a tensor of floats. With a list of slots the first one
-                encodes first. All sends to one port have the same.
+            hops: number of successive sends that the time budget of this one has to cover,
+                itself included; None: as many as the program shows.
+            budget: seconds for everything that this message starts, further sends included: a
+                budget of its own. None: the rest of the budget of the message that started this
+                execution, if one did. A loop over the network renews its budget this way.
+            shape: shape of the received value, as for `input`; None: that of `value`, as far as
+                the compiler can infer it. A value that arrives in another shape is refused.
+            codec: a CodecSlot that encodes the value for the way, or each part of a bundle that is
+                a tensor of floats; the result is decoded. With a list of slots the first one
+                encodes first. All sends to one port must have the same.
 
         Returns:
             The received value; its `.sender` is the peer that sent it.
 
         Raises:
             DuplicateName: a request has that port.
-            BadArgument: `hops` is not a number of hops, or `budget` no number of seconds; `codec`
-                is no CodecSlot, not that of an earlier send, or has nothing to encode.
+            BadArgument: `hops` is not a number of hops, or `budget` not a number of seconds;
+                `codec` is no CodecSlot, not that of an earlier send, or has nothing to encode.
         """
-        # The compiler makes the receiving op from the outputs that live on the far side.
+        # The compiler makes the receiving op from the outputs on the receiver's side.
         if port in self._request_ports:
             self._check_new_port(port)
         check_name("port name", port)
@@ -604,15 +608,15 @@ class Graph:
         `quorum` have; with fewer the op fails.
 
         Args:
-            port: a name for the request, of its own; `lookup_output` finds `received` by it.
+            port: a unique name of the request; `lookup_output` finds `received` by it.
             peers, value, after, hops, codec: as for `net_out`; answers have a codec of their own.
-            quorum: answers that are enough at the deadline; 0 for all.
-            deadline: seconds to wait, which those who are asked have as well; 0 for what is left of
-                the request, message or call that it works for, else for the limit `wait_s` of its
-                node, for the way there and again for the way back.
+            quorum: number of answers that is enough at the deadline; 0 for all.
+            deadline: seconds to wait, which also bound the peers' work; 0 for the rest of the
+                request, message or call that started the execution, else for the limit `wait_s`
+                of the node, for the way there and again for the way back.
 
         Raises:
-            DuplicateName: something has that port.
+            DuplicateName: the port is taken.
             BadArgument: `deadline`, `quorum` or `hops` is out of range, or as for `net_out`.
         """
         self._check_new_port(port)
@@ -621,22 +625,22 @@ class Graph:
         metadata = self._port_metadata(port, hops)
         coders = self.coders(codec)
         code, marks = self.encoded(value, coders)
-        made = Request(
+        request = Request(
             port, self.record(_REQUEST, (code, peers), attributes, after=after, metadata=metadata)
         )
         if coders:
-            received = self.decoded(made.received, value, coders, marks)
-            made.received = dataclasses.replace(received, from_peer=made.received.sender)
-        self._received[port] = made.received
+            received = self.decoded(request.received, value, coders, marks)
+            request.received = dataclasses.replace(received, from_peer=request.received.sender)
+        self._received[port] = request.received
         self._request_ports.add(port)
-        return made
+        return request
 
     def when(self, condition: Output, *, after: After = None) -> Output:
         """A trigger that fires if `condition`, one bool, is true: for `after=` of any op.
 
-        If it is false, what waits for the trigger is skipped, and all that needs a value of
-        that; everything else goes on. An output that is skipped tells the host so. The
-        condition has to live where the ops are that wait for it.
+        If it is false, ops that wait for the trigger are skipped, with all ops that need their
+        values; everything else goes on. The host is notified of a skipped output. The condition
+        has to live on the class of the ops that wait for it.
 
         Raises:
             BadArgument: `condition` is no tensor of bools.
@@ -675,19 +679,19 @@ class Graph:
     ) -> AnswersOutput:  # fmt: skip
         """Gather a value of several deliveries, and go on once with all of them.
 
-        Each delivery is an execution of its own; this is how their values meet. What reads the
-        result runs in an execution that starts when the batch is complete, and sees nothing else.
+        Each delivery is an execution of its own; this op joins their values. Readers of the
+        result run in an execution that starts when the batch is complete, and see nothing else.
         The next delivery begins the next batch.
 
         Args:
-            value: a received value, or one that is made of it.
-            n: deliveries that complete a batch; 0 for as many as come in `until`.
+            value: a received value, or one computed from it.
+            n: number of deliveries that complete a batch; 0 for as many as arrive in `until`.
             until: seconds from the first delivery of a batch to its end; 0 for the limit `wait_s`
-                of its node, with `n` only.
-            quorum: deliveries that are enough when the time is over; 0 for `n`, or for one where
-                `n` is 0. With fewer the batch fails, with an error that names who came.
-            per_peer: a peer counts once in a batch, and its second value is refused; False takes
-                all that come.
+                of the node, allowed only with `n`.
+            quorum: number of deliveries that is enough at the end of the time; 0 for `n`, or for
+                one if `n` is 0. With fewer the batch fails, with an error that names the senders.
+            per_peer: a peer counts once in a batch, and its second value is refused; False
+                accepts all deliveries.
             after: as for `net_out`.
 
         Returns:
@@ -695,7 +699,7 @@ class Graph:
             `g.request`.
 
         Raises:
-            BadArgument: a number is out of range, or nothing says when a batch is complete.
+            BadArgument: a number is out of range, or neither `n` nor `until` ends a batch.
         """
         given: object = until
         seconds = given if isinstance(given, int | float) else math.nan
@@ -723,16 +727,16 @@ class Graph:
     def lookup_output(self, port: str) -> Output:
         """Return the value that the `net_out` or `request` of that name delivers.
 
-        Of a port that is sent to several times: whatever arrives from any of the sends to the
-        class of the first one. What arrives on another class is the result of that `net_out`.
+        For a port with several sends it is the value that arrives from any of the sends to the
+        class of the first one. The value on another class is the result of that `net_out`.
 
         Raises:
-            UnknownName: nothing was sent under that name yet.
+            UnknownName: no send of that name was recorded yet.
         """
-        found = self._received.get(port)
-        if found is None:
+        received = self._received.get(port)
+        if received is None:
             raise UnknownName(f"nothing was sent as {port!r}{hint(str(port), self._received)}")
-        return found
+        return received
 
     def _check_new_port(self, port: str) -> None:
         check_name("port name", port)
@@ -754,7 +758,7 @@ class Graph:
     # --- codecs ----------------------------------------------------------------------------
 
     def coders(self, given: Coding) -> tuple[TensorCoder, ...]:
-        """Return the slots that an argument `codec` names; BadArgument for anything else."""
+        """Return the slots in an argument `codec`. Raises BadArgument for anything else."""
         listed = given if isinstance(given, list | tuple) else () if given is None else (given,)
         for each in listed:
             if getattr(each, "ROLE", None) != "Codec" or isinstance(each, type):
@@ -766,11 +770,11 @@ class Graph:
         return cast("tuple[TensorCoder, ...]", tuple(listed))
 
     def parts_of(self, value: Output) -> tuple[Output, ...]:
-        """Return the values that were bundled into one here; of any other value itself."""
+        """Return the parts of a value that was bundled here; any other value is its only part."""
         return self._bundled.get(value.name, (value,))
 
     def encoded(self, value: Output, coders: Sequence[TensorCoder]) -> tuple[Output, str]:
-        """Return a value as it travels, and "1" for each part of a bundle that is encoded, or "0".
+        """Return a value as it travels, and per part of a bundle "1" if it is encoded, else "0".
 
         Raises:
             BadArgument: it is no tensor, and no bundle made here with a tensor of floats in it.
@@ -800,7 +804,7 @@ class Graph:
     def decoded(
         self, code: Output, value: Output, coders: Sequence[TensorCoder], marks: str
     ) -> Output:
-        """Return what was encoded from `value` as it is after the way."""
+        """Return the decoded form of `code`, which was encoded from `value`."""
         if not coders:
             return code
         if marks:
@@ -814,13 +818,13 @@ class Graph:
             code = coder.decode(self, code)
         if not value.type.is_leaf:
             return code
-        known = self._function.types.get(value.name)  # by which the codec bounds what it makes
+        known = self._function.types.get(value.name)  # the codec bounds its output by the shape
         return self.expect(code, value.type, shape=None if known is None else known.shape)
 
     def with_entry(
         self, metadata: Output, name: str, values: Output, *, after: After = None
     ) -> Output:
-        """Metadata of several items with one entry more: `values` [N], texts or numbers.
+        """Return metadata of several items with one more entry: `values` [N], texts or numbers.
 
         `metadata` is a MetadataVec of N, or an empty one. `.entry(name)` of search results reads
         it. At run time, another number of values fails the op.
@@ -831,7 +835,7 @@ class Graph:
     # --- composites ------------------------------------------------------------------------
 
     def bundle(self, parts: Sequence[Output], *, after: After = None) -> Output:
-        """Pack values into one that travels as one.
+        """Pack values into one composite value.
 
         Raises:
             BadArgument: `parts` is empty or not a list.
@@ -839,10 +843,10 @@ class Graph:
         self._need_items("bundle", parts, "values")
         for part in parts:
             self.value_name(part)
-        given = _children([part.type for part in parts])
-        (made,) = self.record(_BUNDLE, parts, given, after=after)
-        self._bundled[made.name] = tuple(parts)
-        return made
+        attributes = _children([part.type for part in parts])
+        (composite,) = self.record(_BUNDLE, parts, attributes, after=after)
+        self._bundled[composite.name] = tuple(parts)
+        return composite
 
     def unbundle(
         self, composite: Output, part_types: Sequence[TypeNode], *, after: After = None
@@ -852,11 +856,11 @@ class Graph:
         Raises:
             BadArgument: `part_types` is empty, or holds something that is not a type.
         """
-        given = self.part_types("unbundle", part_types)
-        return self.record(_UNBUNDLE, (composite,), given, after=after, variadic=part_types)
+        attributes = self.part_types("unbundle", part_types)
+        return self.record(_UNBUNDLE, (composite,), attributes, after=after, variadic=part_types)
 
     def part_types(self, what: str, given: Sequence[TypeNode]) -> dict[str, Any]:
-        """Return the attributes that say the types of parts, or raise BadArgument."""
+        """Return the attributes that hold the types of parts, or raise BadArgument."""
         self._need_items(what, given, "types")
         for part in given:
             if not isinstance(part, TypeNode):
@@ -869,11 +873,11 @@ class Graph:
         self, op_type: str, value: Output, *, domain: str = keys.RESPONSES_DOMAIN,
         **attributes: Any,
     ) -> tuple[Output, ...]:  # fmt: skip
-        """Return what an op gives that opens a value; it is recorded once."""
+        """Return the outputs of an op that opens a value; equal calls are recorded once."""
         key = (domain, op_type, value.name, *attributes.items())
         try:
             known = self._opened.get(key)
-        except TypeError:  # an attribute that is nothing at all; recording says so
+        except TypeError:  # an unhashable attribute is invalid; recording reports it
             known = None
         if known is None:
             known = self.record(spec_of(domain, op_type), (value,), attributes)
@@ -887,14 +891,14 @@ class Graph:
     # --- constants -------------------------------------------------------------------------
 
     def constant(self, value: Any, *, after: After = None) -> Output:
-        """A value that rides in the program.
+        """Record a constant value of the program.
 
         Args:
             value: an array, number, bool or list of them (a tensor: Python floats are
                 float32, ints int64); a PeerId or a list of them; a multiaddr; or any other
                 carrier of `bbnode.dsl.values`.
-            after: values that must be there before; they also say on which class of peer the
-                constant lives, where that is not the Module's home.
+            after: values that must be there before; they also determine the class of peer on
+                which the constant lives, if that is not the Module's home.
 
         Raises:
             BadArgument: `value` is not a value.
@@ -906,17 +910,17 @@ class Graph:
             attribute, kind = constant_attribute(value)
         except WrongKind as error:
             raise BadArgument(f"{value!r:.60} can't be a constant: {error}") from error
-        (made,) = self.emit(
+        (output,) = self.emit(
             _CONSTANT.domain, _CONSTANT.op_type, outputs=((CONSTANT_ATTRIBUTE, kind),),
             attributes={CONSTANT_ATTRIBUTE: attribute}, metadata=metadata, after=after,
         )  # fmt: skip
-        return made
+        return output
 
     def tensor(
         self, value: Any, type: TypeNode = types.TENSOR_FLOAT,  # noqa: A002
         *, after: After = None,
     ) -> Output:  # fmt: skip
-        """A tensor constant of the given element type, whatever Python's numbers would become.
+        """Record a tensor constant of a certain element type, unlike `constant`, which chooses it.
 
         Args:
             value: an array, number, bool or list of them.
@@ -924,7 +928,7 @@ class Graph:
             after: as for `constant`.
 
         Raises:
-            BadArgument: `type` is not a tensor type, or does not hold all of the values.
+            BadArgument: `type` is not a tensor type, or cannot hold all of the values.
         """
         kind = need_tensor_type("type", type)
         try:
@@ -938,17 +942,17 @@ class Graph:
     def peer_id(
         self, peer: PeerId | str, *, peer_class: str | None = None, after: After = None
     ) -> Output:
-        """A PeerId, given as such or as base58btc text; `peer_class` as for `peer_ids`."""
+        """Record a PeerId constant, also from base58btc text; `peer_class` as for `peer_ids`."""
         return self._fixed(self._peer(peer), peer_class, after)
 
     def peer_ids(
         self, peers: Iterable[PeerId | str], *, peer_class: str | None = None, after: After = None
     ) -> Output:
-        """A PeerIdVec, e.g. the `peers` of a send to fixed peers. It may be empty.
+        """Record a PeerIdVec constant, e.g. the `peers` of a send to fixed peers. It may be empty.
 
         Args:
-            peers: as PeerIds or as base58btc text.
-            peer_class: the class that they are peers of; a send to them needs it.
+            peers: PeerIds, or their base58btc texts.
+            peer_class: the class of these peers; a send to them needs it.
             after: as for `constant`.
         """
         return self._fixed(PeerIdVec(self._peer(peer) for peer in peers), peer_class, after)
@@ -959,11 +963,11 @@ class Graph:
         return self._constant(peers, after, **{keys.PEER_CLASS_KEY: check_class(peer_class)})
 
     def address(self, address: Any, *, after: After = None) -> Output:
-        """A multiaddr, given as such or as text."""
+        """Record a multiaddr constant, from a multiaddr or its text."""
         return self.constant(self._address(address), after=after)
 
     def addresses(self, addresses: Iterable[Any], *, after: After = None) -> Output:
-        """An AddressVec. It may be empty."""
+        """Record an AddressVec constant. It may be empty."""
         return self.constant(AddressVec(self._address(each) for each in addresses), after=after)
 
     def _peer(self, peer: PeerId | str) -> PeerId:
@@ -985,13 +989,13 @@ class Graph:
         Args:
             spec: the op's row.
             inputs: one value per port, None for an optional one; a variadic port takes the rest.
-            attributes: by name; those left out take their defaults.
+            attributes: by name; omitted ones take their defaults.
             slot, after, metadata: as for `emit`.
-            deadline: seconds that the op may take; 0 for none of its own.
+            deadline: seconds that the op may take; 0 for no deadline of its own.
             variadic: number of outputs of a variadic port, or their types.
 
         Raises:
-            BadArgument: too few or too many inputs, an unknown, missing or unfit attribute.
+            BadArgument: too few or too many inputs; an unknown, missing or invalid attribute.
         """
         own_ns = deadline_ns_of(f"deadline={deadline!r:.40} of {spec.op_type}", deadline)
         if own_ns:
@@ -1021,7 +1025,7 @@ class Graph:
             kinds = [kind] * variadic if isinstance(variadic, int) else variadic
             ports.extend((f"{port.name}_{i}", each) for i, each in enumerate(kinds))
         values = [value for _, value in bound]
-        while values and values[-1] is None:  # as ONNX writes it
+        while values and values[-1] is None:  # ONNX omits trailing optional inputs
             values.pop()
         return self.emit(
             spec.domain, spec.op_type, inputs=values, outputs=ports, attributes=given,
@@ -1031,7 +1035,7 @@ class Graph:
     def bound_inputs(
         self, op_type: str, ports: Sequence[Port], inputs: Sequence[Output | None], required: int
     ) -> list[tuple[Port, Output | None]]:
-        """Pair each input of an op with its port; BadArgument when they do not fit the ports."""
+        """Pair each input of an op with its port. Raises BadArgument if they do not fit."""
         for value in inputs:
             if value is not None:
                 self.value_name(value)
@@ -1062,12 +1066,12 @@ class Graph:
 
         Args:
             domain, op_type, opset_version: of the op that the node calls.
-            inputs: values of this Graph, in port order; None for an optional one left out.
-            outputs: (port, type) of each output; values are called `<node name>.<port>`.
+            inputs: values of this Graph, in port order; None for an omitted optional one.
+            outputs: (port, type) of each output; values are named `<node name>.<port>`.
             attributes, metadata: of the node, beside those that every node has.
             slot: the slot that runs the op.
             after: values that must be there before the op fires.
-            value_names: names of the output values, where they are the author's own.
+            value_names: names of the output values, if the author chose them.
 
         Raises:
             ForeignOutput, BadArgument, DuplicateName, SlotConflict, GraphClosed.
@@ -1082,18 +1086,18 @@ class Graph:
         self._counts[path] = number + 1
         name = f"{path}_{number}"
         values = value_names or [f"{name}.{port}" for port, _ in outputs]
-        made = [self.declare(v, kind) for v, (_, kind) in zip(values, outputs, strict=True)]
+        values_out = [self.declare(v, kind) for v, (_, kind) in zip(values, outputs, strict=True)]
         node = OpNode(op_type, domain, name, names, values, attributes, after=waits, metadata=meta)
         node.source_line = self._source_line()
         self._function.append(node)
         self._opsets.add((domain, opset_version))
-        return tuple(made)
+        return tuple(values_out)
 
     def annotate(self, value: Output, parameters: Mapping[str, Output]) -> None:
-        """Say which values hold the scale, zero point and the like of a value.
+        """Annotate a value with the values that hold its scale, zero point and the like.
 
-        The annotation is of the op that makes the value, or that reads it first where it is an
-        input; a value that no op knows has none.
+        The annotation is stored on the op that makes the value, or, for an input, on the first
+        op that reads it; a value without any op gets none.
 
         Args:
             value: a value of this Graph.
@@ -1125,7 +1129,7 @@ class Graph:
         return meta
 
     def declare(self, name: str, kind: TypeNode) -> Output:
-        """Add a value; raises DuplicateName if this Graph has one of that name."""
+        """Add a value. Raises DuplicateName if this Graph has one with that name."""
         if name in self._function.types:
             raise DuplicateName(f"{name!r} names an input or output already; choose another name")
         self._function.types[name] = ValueType.of(kind)
@@ -1158,7 +1162,7 @@ class Graph:
 
     @property
     def way_out(self) -> str:
-        """A hint how to use a value of this Graph in another one, for messages."""
+        """A hint on how to use a value of this Graph in another one, for messages."""
         return "hand it in with .call().input(name, value), and take it back with .output(name)"
 
     @property
@@ -1181,7 +1185,7 @@ class Graph:
 
     @contextmanager
     def recording_branch(self, title: str) -> Iterator[None]:
-        """Refuse recording into this Graph in the block, while a branch is recorded."""
+        """Refuse to record into this Graph inside the block, while a branch is recorded."""
         self._branch = title
         try:
             yield
@@ -1190,10 +1194,10 @@ class Graph:
 
     @contextmanager
     def with_module(self, name: str) -> Iterator[None]:
-        """Name the nodes recorded inside `<name>/…`, for readers.
+        """Prefix the names of nodes recorded in the block with `<name>/`, for readers.
 
-        A call of a Module that sends is told from its other calls by the scope: the ports of one
-        in a scope of its own keep their identity when another call is added before it.
+        The scope also distinguishes the calls of a Module that sends: the ports of a call in a
+        scope of its own keep their identity when another call is added before it.
         """
         self._scopes.append(check_name("module scope", name))
         try:
@@ -1202,10 +1206,10 @@ class Graph:
             self._scopes.pop()
 
     def call_name(self, module: str) -> str:
-        """Return the name of the next call of a Module: its scopes, the Module, its number there.
+        """Return the name of the next call of a Module: its scopes, the Module, a counter.
 
-        It is part of the identity of all ports inside, so that it does not count other ops, nor
-        bodies that the recorder called apart.
+        It is part of the identity of all ports inside, so the counter ignores other ops and the
+        suffixes by which the recorder tells bodies apart.
         """
         path = ".".join((*self._scopes, module))
         number = self._calls[path]
@@ -1240,7 +1244,7 @@ class Graph:
 
 
 def deadline_ns_of(what: str, given: object) -> int:
-    """Return seconds as nanoseconds; BadArgument, which begins with `what`, out of range."""
+    """Return seconds as nanoseconds. Raises BadArgument, beginning with `what`, out of range."""
     seconds = given if isinstance(given, int | float) else math.nan
     fits = 0 <= seconds <= MAX_DEADLINE_S and not 0 < seconds * NS_PER_S < 1
     if not fits or isinstance(given, bool):
@@ -1252,15 +1256,15 @@ def deadline_ns_of(what: str, given: object) -> int:
 
 
 def _budget_ns(port: str, budget: object, hops: object) -> int:
-    given = budget if isinstance(budget, int | float) else math.nan
-    if not 1 / NS_PER_S <= given <= MAX_DEADLINE_S or isinstance(budget, bool):
+    seconds = budget if isinstance(budget, int | float) else math.nan
+    if not 1 / NS_PER_S <= seconds <= MAX_DEADLINE_S or isinstance(budget, bool):
         raise BadArgument(
             f"budget={budget!r:.40} of {port!r} has to be a number of seconds above 0, up to "
             f"{MAX_DEADLINE_S:.0f}, or None"
         )
     if hops is not None:
         raise BadArgument(f"{port!r} has hops and a budget; give one of them: each says the time")
-    return round(given * NS_PER_S)
+    return round(seconds * NS_PER_S)
 
 
 def _parsed(
@@ -1287,7 +1291,7 @@ def need_tensor_type(name: str, given: object) -> TypeNode:
 
 
 def as_graph(g: object, call: str) -> Graph:
-    """Return `g`, or raise BadArgument where it is not a Graph. `call` says how to write it."""
+    """Return `g`, or raise BadArgument, which shows `call`, if it is not a Graph."""
     if isinstance(g, Graph):
         return g
     shown = f"the value {g.name!r}" if isinstance(g, Output) else f"{g!r:.60}"
@@ -1316,7 +1320,7 @@ def _ports_text(ports: Sequence[Port]) -> str:
 
 
 def type_variables(bound: Sequence[tuple[Port, Output | None]]) -> dict[str, TypeNode]:
-    """Return the types of an op's type variables; Any where its inputs have different ones."""
+    """Return the types of an op's type variables; Any if its inputs disagree."""
     known: dict[str, TypeNode] = {}
     for port, value in bound:
         if value is not None and isinstance(port.type, str):
@@ -1330,14 +1334,14 @@ def checked_attributes(
     op_type: str, known: Mapping[str, Any], given: Mapping[str, Any],
     make: Callable[[str, Any], Attribute],
 ) -> dict[str, Attribute]:  # fmt: skip
-    """Make the attributes of an op, in the order of `known`: their defaults, REQUIRED or LEFT_OUT.
+    """Return an op's attributes in the order of `known`: name to default, REQUIRED or LEFT_OUT.
 
     Raises BadArgument.
     """
     for name in given:
         if name not in known:
             raise BadArgument(f"{op_type} has no attribute {name!r}{hint(name, known)}")
-    made = {}
+    checked = {}
     for name, default in known.items():
         value = given.get(name, default)
         if value is opset.REQUIRED:
@@ -1345,7 +1349,7 @@ def checked_attributes(
         if value is LEFT_OUT:
             continue
         try:
-            made[name] = make(name, value)
+            checked[name] = make(name, value)
         except WrongKind as error:
             raise BadArgument(f"{name}={value!r:.60} of {op_type} has to be {error}") from error
-    return made
+    return checked

@@ -1,7 +1,7 @@
-"""`Module`: one program, or one part of one; its calls, and what they hand out.
+"""`Module`: a program or a part of one, its calls, and their outputs.
 
-Rule: a Module is a pure recording: `body` is run once for every call and every build, and has
-to record the same each time. The names of its inputs and outputs are its whole interface.
+Rule: a Module is a pure recording: `body` runs once for every call and every build, and must
+record the same each time. The names of its inputs and outputs are its whole interface.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Module:
     ```
 
     Attributes:
-        name: of the Module in the artifact; the class name unless the subclass sets another.
-        home: the class of peer on which inputs, and what nothing else places, live.
-        schema: what the examples of data slots mean, by slot, as far as the author says it:
+        name: name of the Module in the artifact; the class name unless the subclass sets another.
+        home: the class of peer of its inputs, and of ops that nothing else places.
+        schema: the meaning of the examples in data slots, by slot, as far as the author states it:
             {"data": {"columns": ["a", "b"], "classes": ["no", "yes"]}}. Every node compares its
             own data with it before it is ready.
     """
@@ -61,25 +61,25 @@ class Module:
             cls.name = cls.__name__
 
     def body(self, g: Graph) -> None:  # noqa: ARG002
-        """Record what the Module does. Every subclass overrides this."""
+        """Record the Module's ops. Every subclass overrides this."""
         raise RecordingError(
             f"Module {self.name!r} has no body; define `def body(self, g: Graph) -> None`"
         )
 
     def check_recorded(self, function: Function) -> None:
-        """Check what `body` has recorded; nothing, unless overridden. Raises RecordingError."""
+        """Check the recorded body; does nothing unless overridden. Raises RecordingError."""
 
     def bootstrap(self, g: Graph) -> None:
-        """Record what has to happen before the first execution; nothing, unless overridden.
+        """Record the ops that run before the first execution; records nothing unless overridden.
 
         The caller of the bootstrap provides its `g.input`s, which are not those of `body`.
         """
 
     def bindings(self) -> Mapping[str, Any]:
-        """Component classes for generic slots: slot name to class.
+        """Return component classes for generic slots, by slot name.
 
-        The command line binds these when it compiles the Module by name; a program that calls
-        `Compiler` itself binds what it likes.
+        The command line binds these when it compiles the Module by name; a caller of `Compiler`
+        is free to bind others.
         """
         return {}
 
@@ -90,10 +90,11 @@ class Module:
     def call_bootstrap(
         self, g: Graph, inputs: Mapping[str, Output] | None = None, *, after: After = None
     ) -> ModuleOutputs:
-        """Let a parent's bootstrap run this Module's: `self.index.call_bootstrap(g)`.
+        """Call this Module's bootstrap from a parent's: `self.index.call_bootstrap(g)`.
 
-        The parent decides when, and with which values. A Module without a bootstrap, and
-        bootstraps that call each other in a ring, are refused by the compiler, which sees all.
+        The parent decides when, and with which values. The compiler, which sees the whole
+        program, refuses a Module without a bootstrap, and bootstraps that call each other in a
+        cycle.
 
         Args:
             g: the Graph of the parent's `bootstrap`.
@@ -105,7 +106,7 @@ class Module:
 
         Raises:
             BadArgument: `g` records no bootstrap, or an input has no value.
-            UnknownName: a value is given for an input that is not there.
+            UnknownName: `inputs` names an input that does not exist.
             RecordingError: raised by the Module's own recording.
         """
         _check_caller(g, "call_bootstrap", self.name, inputs or {})
@@ -131,10 +132,10 @@ class Module:
             RecordingError: one of its subclasses, naming the Module and the line.
         """
         program = ModelRecorder().record_root(self._source())
-        for slot, said in sorted(self.schema.items()):
+        for slot, meaning in sorted(self.schema.items()):
             check_name("slot of `schema`", slot)
             try:
-                text = json.dumps(dict(said), sort_keys=True, separators=(",", ":"))
+                text = json.dumps(dict(meaning), sort_keys=True, separators=(",", ":"))
             except (TypeError, ValueError, RecursionError) as error:
                 raise BadArgument(f"schema of {slot!r}: {error}", self.name) from error
             program.metadata[keys.SCHEMA_PREFIX + slot] = text
@@ -142,7 +143,7 @@ class Module:
 
     def build(self) -> ModelProto:
         """Record the program as an ONNX model, to be saved or compiled; see `record`."""
-        return model_of(Module.record(self))  # a subclass may have a `record` of its own
+        return model_of(Module.record(self))  # a subclass may define an unrelated `record`
 
     def _source(self) -> ModuleSource:
         name = check_name("Module name", self.name)
@@ -167,7 +168,7 @@ class Module:
 
 
 class ModuleCall:
-    """A call in the making; see `Module.call`."""
+    """A call that is being built; see `Module.call`."""
 
     __slots__ = ("_inputs", "_module")
 
@@ -176,7 +177,7 @@ class ModuleCall:
         self._inputs: dict[str, Output] = {}
 
     def input(self, name: str, value: Output) -> ModuleCall:
-        """Hand a value in and return the call itself.
+        """Set the value of an input and return the call itself.
 
         Raises:
             BadArgument: `value` is not a recorded value.
@@ -199,8 +200,8 @@ class ModuleCall:
             after: values that must be there before.
 
         Raises:
-            UnknownName: an input was given that the Module does not have.
-            BadArgument: an input that the Module has was not given.
+            UnknownName: a value was set for an input that the Module does not have.
+            BadArgument: an input of the Module has no value.
             RecordingError: raised by the Module's own body.
         """
         module = self._module.name
@@ -233,7 +234,7 @@ def _record_call(
             )
     call_name = g.call_name(module)
     _check_inputs(module, called.inputs, given)
-    made = g.emit(
+    outputs = g.emit(
         keys.MODULE_DOMAIN,
         name,
         inputs=[given[formal] for formal in called.inputs],
@@ -241,7 +242,7 @@ def _record_call(
         after=after,
         metadata={keys.CALL_KEY: call_name},
     )
-    return ModuleOutputs(g, module, dict(zip(called.outputs, made, strict=True)))
+    return ModuleOutputs(g, module, dict(zip(called.outputs, outputs, strict=True)))
 
 
 def _check_inputs(module: str, wanted: Sequence[str], given: Mapping[str, Output]) -> None:
@@ -268,15 +269,15 @@ class ModuleOutputs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the outputs, in the order in which the body made them."""
+        """The names of the outputs, in the order in which the body recorded them."""
         return tuple(self._outputs)
 
     def output(self, name: str) -> Output:
-        """Return one output; raises UnknownName if the Module has no such output."""
-        found = self._outputs.get(name)
-        if found is None:
+        """Return one output. Raises UnknownName if the Module has no such output."""
+        output = self._outputs.get(name)
+        if output is None:
             raise self._graph.error(
                 UnknownName,
                 f"Module {self._module!r} has no output {name!r}{hint(str(name), self._outputs)}",
             )
-        return found
+        return output

@@ -1,8 +1,8 @@
 """Names that an author may give, and suggestions for near misses.
 
 Rule: names are parts of value names, metadata lists and target names, where `.`, `/`, `,`, `|` and
-`#` are separators, so a name holds none of them. Names that the recorder makes up hold a `.` or are
-made from an op's type, so they never clash with an author's name.
+`#` are separators, so a name contains none of them. Names that the recorder generates contain a
+`.` or are made from an op's type, so they never clash with an author's name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_name(kind: str, name: object, *, module: str = "") -> str:
 
 
 def check_class(name: object, *, module: str = "") -> str:
-    """Return the name of a peer class: a name, or `@self`."""
+    """Return the name of a peer class, which is a name or `@self`, or raise BadName."""
     return keys.SELF_CLASS if name == keys.SELF_CLASS else check_name(
         "peer class", name, module=module
     )  # fmt: skip

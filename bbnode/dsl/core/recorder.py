@@ -1,8 +1,8 @@
 """The recorder of a whole model: its Modules, its slots, and the program that they make.
 
 Rule: a body is recorded every time it is called and stored once: functions that differ only in
-their source lines are one. Nothing here depends on addresses, hashes of objects or time.
-One slot name is one slot is one id, over the whole model; ids count from 0 by first use.
+their source lines are one. Nothing here depends on addresses, object hashes or time. A slot name
+has one slot and one id in the whole model; ids count from 0 in order of first use.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from bbnode.ir.graph import Function, OpNode, Program, sorted_opsets
 from bbnode.ir.onnx_file import graph_proto, ir_version_for, joined_extras
 from bbnode.ir.slots import ConcreteSpec
 
-# Deeper than any program; it stops endless recursion of Modules well before Python's own limit.
+# Deeper than any real program; stops a recursion of Modules well before Python's own limit.
 MAX_MODULE_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotUse:
-    """The slot of one op, as its author wrote it."""
+    """The slot of one op, as written by its author."""
 
     name: str
     role: str
@@ -51,7 +51,7 @@ class SlotTable:
         self._slots: dict[str, _KnownSlot] = {}
 
     def check(self, use: SlotUse) -> None:
-        """Raise SlotConflict where a use contradicts an earlier one of the same name."""
+        """Raise SlotConflict if a use contradicts an earlier one of the same name."""
         known = self._slots.get(use.name)
         if known is None:
             return
@@ -72,7 +72,7 @@ class SlotTable:
             )
 
     def take(self, use: SlotUse) -> dict[str, str]:
-        """Register a use and return the metadata of the op's node; SlotConflict as in `check`."""
+        """Register a use and return the metadata for the op's node. Raises as `check`."""
         self.check(use)
         known = self._slots.setdefault(use.name, _KnownSlot(len(self._slots), use.role))
         meta = {keys.SLOT_KEY: use.name, keys.SLOT_ID_KEY: str(known.id)}
@@ -93,7 +93,7 @@ class SlotTable:
         return meta
 
     def slot_id(self, name: str) -> int:
-        """Return the id of a slot that was taken."""
+        """Return the id of a registered slot."""
         return self._slots[name].id
 
 
@@ -102,9 +102,9 @@ class ModuleSource:
     """A Module as the recorder sees it.
 
     Attributes:
-        identity: the same object on the stack twice is a recursion.
-        name: of the Module.
-        record: records its body, or with True its bootstrap.
+        identity: an object that identifies the Module; a second one on the stack is a recursion.
+        name: name of the Module.
+        record: records the Module's body, or with True its bootstrap.
     """
 
     identity: object
@@ -117,13 +117,13 @@ class ModelRecorder:
 
     def __init__(self) -> None:
         self.slots = SlotTable()
-        self.extras = b""  # of the program: what the models in it describe of devices and training
+        self.extras = b""  # device configurations and training graphs of the models in the program
         self._path: list[ModuleSource] = []
         self._functions: list[Function] = []
         self._bootstraps: list[Function] = []
         self._by_content: dict[tuple[object, ...], Function] = {}
         self._names: set[str] = set()
-        # Calls of bootstraps whose Module is being recorded and has no name in the model yet.
+        # Calls of bootstraps whose Module is still being recorded and has no name yet.
         self._open_calls: list[tuple[object, OpNode]] = []
 
     def record_root(self, source: ModuleSource) -> Program:
@@ -174,9 +174,9 @@ class ModelRecorder:
         """Record a Module whose bootstrap is called.
 
         Returns:
-            The name of its bootstrap, and the function: None when it has none, or when it is
-            being recorded right now. Bootstraps that call themselves, or nothing, are left for
-            the compiler to refuse, which sees all of them.
+            The name of its bootstrap, and the function: None if it has none, or while it is
+            being recorded. Calls of a missing bootstrap, and of itself, are left for the compiler
+            to refuse, which sees the whole program.
         """
         if self._is_open(source):
             return source.name + keys.BOOTSTRAP_SUFFIX, None
@@ -228,12 +228,12 @@ _BASE_OPSETS = (("", keys.ONNX_OPSET_VERSION), (keys.MODULE_DOMAIN, keys.BB_OPSE
 
 
 def _content(function: Function) -> tuple[object, ...]:
-    """Return the parts that make two functions one: all but the name and the source lines."""
+    """Return a function's content without its name and source lines, for deduplication."""
     nodes = []
     for node in function.nodes:
         bare = node.copy()
         bare.source_line = ""
-        # Two graphs are equal when their bytes are.
+        # Graphs are compared by their bytes.
         bare.attributes = {n: a for n, a in node.attributes.items() if not a.graphs}
         graphs = [graph_proto(graph).SerializeToString(deterministic=True) for graph in node.graphs]
         nodes.append((bare.content(), *graphs))

@@ -1,6 +1,6 @@
 """Shapes and denotations, as an author declares them.
 
-Rule: the words of denotations are ONNX's own (its DimensionDenotation.md and TypeDenotation.md).
+Rule: denotations are spelled as in ONNX's DimensionDenotation.md and TypeDenotation.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def declared_type(
     denotation: str = "",
     axes: Sequence[str | None] | None = None,
 ) -> ValueType:
-    """Return the type of a value with its shape; what is of no known type becomes a tensor.
+    """Return the type of a value with its shape; a value of unknown type becomes a tensor.
 
     Raises BadArgument, and BadName for an axis. `what` begins the message.
     """
@@ -42,8 +42,8 @@ def declared_type(
     kind = types.TENSOR if kind is types.ANY else kind
     if kind is not types.TENSOR and kind.kind is not TypeKind.TENSOR:
         raise BadArgument(f"{what} is {kind.name}; only a tensor has a shape or a denotation")
-    given = None if shape is None else _checked(what, shape)
-    words = _words(what, given, axes)
+    dims = None if shape is None else _checked(what, shape)
+    words = _words(what, dims, axes)
     if denotation:
         if denotation not in TYPE_DENOTATIONS:
             raise BadArgument(
@@ -52,7 +52,7 @@ def declared_type(
             )
         if kind is not types.TENSOR and types.TENSOR_BY_ELEM.get(kind.elem_type) is not kind:
             raise BadArgument(f"{what} is {kind.name}, which takes no denotation")
-    return ValueType.of(kind, given, denotation=denotation, axes=words)
+    return ValueType.of(kind, dims, denotation=denotation, axes=words)
 
 
 def _checked(what: str, shape: object) -> tuple[Dim, ...]:

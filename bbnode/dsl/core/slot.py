@@ -1,8 +1,8 @@
 """`Slot`: a named place for a component, and the recording of its ops.
 
-Rule: a slot is its name: two slot objects of one name are one slot, wherever they are made. All ops
-of all roles are recorded by `Slot.op`, which reads the op table; the methods of the role slots are
-thin wrappers of it.
+Rule: a slot is identified by its name: two slot objects with one name are one slot, wherever they
+are created. `Slot.op` records all ops of all roles from the op table; the methods of the role
+slots are thin wrappers of it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ Recorded = Any
 class Slot:
     """Base of the slot classes.
 
-    A generic slot is filled by the compiler's bind chain. A concrete one carries a component
-    type with its config, `concrete=bbnode.components.concrete(Class, Config(…))`, into the
-    artifact.
+    The compiler's bind chain fills a generic slot. A concrete one brings a component type and
+    its config, `concrete=bbnode.components.concrete(Class, Config(…))`, into the artifact.
     """
 
     ROLE: ClassVar[str]
@@ -40,7 +39,7 @@ class Slot:
                 setattr(cls, name, takes_graph(function))
 
     def __init__(self, name: str, *, concrete: ConcreteSpec | None = None) -> None:
-        """Name the slot.
+        """Create a slot.
 
         Raises:
             BadName: the name cannot stand in the artifact.
@@ -59,7 +58,7 @@ class Slot:
 
     @property
     def concrete(self) -> ConcreteSpec | None:
-        """The component that the slot holds, or None when it is generic."""
+        """The component of a concrete slot, or None for a generic one."""
         return self._use.concrete
 
     def __repr__(self) -> str:
@@ -75,11 +74,11 @@ class Slot:
             g: the Graph.
             op_type: as in the op table.
             inputs: values, in port order; None for an optional one left out.
-            deadline: seconds that the op may take, its wait for its component included; 0 for what
-                is left of the request, message or call that it works for, else for the limit
-                `wait_s` of its node.
+            deadline: seconds that the op may take, its wait for its component included; 0 for the
+                rest of the request, message or call that started its execution, else for the
+                limit `wait_s` of the node.
             after: values that must be there before the op fires.
-            attributes: by name; those left out take their defaults.
+            attributes: by name; omitted ones take their defaults.
 
         Returns:
             None, one Output, or a tuple of them: as many as the op has outputs.
@@ -93,12 +92,14 @@ class Slot:
         if spec is None:
             known = [spec.op_type for spec in self._specs()]
             raise NoSuchOp(f"{self._owner} has no op {str(op_type)!r}{hint(str(op_type), known)}")
-        if deadline and "deadline" in spec.attributes:  # a protocol's op, whose own word it is
+        if (
+            deadline and "deadline" in spec.attributes
+        ):  # a protocol's op with an attribute of that name
             attributes["deadline"], deadline = deadline, 0.0
-        made = graph.record(
+        outputs = graph.record(
             spec, inputs, attributes, slot=self._use, after=after, deadline=deadline
         )
-        return shaped(made)
+        return shaped(outputs)
 
     def __getattr__(self, name: str) -> Callable[..., Recorded]:
         """Return the method of an op, third-party ops of the table included."""
@@ -128,7 +129,7 @@ class Slot:
         return type(self).__name__
 
     def _methods(self) -> Mapping[str, tuple[str, str]]:
-        """Return op type and text of each op of this slot, by its method."""
+        """Return op type and docstring of each op of this slot, by method name."""
         return {spec.method: (spec.op_type, spec.doc) for spec in self._specs()}
 
     def _specs(self) -> tuple[OpSpec, ...]:
@@ -154,5 +155,5 @@ class Slot:
 
 
 def shaped(outputs: tuple[Output, ...]) -> Recorded:
-    """Return None, the one output, or all of them."""
+    """Return None without outputs, a single output, or the tuple of several."""
     return outputs if len(outputs) > 1 else outputs[0] if outputs else None

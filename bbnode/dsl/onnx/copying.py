@@ -1,6 +1,6 @@
 """Copies of ops into a Graph, from an ONNX model or from a recorded program.
 
-Rule: only names change, to the recorder's own, also inside of the graphs of If, Loop and Scan;
+Rule: only names change, to the recorder's own, also inside the graphs of If, Loop and Scan;
 texts and metadata that do not affect the computation are left out.
 """
 
@@ -33,11 +33,11 @@ from bbnode.ir.onnx_file import annotated, annotations_of, onnx_schema
 from bbnode.ir.types import TypeNode
 
 _FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
-_MAX_SCOPES = 8  # exporters nest module paths; the outermost ones tell a reader enough
+_MAX_SCOPES = 8  # exporters nest module paths; the outermost ones are enough for a reader
 
 
 def clean_name(text: str) -> str:
-    """Return the text as a name; empty when nothing of it is left."""
+    """Return the text as a valid name, "" if no character of it is valid."""
     cleaned = _FOREIGN_CHARACTER.sub("_", text[:MAX_NAME_LENGTH]).lstrip("-")
     if not cleaned.strip("_-"):
         return ""
@@ -50,8 +50,8 @@ class NodeCopier:
     Attributes:
         g: the Graph.
         kinds: types of the other body's values.
-        declared: the same with shapes and denotations, where these are to be recorded as well.
-        known: recorded value by its name there.
+        declared: types with shapes and denotations, for values whose shapes are recorded too.
+        known: recorded value, by its name in the other body.
     """
 
     def __init__(
@@ -65,19 +65,19 @@ class NodeCopier:
         self._numbers = count()
 
     def value(self, name: str, reader: str) -> Output:
-        """Return a recorded value; raises BrokenArtifact if there is no value of that name."""
-        found = self.known.get(name)
-        if found is None:
+        """Return a recorded value. Raises BrokenArtifact if no value has that name."""
+        recorded = self.known.get(name)
+        if recorded is None:
             raise BrokenArtifact(
                 f"{reader or 'an op'!r:.80} reads {name!r:.80}, which nothing before it makes; "
                 "record or compile the program again"
             )
-        return found
+        return recorded
 
     def input(self, name: str, port: str) -> None:
         """Make a value an input of the Graph."""
-        made = self.known[name] = self.g.input(port, self.kinds.get(name, types.ANY))
-        self._declare(name, made)
+        recorded = self.known[name] = self.g.input(port, self.kinds.get(name, types.ANY))
+        self._declare(name, recorded)
 
     def _declare(self, name: str, made: Output) -> None:
         declared = self.declared.get(name)
@@ -86,7 +86,7 @@ class NodeCopier:
 
     @contextmanager
     def scopes_of(self, node: OpNode) -> Iterator[None]:
-        """Record in the scopes of the node's name: layers_0 and attn of `/layers.0/attn/Add`."""
+        """Record in the scopes of the node's name: layers_0 and attn for `/layers.0/attn/Add`."""
         parts = [clean_name(part) for part in node.name.split("/")[:-1]]
         with ExitStack() as scopes:
             for part in [part for part in parts if part][:_MAX_SCOPES]:
@@ -97,7 +97,7 @@ class NodeCopier:
         self, node: OpNode, version: int, *, slot: SlotUse | None, after: After,
         metadata: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """Record one node; `version` is that of its domain's opset."""
+        """Record one node; `version` is its domain's opset version."""
         outer = {name: self.value(name, node.name).name for name in node.computes_with}
         inputs = [self.value(name, node.name) if name else None for name in node.inputs]
         outputs = list(node.outputs)
@@ -107,7 +107,7 @@ class NodeCopier:
         while len(inputs) > least and inputs[-1] is None:
             inputs.pop()
         kinds = [self.kinds.get(name, types.ANY) for name in outputs]
-        made = self.g.emit(
+        outputs_ = self.g.emit(
             "" if is_onnx_domain(node.domain) else node.domain,
             node.op_type,
             inputs=inputs,
@@ -119,18 +119,18 @@ class NodeCopier:
             opset_version=version,
         )
         self.g.last_node.extras = node.extras
-        for name, value in zip(outputs, made, strict=True):
+        for name, value in zip(outputs, outputs_, strict=True):
             if name:
                 self.known[name] = value
                 self._declare(name, value)
 
     def _fresh(self) -> str:
-        """Return a name inside of a nested graph, which no recorded value has."""
+        """Return a name for a value inside a nested graph, which no recorded value has."""
         return f"inner.{next(self._numbers)}"
 
 
 def _ports(node: OpNode, version: int, number: int) -> tuple[Sequence[str], int]:
-    """Return the names of the op's first output ports, and its least number of inputs."""
+    """Return the names of the op's first output ports, and its minimum number of inputs."""
     labels: list[str] = []
     least = len(node.inputs)
     spec = opset.lookup_op(node.domain, node.op_type)
@@ -152,25 +152,25 @@ def _ports(node: OpNode, version: int, number: int) -> tuple[Sequence[str], int]
 def _renamed_attributes(
     node: OpNode, outer: Mapping[str, str], fresh: Callable[[], str]
 ) -> dict[str, Attribute]:
-    """Return a node's attributes, in whose graphs values have other names.
+    """Return a node's attributes, with renamed values in their graphs.
 
-    Captured values are called as in `outer`, the graphs' own ones by `fresh`. Texts and metadata
-    that nothing computes with are left out.
+    Captured values are renamed by `outer`, the graphs' own ones get names from `fresh`. Texts and
+    metadata that do not affect the computation are left out.
     """
-    made: dict[str, Attribute] = {}
+    renamed: dict[str, Attribute] = {}
     for name, attribute in node.attributes.items():
         graphs = tuple(_renamed(graph, outer, fresh) for graph in attribute.graphs)
         value = attribute.value
         if graphs:
             value = graphs if attribute.kind is AttributeKind.GRAPHS else graphs[0]
-        made[name] = Attribute(attribute.kind, value)
-    return made
+        renamed[name] = Attribute(attribute.kind, value)
+    return renamed
 
 
 def _renamed(graph: Subgraph, outer: Mapping[str, str], fresh: Callable[[], str]) -> Subgraph:
     own = (*graph.inputs, *graph.initializers, *(n for node in graph.nodes for n in node.outputs))
     names = {**outer, **{name: fresh() for name in dict.fromkeys(own) if name}}
-    made = Subgraph(
+    copied = Subgraph(
         name=graph.name,
         inputs=[names[name] for name in graph.inputs],
         outputs=[names.get(name, name) for name in graph.outputs],
@@ -179,10 +179,10 @@ def _renamed(graph: Subgraph, outer: Mapping[str, str], fresh: Callable[[], str]
             for name, tensor in graph.initializers.items()
         },
     )
-    # Inference finds the other types again, under the new names.
+    # Inference determines the other types again, under the new names.
     for name in (*graph.inputs, *graph.outputs):
         if name in graph.types:
-            made.types[names.get(name, name)] = graph.types[name]
+            copied.types[names.get(name, name)] = graph.types[name]
     for node in graph.nodes:
         copy = OpNode(
             node.op_type,
@@ -193,16 +193,16 @@ def _renamed(graph: Subgraph, outer: Mapping[str, str], fresh: Callable[[], str]
             overload=node.overload,
         )
         copy.extras = node.extras
-        made.append(copy)
+        copied.append(copy)
     if graph.extras:
         annotated(
-            made,
+            copied,
             {
                 names.get(value, value): {key: names.get(name, name) for key, name in held.items()}
                 for value, held in annotations_of(graph).items()
             },
         )
-    return made
+    return copied
 
 
 def bare_tensor(tensor: Tensor, name: str = "") -> Tensor:

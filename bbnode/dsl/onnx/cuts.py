@@ -1,7 +1,7 @@
-"""The cutting of an ONNX model into stages, and the values that cross each cut.
+"""The partition of an ONNX model into stages, and the values that cross each cut.
 
-Rule: a stage is complete: it makes the values that its ops read, or they cross into it. Cutting by
-weights follows the model's own order; among cuts that balance about equally well, the one that the
+Rule: a stage is complete: the values that its ops read are made in it or cross into it. A cut by
+weights follows the model's own order; of cuts with about the same balance, the one that the
 fewest values cross is chosen. Weights never cross: each stage holds those that it reads.
 """
 
@@ -17,10 +17,10 @@ from bbnode.dsl.onnx.graph import OnnxGraph, Part, whole
 
 # A stage is a peer; more than this is a typing error.
 MAX_STAGES = 64
-# The most places that are considered; of more, only the best of each neighbourhood, so that the
-# work stays at MAX_PLACES² per stage.
+# The maximum of candidate places; beyond it, only the best of each neighbourhood is considered, so
+# that the work stays at MAX_PLACES² per stage.
 MAX_PLACES = 400
-# How much heavier than the best split the heaviest stage may be, where fewer values cross then.
+# Factor by which the heaviest stage may exceed that of the best split, if fewer values cross then.
 BALANCE_SLACK = 1.10
 
 
@@ -38,9 +38,9 @@ class Split:
 
 
 def split_by_weight(graph: OnnxGraph, stages: int, module: str) -> Split:
-    """Cut into `stages` parts whose heaviest has as few bytes of weights as can be, or nearly.
+    """Cut into `stages` parts with a nearly minimal weight of the heaviest one, in bytes.
 
-    Raises TooManyStages when there are not as many places to cut at.
+    Raises TooManyStages if there are not enough places to cut at.
     """
     order = whole(graph).nodes
     if type(stages) is not int or not 1 <= stages <= MAX_STAGES:
@@ -63,7 +63,7 @@ def split_by_weight(graph: OnnxGraph, stages: int, module: str) -> Split:
 
 
 def split_at(graph: OnnxGraph, at: Sequence[str | Sequence[str]], module: str) -> Split:
-    """Cut behind named values: a stage is all that a value needs and no earlier stage has.
+    """Cut after named values: a stage has all ops that a value needs and no earlier stage has.
 
     An entry of `at` may also be a list of values, which then end one stage together.
 
@@ -97,9 +97,9 @@ def split_at(graph: OnnxGraph, at: Sequence[str | Sequence[str]], module: str) -
             "back by itself",
             module,
         )
-    made = _split(graph, [*groups, rest])
-    _check_crossing(graph, made, at, module)
-    return made
+    split = _split(graph, [*groups, rest])
+    _check_crossing(graph, split, at, module)
+    return split
 
 
 def _check_inputs(order: Sequence[int], graph: OnnxGraph, module: str) -> None:
@@ -121,16 +121,16 @@ def _check_inputs(order: Sequence[int], graph: OnnxGraph, module: str) -> None:
 
 
 def _needed(graph: OnnxGraph, values: Sequence[str], done: set[int]) -> set[int]:
-    found: set[int] = set()
+    needed: set[int] = set()
     todo = list(values)
     while todo:
         index = graph.maker.get(todo.pop())
-        if index is None or graph.fixed[index] or index in done or index in found:
+        if index is None or graph.fixed[index] or index in done or index in needed:
             continue
-        found.add(index)
+        needed.add(index)
         todo.extend(graph.nodes[index].computes_with)
         # The inputs of a fixed op are fixed as well, so they are not followed.
-    return found
+    return needed
 
 
 def _check_crossing(
@@ -150,28 +150,30 @@ def _check_crossing(
 
 
 def _split(graph: OnnxGraph, groups: Sequence[tuple[int, ...]]) -> Split:
-    """The parts of these groups of ops, which are in order and whole together."""
+    """Return the parts of these groups of ops, which are in order and cover the model."""
     stage_of = {index: stage for stage, group in enumerate(groups) for index in group}
-    made: dict[str, int] = dict.fromkeys(graph.inputs, -1)  # value -> stage that makes it
+    maker_stage: dict[str, int] = dict.fromkeys(graph.inputs, -1)  # value -> stage that makes it
     for index, stage in stage_of.items():
-        made.update((name, stage) for name in graph.nodes[index].outputs if name)
+        maker_stage.update((name, stage) for name in graph.nodes[index].outputs if name)
     outputs = [name for name in graph.outputs if not graph.is_fixed_value(name)]
     last = dict.fromkeys(outputs, len(groups))  # value -> last stage that needs it
     read: list[dict[str, None]] = [{} for _ in groups]
     for index, stage in stage_of.items():
         for name in graph.nodes[index].computes_with:
-            if name in made:
+            if name in maker_stage:
                 last[name] = max(last.get(name, -1), stage)
                 read[stage][name] = None
     crossing = [
-        tuple(n for n, home in made.items() if home < stage <= last.get(n, -1))
+        tuple(n for n, home in maker_stage.items() if home < stage <= last.get(n, -1))
         for stage in range(len(groups))
     ]
     crossing.append(tuple(graph.outputs))
     parts = []
     for stage, group in enumerate(groups):
-        handed = [n for n, home in made.items() if home == stage and last.get(n, -1) > stage]
-        if stage == len(groups) - 1:  # outputs made of weights alone are handed out at the end
+        handed = [n for n, home in maker_stage.items() if home == stage and last.get(n, -1) > stage]
+        if (
+            stage == len(groups) - 1
+        ):  # outputs computed from weights alone are handed out by the last stage
             handed += [n for n in graph.outputs if graph.is_fixed_value(n)]
         inputs = tuple(n for n in crossing[stage] if n in read[stage])
         parts.append(Part(graph=graph, nodes=group, inputs=inputs, outputs=tuple(handed)))
@@ -182,7 +184,7 @@ def _split(graph: OnnxGraph, groups: Sequence[tuple[int, ...]]) -> Split:
 
 
 def _crossed(graph: OnnxGraph, order: Sequence[int]) -> list[int]:
-    """Count the values that cross a cut before each op; 0 where the model cannot be cut."""
+    """Count the values that cross a cut before each op; 0 if the model cannot be cut there."""
     born: dict[str, int] = dict.fromkeys(graph.inputs, 0)
     last: dict[str, int] = {}
     for position, index in enumerate(order):
@@ -202,12 +204,12 @@ def _crossed(graph: OnnxGraph, order: Sequence[int]) -> list[int]:
 
 
 def _thinned(places: list[int], sums: Sequence[int], crossed: Sequence[int]) -> list[int]:
-    """About `MAX_PLACES` of them: of each neighbourhood the one that fewest values cross."""
+    """Return about `MAX_PLACES` of the places: the least crossed one of each neighbourhood."""
     if len(places) <= MAX_PLACES:
         return places
     best: dict[int, int] = {}
     for rank, at in enumerate(places):
-        # Neighbourhoods are equal in weights and in number of places, half of them by either.
+        # Half of the neighbourhoods are equal in weight, the other half in number of places.
         bucket = sums[at] * (MAX_PLACES // 2) // (sums[-1] + 1) + rank * (MAX_PLACES // 2) // len(
             places
         )
@@ -220,11 +222,11 @@ def _thinned(places: list[int], sums: Sequence[int], crossed: Sequence[int]) -> 
 def _best_cuts(
     ends: Sequence[int], sums: Sequence[int], crossed: Sequence[int], stages: int
 ) -> list[int]:
-    """`stages` + 1 of `ends`, first and last included.
+    """Return `stages` + 1 of `ends`, first and last included.
 
-    First the least weight that the heaviest stage can have; then, among the splits that stay
-    within `BALANCE_SLACK` of it, the one with the fewest crossing values, and of those the
-    most even one (least sum of squares), with its cuts as late as can be.
+    The search minimises the weight of the heaviest stage first; among the splits that stay
+    within `BALANCE_SLACK` of it, it takes the one with the fewest crossing values, and of those
+    the most even one (least sum of squares), with its cuts as late as possible.
     """
     loads = [sums[at] for at in ends]
     cap = math.floor(_least_cap(loads, stages) * BALANCE_SLACK)
@@ -258,7 +260,7 @@ def _best_cuts(
 
 
 def _least_cap(loads: Sequence[int], stages: int) -> int:
-    """The least weight of the heaviest of `stages` stages, none of which is without an op."""
+    """Return the minimal weight of the heaviest of `stages` stages, each with at least one op."""
     low, high = 0, loads[-1]
     while low < high:
         middle = (low + high) // 2
@@ -270,7 +272,7 @@ def _least_cap(loads: Sequence[int], stages: int) -> int:
 
 
 def _stages_needed(loads: Sequence[int], cap: int) -> float:
-    """Count the stages when none is heavier than `cap`; infinite when it can't be."""
+    """Return the number of stages if none is heavier than `cap`; infinity if that is impossible."""
     needed, base = 1, loads[0]
     for previous, load in pairwise(loads):
         if load - previous > cap:

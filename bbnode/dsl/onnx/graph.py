@@ -1,7 +1,7 @@
 """An indexed ONNX model: its graph, its weights, and parts of it.
 
-Rule: built once from a loaded model and never changed. Initializers are weights, also where
-an input has the same name (what older exporters write). Ops that compute with weights alone
+Rule: the index is built once from a loaded model and never changed. Initializers are weights, even
+if an input has the same name (as older exporters write it). Ops that compute with weights alone
 are *fixed*: they have no place of their own and are recorded wherever they are read.
 """
 
@@ -30,15 +30,15 @@ class OnnxGraph:
     """One model, indexed.
 
     Attributes:
-        nodes: in topological order; those that no output needs are left out.
-        weights: initializers by name, as they are recorded: without it.
-        inputs, outputs: of the model, by name; an input with an initializer is a weight.
-        kinds: type of each value that is a tensor of a known element type that can travel.
+        nodes: in topological order, without those that no output needs.
+        weights: initializers by name; the tensors themselves carry no name.
+        inputs, outputs: names; an input with an initializer is a weight, not an input.
+        kinds: type of each value that is a tensor with a known element type that can travel.
         maker: index of the node that makes a value.
         fixed: for each node, True if it computes with weights alone.
         opsets: version by domain.
         annotations: quantization annotations of values.
-        extras: what the model describes of devices and training.
+        extras: device configurations and training graphs of the model.
     """
 
     nodes: Sequence[OpNode]
@@ -53,15 +53,15 @@ class OnnxGraph:
     extras: bytes = b""
 
     def fixed_for(self, indices: Iterable[int], values: Iterable[str]) -> set[int]:
-        """Return the fixed ops that these ops and values need, directly or not."""
+        """Return the fixed ops that these ops and values need, directly or indirectly."""
         todo = [*values, *(name for i in indices for name in self.nodes[i].computes_with)]
-        found: set[int] = set()
+        fixed_ops: set[int] = set()
         while todo:
             index = self.maker.get(todo.pop())
-            if index is not None and self.fixed[index] and index not in found:
-                found.add(index)
+            if index is not None and self.fixed[index] and index not in fixed_ops:
+                fixed_ops.add(index)
                 todo.extend(self.nodes[index].computes_with)
-        return found
+        return fixed_ops
 
     def is_fixed_value(self, name: str) -> bool:
         """Return True if a value is a weight, or computed from weights alone."""
@@ -75,27 +75,27 @@ class OnnxGraph:
     def new_weight_bytes(self, indices: Iterable[int]) -> list[int]:
         """Return the bytes of the weights that each of these ops is the first one to read."""
         seen: set[str] = set()
-        found = []
+        sizes = []
         for index in indices:
             new = {k: v for k, v in self._weights_of((index,), ()).items() if k not in seen}
             seen.update(new)
-            found.append(sum(new.values()))
-        return found
+            sizes.append(sum(new.values()))
+        return sizes
 
     def _weights_of(self, indices: Iterable[int], values: Iterable[str]) -> dict[str, int]:
         indices = tuple(indices)
         closure = self.fixed_for(indices, values)
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for index in (*indices, *closure):
             node = self.nodes[index]
             for name in node.computes_with:
                 if name in self.weights:
-                    found[name] = weight_size(self.weights[name])
+                    sizes[name] = weight_size(self.weights[name])
             attributes = sum(map(weight_size, _held_tensors(node)))
             if attributes:
-                found[f"\0{index}"] = attributes  # no value has such a name
-        found.update((n, weight_size(self.weights[n])) for n in values if n in self.weights)
-        return found
+                sizes[f"\0{index}"] = attributes  # no value has such a name
+        sizes.update((n, weight_size(self.weights[n])) for n in values if n in self.weights)
+        return sizes
 
     def check_value(self, name: object, module: str) -> str:
         """Return the name of a value of the model, or raise UnknownValue."""
@@ -107,11 +107,11 @@ class OnnxGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some ops of a model: the whole of it, or one stage.
+    """A set of ops of a model: the whole model, or one stage.
 
     Attributes:
         nodes: indices of its ops, in order, without fixed ones.
-        inputs, outputs: values that come from outside, and that it hands out.
+        inputs, outputs: values that enter and leave the part.
     """
 
     graph: OnnxGraph = field(repr=False)
@@ -121,7 +121,7 @@ class Part:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights in it."""
+        """The bytes of its weights."""
         return self.graph.weight_bytes(self.nodes, self.outputs)
 
 
@@ -143,7 +143,7 @@ def _held_tensors(node: OpNode) -> Iterable[Tensor]:
 
 
 def weight_size(tensor: Tensor) -> int:
-    """Return the bytes of a tensor's elements, however the file writes them down."""
+    """Return the size of a tensor's elements in bytes, whatever their encoding in the file."""
     proto = tensor.proto
     if not isinstance(proto, TensorProto):
         return weight_size(Tensor(proto.values)) + weight_size(Tensor(proto.indices))
@@ -158,7 +158,7 @@ def index_model(program: Program, outputs: Sequence[str] | None, module: str) ->
 
     Args:
         program: the result of `load_model`.
-        outputs: those to keep, all when None; ops that only others need are left out.
+        outputs: outputs to keep, None for all; ops that only the others need are left out.
         module: name of the Module, for error messages.
 
     Raises:
@@ -172,7 +172,7 @@ def index_model(program: Program, outputs: Sequence[str] | None, module: str) ->
     for port, names in (("input", inputs), ("output", kept)):
         for name in names:
             _check_port(port, name, graph.types.get(name), module)
-    told = {n: kind for n, t in graph.types.items() if (kind := _travelling(t)) is not None}
+    inferred = {n: kind for n, t in graph.types.items() if (kind := _travelling(t)) is not None}
     held = {
         n: types.TENSOR_BY_ELEM[tensor.elem_type]
         for n, tensor in graph.initializers.items()
@@ -184,7 +184,7 @@ def index_model(program: Program, outputs: Sequence[str] | None, module: str) ->
         weights={n: bare_tensor(tensor) for n, tensor in graph.initializers.items()},
         inputs=inputs,
         outputs=kept,
-        kinds=completed_kinds(told, held, nodes, opsets),
+        kinds=completed_kinds(inferred, held, nodes, opsets),
         maker=maker,
         fixed=_fixed(nodes, maker, graph.initializers),
         opsets=opsets,

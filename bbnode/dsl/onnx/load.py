@@ -32,7 +32,7 @@ from bbnode.ir.intake import MAX_MODEL_BYTES, ModelSource
 from bbnode.ir.onnx_file import function_of, program_of, subgraph_of
 from bbnode.ir.weightless import without_weights
 
-# Ops of one program, with all calls inlined.
+# Maximum of ops of one program, with all calls inlined.
 MAX_OPS = 200_000
 
 _ERRORS: Mapping[type[intake.ModelNotTaken], type[OnnxImportError]] = {
@@ -46,7 +46,7 @@ _ERRORS: Mapping[type[intake.ModelNotTaken], type[OnnxImportError]] = {
 
 
 def load_model(source: ModelSource, module: str) -> Program:
-    """Load a model as a program of its own, whose main graph is checked and whole.
+    """Load a model as a program with a checked and complete main graph.
 
     Args:
         source: a file, its bytes, or the model itself.
@@ -81,32 +81,34 @@ def load_model(source: ModelSource, module: str) -> Program:
         ) from error
     if program.graph is None:
         raise BrokenModel("its graph is empty; export it again", module)
-    _check_nodes([program.graph], {}, module)  # an op may have hidden behind a function's imports
+    _check_nodes(
+        [program.graph], {}, module
+    )  # inlining may reveal an op that only a function's imports allowed
     return program
 
 
 def _with_shapes(model: ModelProto) -> Program:
-    """Return a program with the types that ONNX infers, which copies all that it looks at."""
+    """Return a program with the types that ONNX infers, without copies of large weights."""
     light, large = without_weights(model)
     graph = model.graph
     named = {port.name for port in (*graph.input, *graph.output, *graph.value_info)}
-    if not named.isdisjoint(large):  # a weight that is more than a weight
+    if not named.isdisjoint(large):  # a large weight is also declared as a value
         return program_of(onnx.shape_inference.infer_shapes(model))
     program = program_of(onnx.shape_inference.infer_shapes(light))
     if large and program.graph is not None:
-        made = program.graph
-        made.inputs = [name for name in made.inputs if name not in large]
-        made.keep_types(made.types.keys() - large.keys())
+        main = program.graph
+        main.inputs = [name for name in main.inputs if name not in large]
+        main.keep_types(main.types.keys() - large.keys())
         dense = {tensor.name: Tensor(tensor) for tensor in graph.initializer}
-        sparse = {name: held for name, held in made.initializers.items() if held.is_sparse}
-        made.initializers = {**dense, **sparse}
+        sparse = {name: held for name, held in main.initializers.items() if held.is_sparse}
+        main.initializers = {**dense, **sparse}
     return program
 
 
-def _taken(step: Callable[..., ModelProto], given: Any, module: str) -> ModelProto:
-    """Return what a step of the intake makes; its error names the Module and the author's line."""
+def _taken(step: Callable[..., ModelProto], source: Any, module: str) -> ModelProto:
+    """Run a step of the intake; its error names the Module and the author's line."""
     try:
-        return step(given)
+        return step(source)
     except intake.ModelNotTaken as error:
         raise _ERRORS[type(error)](str(error), module) from error
 
@@ -114,7 +116,7 @@ def _taken(step: Callable[..., ModelProto], given: Any, module: str) -> ModelPro
 def _check_nodes(
     bodies: Iterable[Body], functions: Mapping[FunctionKey, Function], module: str
 ) -> None:
-    """Refuse ops that nobody defines and, outside of functions, references to parameters."""
+    """Refuse undefined ops and, outside of functions, references to parameters."""
     for body in bodies:
         for node in body.all_nodes():
             if not is_onnx_op(node) and call_key(node) not in functions:
@@ -134,10 +136,10 @@ def _check_nodes(
 
 
 def inlined_size(body: Body, functions: Mapping[FunctionKey, Function], module: str) -> int:
-    """Return how many ops a body has when all calls of `functions` are inlined.
+    """Return the number of ops of a body with all calls of `functions` inlined.
 
-    It is checked before any call is followed, since recursive calls never end and nested ones
-    multiply. Raises NestingTooDeep when functions call each other in a ring.
+    It is checked before any call is inlined, since recursive calls never end and nested ones
+    multiply. Raises NestingTooDeep if functions call each other in a cycle.
     """
     sizes: dict[FunctionKey, int] = {}
     calls = {

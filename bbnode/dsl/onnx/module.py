@@ -1,12 +1,11 @@
 """ONNX models as Modules: a whole one, a part of one, and a pipeline of parts on several peers.
 
-Rule: the file is read and checked when the object is made, so that an error in it points at the
-line with its path; recording never fails because of the model. Every op becomes
-one op of the backend slot, in the model's order; weights become `Constant`s just before the
-first op that reads them, so that a backend loads them into its graph once and no call copies
-them. Only names change: they are the recorder's own. A stage of a pipeline receives in one
-message the values that it and those behind it need; the result goes to the peer that asked, as
-one message.
+Rule: the file is read and checked when the object is created, so that an error in it points at the
+line with its path; recording never fails because of the model. Every op becomes one op of the
+backend slot, in the model's order; weights become `Constant`s just before the first op that reads
+them, so that a backend loads them into its graph once and no call copies them. Only names change,
+to the recorder's own. A stage of a pipeline receives the values that it and the later stages need
+in one message; the result returns to the requesting peer in one message.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ DEFAULT_SLOT = "compute"
 def free_port_names(values: Iterable[str], taken: set[str]) -> dict[str, str]:
     """Return a valid and distinct port name for each value.
 
-    Other characters become `_`, a leading digit gets `_` before it, and a name that is taken gets a
+    Other characters become `_`, a leading digit gets `_` before it, and a duplicate name gets a
     number appended.
     """
     names = {}
@@ -52,7 +51,7 @@ def free_port_names(values: Iterable[str], taken: set[str]) -> dict[str, str]:
 
 
 class OnnxPart(Module):
-    """Some ops of an ONNX model as a Module: the whole model, or one stage of a split.
+    """A part of an ONNX model as a Module: the whole model, or one stage of a split.
 
     Attributes:
         input_ports: name of the Module's input for each input of the part, by ONNX name.
@@ -76,7 +75,7 @@ class OnnxPart(Module):
 
 
 class OnnxPipeline(Module):
-    """A model in stages, each on a class of peer of its own; `OnnxModule.split` makes it.
+    """A model in stages, each on its own class of peer; `OnnxModule.split` creates it.
 
     ```python
     pipeline = OnnxModule("model.onnx", home="client").split(stages=2)
@@ -85,28 +84,28 @@ class OnnxPipeline(Module):
     ```
 
     - Inputs and outputs are those of the model, and live on `home`.
-    - The peers: for each stage there is a `PeerSelectorSlot` called like its class. It
-      is asked on the class that sends to the stage, for one peer at a time, so that several
-      peers of a class share the work. Bind each one, e.g. to `ConnectedView`.
-    - The values that cross a cut travel as one message; values that a later stage needs pass
-      through those between. With them goes the PeerId of the peer that asked, to which the last
-      stage sends the result.
+    - For each stage there is a `PeerSelectorSlot` named like its class. It runs on the class
+      that sends to the stage and chooses one peer at a time, so that several peers of a class
+      share the work. Bind each one, e.g. to `ConnectedView`.
+    - The values that cross a cut travel as one message; values for a later stage pass through
+      the stages between. The PeerId of the requesting peer travels with them, and the last stage
+      sends the result there.
     - The outputs appear on `home` in an execution of their own, when the result arrives: all
-      together, as outputs of the program, or to ops that read nothing else of `home`.
+      together, as outputs of the program, or to ops that read nothing else on `home`.
     - `stages` are Modules as well: each can be called, compiled and run alone.
 
     Attributes:
         stages: in order.
         classes: class of peer of each stage.
-        crossing: ONNX names of the values that travel to each stage, and last of those that
-            come back.
+        crossing: ONNX names of the values that travel to each stage; the last entry has those
+            that come back.
         input_ports, output_ports: as those of the model.
     """
 
     def __init__(
         self, model: OnnxPart, split: Split, *, classes: Sequence[str], home: str, name: str
     ) -> None:
-        """Put the stages of a model into a row, each on the class of peer of its own.
+        """Connect the stages of a model, each on its own class of peer.
 
         Raises BadName.
         """
@@ -125,7 +124,7 @@ class OnnxPipeline(Module):
         self._kinds = model._part.graph.kinds
 
     def body(self, g: Graph) -> None:
-        """Record the way of the values through the stages and back."""
+        """Record the sends of the values through the stages and back."""
         here = {
             name: g.input(port, self._kinds.get(name, types.TENSOR))
             for name, port in self.input_ports.items()
@@ -133,7 +132,7 @@ class OnnxPipeline(Module):
         origin: Output | None = None
         for index, (stage, peer_class) in enumerate(zip(self.stages, self.classes, strict=True)):
             crossing = self.crossing[index]
-            # The choice of a peer belongs to the execution that has the values.
+            # `after` puts the choice of a peer into the execution that has the values.
             selector = PeerSelectorSlot(peer_class, peer_class=peer_class)
             peers = selector.sample(g, n=1, after=here[crossing[0]])
             here, received, came_along = self._ship(
@@ -143,7 +142,7 @@ class OnnxPipeline(Module):
             call = stage.call()
             for name, port in stage.input_ports.items():
                 call.input(port, here[name])
-            # A stage that reads nothing (it draws) starts when the others' values are there.
+            # A stage without inputs (with random ops alone) starts when the message arrives.
             made = call.build(g, after=None if stage.input_ports else received)
             here |= {name: made.output(port) for name, port in stage.output_ports.items()}
         if origin is not None:
@@ -188,11 +187,11 @@ class OnnxModule(OnnxPart):
     - Weights become constants of the backend's graph: loaded once, never copied by a call.
       Weights in other files are read if these lie beneath the model's own folder.
     - Local functions are inlined; If, Loop and Scan keep their graphs.
-    - The opset is brought to the one that programs are recorded in: ops that mean the same
-      stay as they are, others go through ONNX's converter. A model with ops that came later
-      (CumProd, LinearAttention, …) is recorded at the first opset that has them.
-    - Ops that only ONNX Runtime has in `ai.onnx` (SimplifiedLayerNormalization) are ONNX's, and the
-      maps of a ZipMap at the end are the tensor in it, [rows, classes].
+    - The opset is converted to the one that programs are recorded in: ops with the same meaning
+      stay as they are, others go through ONNX's converter. A model with newer ops (CumProd,
+      LinearAttention, …) is recorded at the first opset that has them.
+    - Ops that only ONNX Runtime has in `ai.onnx` (SimplifiedLayerNormalization) are rewritten in
+      ONNX's own, and the maps of a ZipMap at the end become its tensor, [rows, classes].
     - Ops of other domains than `ai.onnx` and `ai.onnx.ml` are refused.
     """
 
@@ -205,10 +204,10 @@ class OnnxModule(OnnxPart):
 
         Args:
             source: path of an ONNX file, or a ModelProto (copied).
-            name: of the Module; the file's name, or the graph's, when left out.
+            name: name of the Module; None for the file's name, or the graph's.
             slot: the backend slot that runs the ops.
-            home: class of peer on which its inputs live, when it is a program of its own.
-            outputs: those to keep, by ONNX name; all of them when left out.
+            home: class of peer of its inputs, if the model is a program of its own.
+            outputs: ONNX names of the outputs to keep; None for all.
 
         Raises:
             OnnxImportError: one of its subclasses, see `bbnode.dsl.errors`.
@@ -225,7 +224,7 @@ class OnnxModule(OnnxPart):
         self, stages: int | None = None, *, at: Sequence[str | Sequence[str]] | None = None,
         classes: Sequence[str] | None = None, home: str | None = None, name: str | None = None,
     ) -> OnnxPipeline:  # fmt: skip
-        """The model as a pipeline over several classes of peers; see `OnnxPipeline`.
+        """Return the model as a pipeline over several classes of peers; see `OnnxPipeline`.
 
         ```python
         pipeline = OnnxModule("resnet.onnx").split(stages=3)
@@ -240,31 +239,30 @@ class OnnxModule(OnnxPart):
         ```
 
         Args:
-            stages: how many stages; cut so that all have about as many bytes of weights, and
+            stages: number of stages, cut so that all have about as many bytes of weights, and
                 few values cross.
-            at: instead of `stages`: names of values, behind each of which a stage ends; a list
-                among them names values that end one stage together.
-            classes: class of peer of each stage; `stage0`, `stage1`, … when left out.
-            home: class of peer that has the inputs and gets the result; the Module's own when
-                left out.
-            name: of the pipeline; `<name>_pipeline` when left out.
+            at: instead of `stages`: names of values, each of which ends a stage; a list among
+                them names values that end one stage together.
+            classes: class of peer of each stage; None for `stage0`, `stage1`, ….
+            home: class of peer that has the inputs and gets the result; None for the Module's.
+            name: name of the pipeline; None for `<name>_pipeline`.
 
         Raises:
-            BadArgument: both or none of `stages` and `at`, or `classes` that do not fit.
+            BadArgument: both or neither of `stages` and `at`, or `classes` that do not fit.
             TooManyStages, BadCut, UnknownValue: the model cannot be cut like this.
         """
         if (stages is None) == (at is None):
             raise BadArgument("split takes either stages=<number> or at=[<values>]", self.name)
         graph = self._part.graph
-        made = (
+        split_ = (
             split_by_weight(graph, stages or 0, self.name)
             if at is None
             else split_at(graph, at, self.name)
         )
         return OnnxPipeline(
             self,
-            made,
-            classes=_classes(classes, len(made.parts), self.name),
+            split_,
+            classes=_classes(classes, len(split_.parts), self.name),
             home=self.home if home is None else home,
             name=f"{self.name}_pipeline" if name is None else name,
         )
@@ -284,7 +282,9 @@ def _classes(classes: Sequence[str] | None, stages: int, module: str) -> tuple[s
 def _default_name(source: object) -> str:
     text = ""
     if isinstance(source, ModelProto):
-        text = str(source.graph.name)  # bytes of a damaged one, which is refused where it is read
+        text = str(
+            source.graph.name
+        )  # bytes if the model is damaged, which is refused when it is read
     elif isinstance(source, str | os.PathLike):
         text = PurePath(source).stem
     return clean_name(text)[:100] or "OnnxModel"
@@ -315,12 +315,12 @@ class _Recording(NodeCopier):
             self._record(self._graph.nodes[index], is_fixed=self._graph.fixed[index])
         self._annotate()
         for name in part.outputs:
-            # A value that is made of weights alone comes out when and where the rest does.
+            # A value of weights alone is handed out when and where the other outputs are.
             waits = self._first_input if self._graph.is_fixed_value(name) else None
             self.g.output(output_ports[name], self.value(name, "an output"), after=waits)
 
     def _annotate(self) -> None:
-        """Quantization annotations of what is in the part, as far as their parameters are."""
+        """Record the quantization annotations of the part's values whose parameters are in it."""
         for value, held in self._graph.annotations.items():
             if value not in self.known:
                 continue
@@ -329,10 +329,10 @@ class _Recording(NodeCopier):
             self.g.annotate(self.known[value], parameters)
 
     def _record(self, node: OpNode, *, is_fixed: bool) -> None:
-        # An op that reads nothing and is not a constant draws at random: once per input.
+        # An op without inputs that is no constant draws random values: once per input.
         waits = None if is_fixed or node.computes_with else self._first_input
         for name in node.computes_with:
-            self.value(name, node.name)  # weights are outside of the op's scopes
+            self.value(name, node.name)  # weights are recorded outside of the op's scopes
         domain = "" if is_onnx_domain(node.domain) else node.domain
         version = self._graph.opsets.get(domain, keys.ONNX_OPSET_VERSION)
         with self.scopes_of(node):

@@ -1,7 +1,7 @@
-"""Types of values in models with ONNX Runtime's own ops, which ONNX's inference stops at.
+"""Types of values in models with ONNX Runtime's own ops, where ONNX's inference stops.
 
-Rule: an op is typed only if it is known to make what it first reads; the values of others stay
-untyped, and the compiler refuses them where a type is needed.
+Rule: an op is typed only if its outputs are known to have the type of its first input; the values
+of others stay untyped, and the compiler refuses them where it needs a type.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ def completed_kinds(
     nodes: Sequence[OpNode],
     opsets: Mapping[str, int],
 ) -> dict[str, TypeNode]:
-    """Return the types of values, with those that follow from the ops that ONNX does not know.
+    """Return the types of values, extended through ops that ONNX does not know.
 
     Args:
-        kinds: those that ONNX inferred.
-        weights: of the initializers.
+        kinds: the types that ONNX inferred.
+        weights: types of the initializers.
         nodes: in topological order.
         opsets: version by domain.
     """
-    found = dict(kinds)
+    completed = dict(kinds)
     if all(node.domain != keys.RUNTIME_DOMAIN for node in nodes):
-        return found
+        return completed
     for node in nodes:
         for index, name in enumerate(node.outputs):
-            known = ChainMap(found, weights)  # type: ignore[arg-type]  # the second is only read
-            kind = None if name in found else _made(node, index, known, opsets)
+            known = ChainMap(completed, weights)  # type: ignore[arg-type]  # the second is only read
+            kind = None if name in completed else _made(node, index, known, opsets)
             if kind is not None:
-                found[name] = kind
-    return found
+                completed[name] = kind
+    return completed
 
 
 def _made(
@@ -62,10 +62,10 @@ def _made(
     schema = onnx_schema(node.op_type, opsets.get(domain, 0), domain)
     if schema is None or not schema.outputs:
         return None
-    made = schema.outputs[min(index, len(schema.outputs) - 1)].type_str
+    type_text = schema.outputs[min(index, len(schema.outputs) - 1)].type_str
     for at, name in enumerate(node.inputs):
         formal = schema.inputs[min(at, len(schema.inputs) - 1)]
-        if formal.type_str == made and name in known:
+        if formal.type_str == type_text and name in known:
             return known[name]
-    elem = made.removeprefix("tensor(").removesuffix(")").upper()
+    elem = type_text.removeprefix("tensor(").removesuffix(")").upper()
     return types.type_by_id(f"{types.TENSOR.id}.{elem}")
