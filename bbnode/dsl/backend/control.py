@@ -247,8 +247,8 @@ class ControlOps(BackendCore):
             _joined("If", f"value {index} of the then branch", yes, "the else branch's", no)
             for index, (yes, no) in enumerate(pairs)
         ]
-        branches = {"then_branch": then_graph, "else_branch": else_graph}
-        outputs = self._record(graph, "If", (condition,), branches, after, len(kinds), kinds)
+        graphs = {"then_branch": then_graph, "else_branch": else_graph}
+        outputs = self._record(graph, "If", (condition,), graphs, after, len(kinds), kinds)
         return outputs[0] if isinstance(then_values, Output) else outputs
 
     def _branch(
