@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from bbnode.daemon.testbed import nodes as folders
+from bbnode.daemon.testbed import run as testbed
 from bbnode.daemon.testbed.plan import find_invocation, make_plan
 from bbnode.daemon.testbed.program import find_program
 from bbnode.daemon.testbed.run import LocalTestbed, RunOptions, UnknownNode
@@ -99,3 +103,58 @@ def test_last_words_are_of_this_start_and_an_error_counts_most(tmp_path: Path) -
     with server.log.open("ab") as log:
         log.write(b"INFO start\nerror: no such file\nINFO stopping \xff\n")
     assert server.last_words() == "no such file"
+
+
+async def test_one_of_several_that_make_rounds_may_be_away_while_another_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    run: Any = prepared(tmp_path)
+    stays, leaves = run._nodes[:2]
+    there = {stays.name: trio.Event(), leaves.name: trio.Event()}  # set: it is gone
+    notes: list[str] = []
+    failures: list[tuple[float, str]] = []
+
+    class Client:
+        def __init__(self, socket: Path) -> None:
+            (self.name,) = there.keys() & {*socket.parts}
+
+        async def __aenter__(self) -> Client:
+            await trio.lowlevel.checkpoint()
+            if there[self.name].is_set():
+                raise testbed.NotRunning(self.name)
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+    async def streamed(node: Any, _client: Client) -> None:
+        await there[node.name].wait()
+
+    async def caught_up(*_: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(testbed, "AsyncControlClient", Client)
+    monkeypatch.setattr(testbed.ChildNode, "last_words", lambda _: "nothing")
+    run._view = SimpleNamespace(note=notes.append)
+    run._fail = lambda why: failures.append((trio.current_time(), why))
+    run._catch_up, run._stream = caught_up, streamed
+    async with trio.open_nursery() as nursery:
+        for node in (stays, leaves):
+            nursery.start_soon(run._follow, node)
+        await trio.sleep(1)
+        there[leaves.name].set()
+        await trio.sleep(600)
+        assert (notes, failures) == (
+            [f"{leaves.name} did not answer for 60 s; the others go on"],
+            [],
+        )
+        there[leaves.name] = trio.Event()
+        await trio.sleep(10)
+        began = trio.current_time()
+        for event in there.values():
+            event.set()
+        await trio.sleep(testbed.GONE_TIMEOUT_S + 1)
+        nursery.cancel_scope.cancel()
+    when, why = failures[0]
+    assert when - began == pytest.approx(testbed.GONE_TIMEOUT_S, abs=1)
+    assert "did not answer for 60 s: nothing" in why

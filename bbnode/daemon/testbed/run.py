@@ -173,6 +173,9 @@ class LocalTestbed:
         self._counts: dict[str, Counter[str]] = {}
         self._value_shown_s: dict[tuple[str, str], float] = {}
         self._complete: set[str] = set()
+        # Invokers whose events are read now, and those that were silent for too long.
+        self._answering: set[str] = set()
+        self._away: set[str] = set()
         # Of each node that invokes: rounds done, the best of them, why they stopped early.
         self._ended: dict[str, dict[str, Any]] = {}
         self._progress = trio.Event()
@@ -510,22 +513,32 @@ class LocalTestbed:
     # -- the rounds ------------------------------------------------------------------------
 
     async def _follow(self, node: ChildNode) -> None:
-        """Follow a node's rounds over restarts of it."""
-        heard = trio.current_time()
-        patience_s = self._patience_s
+        """Follow a node's rounds over restarts of it.
+
+        One that is away fails the run, unless others make rounds meanwhile.
+        """
+        heard, patience_s, has_answered = trio.current_time(), self._patience_s, False
         while node.name not in self._complete or self._options.runs_on or self._outstanding():
             try:
                 async with AsyncControlClient(paths.control_socket(node.state_dir)) as client:
                     await self._catch_up(node, client)
+                    has_answered, patience_s = True, GONE_TIMEOUT_S
+                    self._answering.add(node.name)
                     await self._stream(node, client)
-                heard, patience_s = trio.current_time(), GONE_TIMEOUT_S
             except _GONE:
                 pass
+            if node.name in self._answering:
+                self._answering.remove(node.name)
+                heard = trio.current_time()
             if trio.current_time() - heard > patience_s:
-                self._fail(
-                    f"{node.name} did not answer for {patience_s:.0f} s: {node.last_words()}; its "
-                    f"log is {node.log}"
-                )
+                silence = f"{node.name} did not answer for {patience_s:.0f} s"
+                if not has_answered or not self._answering:
+                    self._fail(f"{silence}: {node.last_words()}; its log is {node.log}")
+                if node.name not in self._away:
+                    self._view.note(f"{silence}; the others go on")
+                    self._away.add(node.name)
+            else:
+                self._away.discard(node.name)
             await trio.sleep(ASK_EVERY_S)
 
     async def _stream(self, node: ChildNode, client: AsyncControlClient) -> None:
