@@ -1,7 +1,7 @@
-"""The files of a node: where they are kept, and how they are written.
+"""The files of a node: their places, and how they are written.
 
-Rule: every path of a node is derived from its state directory here and nowhere else; what
-is written is either complete or not there; one process owns a state directory at a time.
+Rule: every path of a node is derived from its state directory here and nowhere else; a file is
+written completely or not at all; one process owns a state directory at a time.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ MAX_WRITING_S = 3600.0
 # The temporary files of `write_atomically` and `create_key_file`.
 _DRAFT = re.compile(r"\.(?P<name>[^/]+)\.(?:[a-z0-9_]{8}|[0-9]+\.new)")
 
-# Of services (file-hierarchy(7)); users have the directories of the XDG specification.
+# Directories of services (file-hierarchy(7)); users have those of the XDG specification.
 SYSTEM_CONFIG_DIR = Path("/etc/bbnode")
 SYSTEM_STATE_DIR = Path("/var/lib/bbnode")
 SYSTEM_RUNTIME_DIR = Path("/run/bbnode")
 SYSTEM_CACHE_DIR = Path("/var/cache/bbnode")
-# Where systemd looks for units (systemd.unit(5)); the first is the administrator's.
+# Search path of systemd's units (systemd.unit(5)); the first is the administrator's.
 SYSTEM_UNIT_DIRS = tuple(
     Path(folder, "systemd/system") for folder in ("/etc", "/usr/local/lib", "/usr/lib", "/lib")
 )
 USER_UNIT_DIRS = tuple(
     Path(folder, "systemd/user") for folder in ("/etc", "/usr/local/lib", "/usr/lib")
 )
-# The user that the system's nodes run as (bbnode/daemon/units).
+# The user of the system's nodes (bbnode/daemon/units).
 SYSTEM_USER = "bbnode"
 
 
@@ -62,12 +62,12 @@ class SocketPathError(DeploymentError):
 
 
 def config_dirs() -> tuple[Path, ...]:
-    """Return where configurations are looked for: first the user's, then the system's folder."""
+    """Return the search path of configurations: first the user's folder, then the system's."""
     return _xdg("XDG_CONFIG_HOME", ".config"), SYSTEM_CONFIG_DIR
 
 
 def unit_dirs(*, system: bool) -> tuple[Path, ...]:
-    """Return where units of systemd are looked for: first where this user's, or root's, are."""
+    """Return the search path of systemd's units: first the folder of this user, or of root."""
     if system:
         return SYSTEM_UNIT_DIRS
     return _xdg("XDG_CONFIG_HOME", ".config").parent / "systemd" / "user", *USER_UNIT_DIRS
@@ -101,7 +101,7 @@ def _is_there(file: Path) -> bool:
 
 
 def is_system_config(file: Path | None) -> bool:
-    """Return True if a configuration is the system's: the node keeps its files there too."""
+    """Return True if a configuration is the system's, and with it the node's files."""
     return file is not None and file.absolute().parent == SYSTEM_CONFIG_DIR
 
 
@@ -113,12 +113,12 @@ def default_state_dir(name: str, *, system: bool = False) -> Path:
 
 
 def data_dir() -> Path:
-    """Return where a user's own data is kept, whatever nodes run: the keys of networks."""
+    """Return the folder of a user's own data, independent of nodes: the keys of networks."""
     return _xdg("XDG_DATA_HOME", ".local/share")
 
 
 def cache_dir(state_dir: Path) -> Path:
-    """Return the folder for what can be fetched again: artifacts by their digest."""
+    """Return the folder for files that can be fetched again: artifacts by their digest."""
     if state_dir.parent == SYSTEM_STATE_DIR:
         return SYSTEM_CACHE_DIR
     return _xdg("XDG_CACHE_HOME", ".cache")
@@ -126,7 +126,7 @@ def cache_dir(state_dir: Path) -> Path:
 
 def _xdg(variable: str, default: str) -> Path:
     home = os.environ.get(variable, "")
-    # The XDG rules: a relative value is to be ignored.
+    # The XDG rules: a relative value is ignored.
     return (Path(home) if Path(home).is_absolute() else Path.home() / default) / "bbnode"
 
 
@@ -141,9 +141,10 @@ def lock_file(state_dir: Path) -> Path:
 
 
 def make_state_dir(state_dir: Path) -> None:
-    """Make the directory, readable by its owner alone. Raises `StorageError`."""
+    """Create the directory, readable only by its owner. Raises `StorageError`."""
     try:
-        # Whatever the umask is, nobody else writes what it stands in: one that may replaces it.
+        # Regardless of the umask, only the owner may write the parents: another writer could
+        # replace it.
         for parent in reversed(state_dir.parents):
             if not parent.exists():
                 parent.mkdir(mode=0o755, exist_ok=True)
@@ -175,11 +176,10 @@ def enter_empty_dir(state_dir: Path) -> None:
 def control_socket(state_dir: Path) -> Path:
     """Return the path of the control socket.
 
-    It is `<state_dir>/control.sock`; of the system's nodes, `/run/bbnode/<name>/control.sock`.
-    Where that is longer than a unix socket's path can be, it is
-    `<runtime directory>/<hash of the state directory>.sock` in the first of `_runtime_dirs` that is
-    short enough, which daemon and client both work out. Raises `SocketPathError` if others could
-    replace what is in that directory.
+    It is `<state_dir>/control.sock`; for the system's nodes, `/run/bbnode/<name>/control.sock`. If
+    that is longer than a unix socket's path can be, it is `<runtime directory>/<hash of the state
+    directory>.sock` in the first of `_runtime_dirs` that is short enough, which daemon and client
+    both compute. Raises `SocketPathError` if others could replace the content of that directory.
     """
     direct = state_dir.absolute() / "control.sock"
     if direct.parent.parent == SYSTEM_STATE_DIR:
@@ -189,7 +189,7 @@ def control_socket(state_dir: Path) -> Path:
     name = f"{hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:16]}.sock"
     short = next(p for d in _runtime_dirs() if _fits_socket(p := d / name))
     if short.parent.is_symlink() or short.parent.exists():
-        # Others may make directories there, and could wait in one for our clients.
+        # Others may create directories there, and could wait in one for our clients.
         _check_socket_dir(short.parent)
     return short
 
@@ -199,7 +199,7 @@ def _fits_socket(path: Path) -> bool:
 
 
 def make_socket_dir(socket: Path) -> None:
-    """Make the directory of a control socket, and refuse one that others could replace.
+    """Create the directory of a control socket, and refuse one that others could replace.
 
     Raises `StorageError` or `SocketPathError`.
     """
@@ -208,8 +208,8 @@ def make_socket_dir(socket: Path) -> None:
 
 
 def _check_socket_dir(directory: Path) -> None:
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    info = directory.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
         raise SocketPathError(
             f"control socket: {directory} has to be a directory of this user that nobody "
             "else can write; fix its owner and mode (0700)"
@@ -217,10 +217,12 @@ def _check_socket_dir(directory: Path) -> None:
 
 
 def _runtime_dirs() -> tuple[Path, ...]:
-    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR", "")
     name = f"bbnode-{os.geteuid()}"
     own = (
-        Path(given) / "bbnode" if Path(given).is_absolute() else Path(tempfile.gettempdir()) / name
+        Path(runtime_dir) / "bbnode"
+        if Path(runtime_dir).is_absolute()
+        else Path(tempfile.gettempdir()) / name
     )
     # TMPDIR may be as deep as the state directory: in the scratch folder of a job, or of a test.
     return own, Path("/tmp") / name
@@ -231,7 +233,7 @@ def open_lock(path: Path) -> int:
 
     Raises `StorageError` for anything but a regular file, links included.
     """
-    # Without O_NONBLOCK a FIFO would hold up the start.
+    # Without O_NONBLOCK a FIFO would block the start.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, 0o600)
@@ -278,11 +280,11 @@ def lock_state_dir(state_dir: Path) -> Iterator[None]:
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, mode: int) -> None:
     """Write a file so that a crash leaves the old one or the new one, never a part.
 
-    `data` may come in pieces; what their iterator raises passes, and the old file stays. Raises
+    `data` may come in pieces; an error of their iterator passes, and the old file stays. Raises
     `StorageError` naming the path.
     """
     try:
-        # `remove_orphans` knows the name by its form.
+        # `remove_orphans` recognizes the name by its form.
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             _fill(descriptor, data, mode)
@@ -298,7 +300,7 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, mode: int) ->
 def write_synced(path: Path, data: bytes, *, mode: int) -> None:
     """Write a file that is on disk at the return; a crash before may leave a part of it.
 
-    For a file of which nobody but the caller knows. Raises OSError, and leaves no file then.
+    For a file that only the caller knows. Raises OSError, and leaves no file then.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, mode)
@@ -347,8 +349,8 @@ def remove_orphans(state_dir: Path, own: Container[str]) -> list[Path]:
         if form is None:
             continue
         with contextlib.suppress(OSError):
-            found = entry.stat(follow_symlinks=False)
-            if stat.S_ISREG(found.st_mode) and (form["name"] in own or found.st_mtime < oldest_s):
+            info = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(info.st_mode) and (form["name"] in own or info.st_mtime < oldest_s):
                 path = Path(entry.path)
                 path.unlink()
                 removed.append(path)

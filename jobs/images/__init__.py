@@ -19,7 +19,7 @@ ALPHA: Final = 0.3
 BATCH, RATE = 50, 0.05  # as the programs have them
 MEAN, STD = 128.0, 64.0
 FAINTEST: Final = 0.1  # contrast of a camera
-WANTED_S: Final = 140.0  # of a round in the long form
+WANTED_S: Final = 180.0  # of a round in the long form, which is measured once and has to be 120
 ALONE: Final = 2  # owners that are looked at alone, of all
 Array = npt.NDArray[Any]
 

@@ -19,8 +19,8 @@ RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
 
 def header(scope: Scope, name: bytes) -> str | None:
     """Return a header of a request by its name in small letters; the first one of several."""
-    value_of_header = next((value for key, value in scope["headers"] if key == name), None)
-    return None if value_of_header is None else value_of_header.decode("latin-1")
+    content = next((value for key, value in scope["headers"] if key == name), None)
+    return None if content is None else content.decode("latin-1")
 
 
 class Response:

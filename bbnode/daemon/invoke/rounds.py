@@ -1,9 +1,9 @@
-"""Unattended rounds, as `[[invoke]]` in the configuration asks for them.
+"""Unattended rounds, as configured by `[[invoke]]`.
 
-Rule: one task an entry. A round is one execution of its target; the next one starts when the
-last has ended and its start condition holds, so that a node without peers waits instead of
-failing round after round. The results of a round are kept, newest last, for the control plane, and
-handed to `bbnode.daemon.history`.
+Rule: one task per entry. A round is one execution of its target; the next one starts when the last
+has ended and its start condition holds, so that a node without peers waits instead of failing round
+after round. The results of a round are kept, newest last, for the control plane, and passed to
+`bbnode.daemon.history`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ logger = logging.getLogger(__name__)
 KEPT_ROUNDS = 1440
 # The wait after a failed round, for a restarting peer to come back.
 RETRY_PAUSE_S = 1.0
-# Between two checks of the peers, even if nobody connected: no event says that the cooldown of a
-# failed peer is over.
+# The period of checks of the peers, even if none has connected: no event reports that the cooldown
+# of a failed peer is over.
 RECHECK_S = 1.0
-# The pause after such a check while so many peers are there.
+# The pause after such a check with this many peers or more.
 MANY_PEERS, PAUSE_S = 100, 0.05
-# After the last peer that was waited for has connected: about a round trip to the other side of the
+# The pause after the last awaited peer has connected: about a round trip to the other side of the
 # world.
 SETTLE_S = 0.15
 # The time that a round may take beyond the deadlines of its requests, and its start beyond its due
@@ -54,7 +54,7 @@ FAILED_ROUNDS = 3
 FAILED_PERIODS = 3
 
 
-# Peers of which a round says what they sent and moved.
+# Peers whose numbers and traffic a round keeps.
 MAX_PEERS_OF_A_ROUND = 1024
 
 
@@ -65,17 +65,17 @@ _SHOWN_OF_A_ROUND = (
 )
 
 
-# Peers whose reasons one line tells; there may be a thousand.
+# Peers whose reasons one line lists; there may be a thousand.
 SHOWN_NOT_READY = 4
 
 # Bytes of the tensors that went through the node's codecs in a round, and of their codes.
 CODED_METRICS = ("codec.raw_bytes", "codec.code_bytes")
 
-# Of a missing peer of which nothing else is known.
+# The reason of a missing peer without a known one.
 LATE = "no answer by the deadline"
 
 
-# Takes a checkpoint, and calls what it is given when that is on disk, or can't be written.
+# Takes a checkpoint, and calls its argument when that is on disk, or can't be written.
 Save: TypeAlias = Callable[[Callable[[], None]], Awaitable[object]]
 
 
@@ -85,7 +85,7 @@ class TooFewPeers(DeploymentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes that a node has moved, and by connected peer: (in, out)."""
+    """Bytes that a node has received and sent, and the same by connected peer: (in, out)."""
 
     bytes_in: int = 0
     bytes_out: int = 0
@@ -94,11 +94,11 @@ class Traffic:
 
 @dataclass(slots=True)
 class Round:
-    """One round of one target; `number` counts from 1, over restarts of the node.
+    """One round of one target; `number` counts from 1, across restarts of the node.
 
     `started_at` is in seconds of the Unix epoch, by this machine's clock. `metrics` are the scalar
-    outputs, and entries of Metadata as `<output>.<entry>`. `peers` says of each peer that answered
-    what numbers came with its answer, and of each that is connected what was moved. `settings` is
+    outputs, and entries of Metadata as `<output>.<entry>`. `peers` has for each peer that answered
+    the numbers that came with its answer, and for each connected peer its traffic. `settings` is
     the digest of the node's own settings. `best`: it was the best round so far.
     """
 
@@ -113,12 +113,12 @@ class Round:
     outputs: dict[str, Any] = field(default_factory=dict)
     # Outputs that have no value this time, and why.
     skipped: dict[str, str] = field(default_factory=dict)
-    # Peers that have answered every request of the round that they got, and all others.
+    # Peers that have answered all their requests of the round, and all others.
     responded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    # Those of the missing that had answered an earlier request.
+    # Missing peers that had answered an earlier request.
     lost: list[str] = field(default_factory=list)
-    # Each of the missing with the reason.
+    # The reason of each missing peer.
     missing_why: dict[str, str] = field(default_factory=dict)
     # Peers whose answers were not counted, and why.
     refused: dict[str, str] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Round:
     metrics: dict[str, float] = field(default_factory=dict)
     peers: dict[str, dict[str, float]] = field(default_factory=dict)
     best: bool = False
-    # There were more peers than `peers` holds.
+    # True if there were more peers than `peers` holds.
     tells_of_some: bool = False
 
     @property
@@ -140,14 +140,14 @@ class Round:
         return self.bytes_in + self.bytes_out
 
     def as_json(self) -> dict[str, Any]:
-        """Return the round as events, the control plane and the history show it."""
+        """Return the round for events, the control plane and the history."""
         shown = {name: getattr(self, name) for name in _SHOWN_OF_A_ROUND}
         metrics = {name: self.metrics[name] for name in sorted(self.metrics, key=metric_order)}
         seconds = round(self.seconds, 6)
         return {"round": self.number, **shown, "metrics": metrics, "seconds": seconds}
 
     def take_output(self, name: str, value: Value) -> None:
-        """Add an output, and the metrics that are in it; bounded, as peers make some of them."""
+        """Add an output and its metrics; bounded, since some of them come from peers."""
         if name not in self.outputs and len(self.outputs) >= MAX_KEPT_OUTPUTS:
             return
         self.outputs[name] = summarize(value)
@@ -156,12 +156,12 @@ class Round:
                 self.metrics[metric] = number
 
     def take_coded(self, raw_bytes: int, code_bytes: int) -> None:
-        """Add what a codec encoded or decoded to the metrics."""
+        """Add the bytes that a codec encoded or decoded to the metrics."""
         for name, count in zip(CODED_METRICS, (raw_bytes, code_bytes), strict=True):
             self.metrics[name] = self.metrics.get(name, 0) + count
 
     def take_traffic(self, now: Traffic) -> None:
-        """Add what was moved since the start; a peer that connected again begins at 0."""
+        """Add the traffic since the start; a peer that connected again begins at 0."""
         self.bytes_in = now.bytes_in - self.at_start.bytes_in
         self.bytes_out = now.bytes_out - self.at_start.bytes_out
         for peer, (came, went) in now.peers.items():
@@ -172,10 +172,10 @@ class Round:
                 self.say(peer, {"bytes_in": came - before_in, "bytes_out": went - before_out})
 
     def take_answers(self, responded: Iterable[str], missing: Mapping[str, str]) -> None:
-        """Add who answered a request, and who did not and why; a round makes any number of them.
+        """Add the peers that answered a request, and the others with the reason.
 
-        A peer is in one of the two lists: who has answered one request, and another one not, is
-        missing.
+        A round has any number of requests. A peer is in one of the two lists: one that answered one
+        request, and another one not, is missing.
         """
         self.lost += [p for p in missing if p in self.responded]
         self.missing = list(dict.fromkeys([*self.missing, *missing]))
@@ -185,7 +185,7 @@ class Round:
         self.responded = [peer for peer in answered if peer not in absent]
 
     def say(self, peer: str, what: Mapping[str, float]) -> None:
-        """Add what is known of a peer in this round."""
+        """Add numbers of a peer in this round."""
         if peer in self.peers or len(self.peers) < MAX_PEERS_OF_A_ROUND:
             self.peers.setdefault(peer, {}).update(what)
         elif not self.tells_of_some:
@@ -196,7 +196,7 @@ class Round:
             )
 
     def as_summary(self) -> dict[str, Any]:
-        """Return how it ended: who was missing, each with the reason, and what failed."""
+        """Return its outcome: the missing peers, each with the reason, and the failures."""
         return {
             "round": self.number,
             "ok": self.ok,
@@ -206,7 +206,7 @@ class Round:
 
 
 class Rounds:
-    """Runs the rounds of one `[[invoke]]` entry."""
+    """The rounds of one `[[invoke]]` entry."""
 
     def __init__(
         self,
@@ -225,13 +225,12 @@ class Rounds:
         settings: str = "",
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Make the rounds of one entry.
+        """Create the rounds of one entry.
 
-        `done` rounds were made before a restart and count towards `times`. `running` is the
-        execution that was under way then, if the node has resumed it. `best` is what
-        `entry.best` asks for, with the rounds of before counted. `save_best(target, round, metric,
-        value)` is awaited after each round that is the best so far; `keep` gets each round that has
-        ended.
+        `done` rounds were run before a restart and count towards `times`. `running` is the
+        execution that was running then, if the node has resumed it. `best` tracks `entry.best`,
+        with the earlier rounds counted. `save_best(target, round, metric, value)` is awaited after
+        each round that is the best so far; `keep` gets each round that has ended.
         """
         self._entry = entry
         self._node = node
@@ -245,9 +244,9 @@ class Rounds:
         self._wall_clock = wall_clock
         self.best = best
         self._said_missing = False
-        # Why the rounds ended before `times`; "" while they did not.
+        # The reason why the rounds ended before `times`; "" while they did not.
         self.stopped = ""
-        # What failed in a way that it would in each further round too.
+        # A failure that every further round would repeat.
         self._final = ""
         self._peers_changed = trio.Event()
         self._current: Round | None = None
@@ -264,12 +263,12 @@ class Rounds:
         self._failed_in_a_row = 0
         self.complete = False
         self._stop_asked = trio.Event()
-        # trio's time when the last round ended or, before the first, when the rounds began.
+        # trio's time at the end of the last round or, before the first, at the start of the rounds.
         self._quiet_since_s: float | None = None
 
     @property
     def entry(self) -> InvokeSection:
-        """The configuration that asked for these rounds."""
+        """The configuration entry of these rounds."""
         return self._entry
 
     def as_json(self) -> dict[str, Any]:
@@ -293,7 +292,7 @@ class Rounds:
 
     @property
     def running(self) -> int | None:
-        """The execution of the round that is under way."""
+        """The execution of the current round."""
         return None if self._current is None else self._current.execution
 
     def stalled(self, now_s: float, *, working: bool) -> str:
@@ -322,33 +321,33 @@ class Rounds:
         return ""
 
     def finished(self) -> list[dict[str, Any]]:
-        """Return the rounds that have ended and are kept, oldest first."""
-        return [made.as_json() for made in self.history if made.ok is not None]
+        """Return the finished rounds that are kept, oldest first."""
+        return [each.as_json() for each in self.history if each.ok is not None]
 
     @property
     def period_s(self) -> float:
-        """Seconds from start to start; 0: one begins when the one before has ended."""
+        """Seconds from start to start; 0: a round begins when the one before has ended."""
         return self._entry.every_s
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since a round ended or, before the first, since the start.
+        """Seconds since the end of a round or, before the first, since the start.
 
-        None when all are made, or none is due yet.
+        None when all are done, or none is due yet.
         """
         if self.complete or self._quiet_since_s is None:
             return None
         return trio.current_time() - self._quiet_since_s
 
     async def run(self, save: Save) -> None:
-        """Make the rounds; `save` is awaited after each, before the next one begins.
+        """Run the rounds; `save` is awaited after each, before the next one begins.
 
-        A round is told when its checkpoint is written, so that none is told twice, whenever the
-        node is killed; the next one may have begun by then.
+        A round is published when its checkpoint is written, so that none is published twice,
+        whenever the node is killed; the next one may have begun by then.
         """
         self._good_s = self._due_s = self._quiet_since_s = trio.current_time()
-        told = trio.Event()
-        told.set()
+        published = trio.Event()
+        published.set()
         while self._wants_more():
             finished = self._resumed()
             if finished is None:
@@ -367,15 +366,15 @@ class Rounds:
             else:
                 self._failed_in_a_row += 1
             self._judge(finished)
-            told = trio.Event()
-            await save(partial(self._tell, finished, told))
+            published = trio.Event()
+            await save(partial(self._tell, finished, published))
             await self._keep_best(finished)
             pause_s = 0.0 if finished.ok else RETRY_PAUSE_S
             due_s = max(trio.current_time() + pause_s, started + self._entry.every_s)
             if due_s > trio.current_time():
                 with trio.move_on_at(due_s):
                     await self._stop_asked.wait()
-        await told.wait()
+        await published.wait()
         self.complete = True
         complete = {"type": "rounds_complete", "target": self._entry.target, "done": self.done}
         self._publish({**complete, "stopped": self.stopped})
@@ -397,12 +396,12 @@ class Rounds:
         logger.info("rounds stopped early", extra={"reason": self.stopped, "done": self.done})
         return False
 
-    def _tell(self, finished: Round, told: trio.Event) -> None:
-        """Tell how a round went to whoever follows, and hand it to the history."""
+    def _tell(self, finished: Round, published: trio.Event) -> None:
+        """Publish the outcome of a round, and pass the round to the history."""
         shown = finished.as_json()
         self._keep(shown)
         self._publish({"type": "round_finished", **shown})
-        said = {
+        fields = {
             "round": finished.number,
             "ok": finished.ok,
             "seconds": round(finished.seconds, 3),
@@ -413,39 +412,41 @@ class Rounds:
             "refused": finished.refused,
         }
         if finished.ok:
-            logger.info("round finished", extra=said)
+            logger.info("round finished", extra=fields)
         else:
-            logger.warning("round failed", extra={**said, "failures": "; ".join(finished.failures)})
-        told.set()
+            logger.warning(
+                "round failed", extra={**fields, "failures": "; ".join(finished.failures)}
+            )
+        published.set()
 
-    def _judge(self, made: Round) -> None:
-        """Note on a round that it is the best so far."""
+    def _judge(self, current: Round) -> None:
+        """Mark a round that is the best so far."""
         best = self.best
         if best is None:
             return
-        value = made.metrics.get(metric_name(best.metric))
-        if made.ok and value is None and not self._said_missing:
+        value = current.metrics.get(metric_name(best.metric))
+        if current.ok and value is None and not self._said_missing:
             self._said_missing = True
-            have = ", ".join(made.metrics) or "none"
-            said = {"best": best.metric, "metrics": have}
-            logger.warning("the target has no such metric, so no round is the best", extra=said)
-        made.best = best.take(made.number, value, ok=bool(made.ok))
+            have = ", ".join(current.metrics) or "none"
+            logged = {"best": best.metric, "metrics": have}
+            logger.warning("the target has no such metric, so no round is the best", extra=logged)
+        current.best = best.take(current.number, value, ok=bool(current.ok))
 
-    async def _keep_best(self, made: Round) -> None:
-        """Keep the weights of a round that is the best so far."""
+    async def _keep_best(self, current: Round) -> None:
+        """Store the weights of a round that is the best so far."""
         best = self.best
-        value = None if best is None else made.metrics.get(metric_name(best.metric))
-        if best is not None and made.best and value is not None and self._save_best is not None:
+        value = None if best is None else current.metrics.get(metric_name(best.metric))
+        if best is not None and current.best and value is not None and self._save_best is not None:
             try:
-                await self._save_best(self._entry.target, made.number, best.metric, value)
+                await self._save_best(self._entry.target, current.number, best.metric, value)
             except BbnodeError as error:
                 logger.warning("the best round is not kept", extra={"reason": str(error)})
 
     def _start(self) -> Round:
         declared = self._node.inputs(self._entry.target)
         inputs = {
-            name: to_value(name, given, declared.get(name))
-            for name, given in self._entry.inputs.items()
+            name: to_value(name, value, declared.get(name))
+            for name, value in self._entry.inputs.items()
         }
         deadline_ns = round(self._entry.deadline_s * 1e9) or None
         execution = self._node.invoke(self._entry.target, inputs, deadline_ns=deadline_ns)
@@ -483,7 +484,7 @@ class Rounds:
         return last
 
     def observe(self, step: steps.Step) -> None:
-        """Collect what belongs to the running round; called for every step of the node."""
+        """Collect the steps of the current round; called for every step of the node."""
         if isinstance(step, steps.PeerUp | steps.PeerDown) or (
             isinstance(step, steps.Telemetry) and step.name in ("peer.ready", "peer.not_ready")
         ):
@@ -522,20 +523,20 @@ class Rounds:
                 current.finished.set()
 
     def stop(self) -> None:
-        """End the rounds after the one that runs."""
+        """End the rounds after the current one."""
         self._stop_asked.set()
         self.peers_changed()
 
     def peers_changed(self) -> None:
-        """Look at the start condition again."""
+        """Check the start condition again."""
         self._peers_changed.set()
 
     async def _until_start_condition(self) -> None:
         wait = self._entry.wait_for
         if wait is None:
             return
-        # All peers are worth a wait once, at the start; later, enough of them are enough,
-        # or every round of a network that lost one peer would take timeout_s longer.
+        # All peers are worth a wait once, at the start; later, enough of them are enough, or every
+        # round of a network that lost one peer would take timeout_s longer.
         is_first = self.done == 0 or not self.history
         wanted = {wait.peer_class: wait.enough_peers}
         if is_first:
@@ -561,23 +562,25 @@ class Rounds:
         self.waiting_since_s = None
 
     async def _until_settled(self, wanted: Mapping[str, int]) -> None:
-        """Wait for so many peers of each class, and until they have had time to say more."""
+        """Wait for the wanted number of peers of each class, and until their first reports have
+        arrived.
+        """
         while True:
             for peer_class, peers in wanted.items():
                 await self._until_connected(peers, peer_class)
             if self.waiting_since_s is None or self._stop_asked.is_set():
                 return
-            # Who has just come may say next that it is not ready.
+            # A newly connected peer may report next that it is not ready.
             await trio.sleep(SETTLE_S)
             if all(len(self._node.connected_peers(c)) >= n for c, n in wanted.items()):
                 return
 
     def _not_ready(self, peer_class: str) -> dict[str, str]:
-        """Return the connected peers of a class that say they do not work for it, and why."""
+        """Return the connected peers of a class that report not to be ready for it, and why."""
         return {
-            str(peer): said.reason
-            for peer, said in self._node.peers_not_ready().items()
-            if peer_class in said.classes
+            str(peer): each.reason
+            for peer, each in self._node.peers_not_ready().items()
+            if peer_class in each.classes
         }
 
     async def _until_connected(self, want: int, peer_class: str) -> None:
@@ -592,36 +595,36 @@ class Rounds:
                     self.waiting_since_s = trio.current_time()
                 reasons = {"not_ready": "; ".join(unready.values())} if unready else {}
                 logger.info("waiting for peers", extra={"want": want, "have": have, **reasons})
-                told = {"class": peer_class, "want": want, "have": have, "not_ready": unready}
-                self._publish({"type": "waiting_for_peers", **told})
+                state = {"class": peer_class, "want": want, "have": have, "not_ready": unready}
+                self._publish({"type": "waiting_for_peers", **state})
             self._peers_changed = trio.Event()
             with trio.move_on_after(RECHECK_S):
                 await self._peers_changed.wait()
             if have > MANY_PEERS:
-                # A check takes about a microsecond of each, and a thousand may come one by one.
+                # A check takes about a microsecond per peer, and a thousand may connect one by one.
                 await trio.sleep(PAUSE_S)
 
 
 def _connected(unready: Mapping[str, str]) -> str:
-    """Return "connected", and which peers are and can't work, for after a number."""
+    """Return "connected", and the connected peers that can't work, to follow a number."""
     lines = [short_peer(f"{peer}: {why}") for peer, why in unready.items()]
     if not lines:
         return "connected"
     return f"connected and ready; not ready: {listed(lines, SHOWN_NOT_READY)}"
 
 
-def to_value(name: str, given: InputValue, declared: TypeNode | None) -> Value:
+def to_value(name: str, value: InputValue, declared: TypeNode | None) -> Value:
     """Return a configured input as a run-time value, numbers as a tensor of the declared dtype.
 
-    Raises DeploymentError where a number does not fit.
+    Raises DeploymentError if a number does not fit.
     """
-    if given == "trigger":
+    if value == "trigger":
         return TRIGGER
-    if isinstance(given, TextInput):
+    if isinstance(value, TextInput):
         if declared is types.TENSOR_STRING:
-            return np.array(given.text, object)
-        return given.text.encode()
+            return np.array(value.text, object)
+        return value.text.encode()
     try:
-        return numbers(given, declared)
+        return numbers(value, declared)
     except ValueError as error:
-        raise DeploymentError(f"[[invoke]] input {name!r} is {given!r}: {error}") from error
+        raise DeploymentError(f"[[invoke]] input {name!r} is {value!r}: {error}") from error

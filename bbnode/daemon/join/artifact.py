@@ -1,8 +1,8 @@
 """The artifact that a peer offers: from the cache, or fetched over the connection with it.
 
 Rule: the digest is its name everywhere. The cache, `<cache>/artifacts/<sha256>.onnx`, is shared by
-all nodes of a user, and what lies in it is checked each time it is read; what is unfinished is
-each node's own.
+all nodes of a user, and its content is checked each time it is read; an unfinished download belongs
+to its node.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from bbnode.transport.errors import NotConnectedError, StreamBrokenError
 
 # Connections that may break during a fetch; each continues where the last one ended.
 MAX_ATTEMPTS: Final = 5
-# For the transport to dial anew.
+# The pause for the transport to dial again.
 _RECONNECT_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obtained:
-    """An artifact with its place in the cache; `fetched` is False when it lay there already."""
+    """An artifact with its place in the cache; `fetched` is False if it was cached already."""
 
     artifact: Artifact
     file: Path
@@ -39,7 +39,7 @@ class Obtained:
 
 
 def cache_file(state_dir: Path, sha256: str) -> Path:
-    """Return where the artifact of that digest is cached."""
+    """Return the place of the artifact of that digest in the cache."""
     return paths.cache_dir(state_dir) / "artifacts" / f"{sha256}.onnx"
 
 
@@ -53,7 +53,7 @@ async def obtain(
     progress: Progress | None = None,
     max_bytes: int = MAX_ARTIFACT_BYTES,
 ) -> Obtained:
-    """Return the artifact, digest checked, parsed with its bounds; at most `max_bytes` large.
+    """Return the artifact of at most `max_bytes`, digest checked, parsed with its bounds.
 
     Raises ArtifactRejected, ArtifactUnreadable, ArtifactFetchError, ArtifactNotStored,
     StorageError, InviterLost.
@@ -63,7 +63,7 @@ async def obtain(
     if cached is not None:
         return Obtained(artifact=cached, file=file, fetched=False)
     paths.make_state_dir(file.parent)
-    # In the node's own directory until it is whole, as two nodes may fetch it at once.
+    # In the node's own directory until it is complete, as two nodes may fetch it at once.
     draft = file.with_name(f".{sha256}.{str(own)[-16:]}")
     await _fetch(dialled, inviter, sha256, draft, progress, max_bytes)
     artifact = await trio.to_thread.run_sync(_load, draft, sha256)
@@ -103,7 +103,7 @@ def _cached(file: Path, sha256: str) -> Artifact | None:
     try:
         return load_artifact(file, expected_sha256=sha256) if file.exists() else None
     except ArtifactRejected:
-        with contextlib.suppress(OSError):  # the new one replaces it, or says why it can't
+        with contextlib.suppress(OSError):  # the new file replaces it, or fails with the reason
             file.unlink(missing_ok=True)
         return None
 
@@ -112,6 +112,6 @@ def _load(draft: Path, sha256: str) -> Artifact:
     try:
         return load_artifact(draft, expected_sha256=sha256)
     except ArtifactRejected:
-        # The digest is right and it is not an artifact: useless to every node.
+        # The digest is right but it is no artifact: useless to every node.
         draft.unlink(missing_ok=True)
         raise

@@ -1,8 +1,8 @@
 """A connection with the inviting peer, before the joining node exists.
 
-Rule: it only dials, and only that one peer, which the handshake has to prove; everything goes over
-that connection. It plays no class, so no program takes it for a node. A peer that admits us answers
-a ping; one that does not cuts the connection without giving a reason.
+Rule: it dials only that one peer, which the handshake has to prove; everything goes over that
+connection. It plays no class, so that no program takes it for a node. A peer that admits us answers
+a ping; one that does not closes the connection without giving a reason.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from bbnode.transport import (
 from bbnode.transport.errors import OTHER_KEY
 from bbnode.transport.registry import make_transport
 
-# A dial gives up after 5 s; each address gets its second chance within this.
+# A dial gives up after 5 s; each address gets its second chance within this time.
 CONNECT_TIMEOUT_S: Final = 15.0
-# From a connection to the first answer on it: milliseconds, but for a busy machine.
+# From a connection to the first answer on it: milliseconds, except on a busy machine.
 ACCEPT_TIMEOUT_S: Final = 10.0
-# Between two checks whether all addresses have failed.
+# The period of checks whether all addresses have failed.
 _LOOK_EVERY_S: Final = 0.05
-# A stream may come before the other side has read our hello: it is opened again.
+# A stream may arrive before the other side has read our hello: it is opened again.
 _PING_EVERY_S: Final = 0.1
 _GOODBYE_S: Final = 1.0
 
@@ -56,7 +56,7 @@ class Dialled:
 async def dialled(identity: Identity, source: Source, credentials: bytes) -> AsyncIterator[Dialled]:
     """Dial the inviting peer and show it `credentials`.
 
-    Raises InviterUnreachable, WrongPeer, InviterRefused, and what the body raises.
+    Raises InviterUnreachable, WrongPeer, InviterRefused, and the errors of the body.
     """
     # Without py-libp2p, whose import takes longer than a join.
     backend = make_transport(
@@ -69,16 +69,16 @@ async def dialled(identity: Identity, source: Source, credentials: bytes) -> Asy
     )
     async with connecting(backend, drained=False) as nursery:
         backend.keep_connected(source.inviter, source.addresses)
-        made = await _connected(backend, source)
+        connection = await _connected(backend, source)
         nursery.start_soon(_drain, backend)
-        yield made
+        yield connection
 
 
 @asynccontextmanager
 async def connecting(backend: Transport, *, drained: bool = True) -> AsyncIterator[trio.Nursery]:
-    """Run a transport while the context is open, and tasks beside it; `drained`: events go.
+    """Run a transport and tasks beside it while the block runs; `drained`: drop its events.
 
-    Raises what the body raises.
+    Raises the errors of the body.
     """
     failure: BbnodeError | None = None
     async with trio.open_nursery() as nursery:
@@ -146,7 +146,7 @@ async def _first_hello(backend: Transport, source: Source) -> ConnectionOpened:
 
 
 def _was_cut(backend: Transport) -> bool:
-    """Return True if a connection has ended since it was made."""
+    """Return True if a connection was established and has ended since."""
     cut = False
     while True:
         try:

@@ -1,7 +1,7 @@
-"""The folder of a joined node: `node.toml`, `artifact.onnx` and `state`, as `bbnode run` has them.
+"""The folder of a joined node: `node.toml`, `artifact.onnx` and `state`, as for `bbnode run`.
 
-Rule: a join writes an ordinary node, without a trace of how it was made. Settings that the user has
-made in an existing node.toml are kept.
+Rule: a join writes an ordinary node, without a trace of the join. The user's settings in an
+existing node.toml are kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Folder:
     """The files of a joined node."""
 
     name: str
-    # What `bbnode run -c` takes; the artifact is in the same directory.
+    # The argument of `bbnode run -c`; the artifact is in the same directory.
     config_file: Path
     artifact_file: Path
     state_dir: Path
@@ -67,17 +67,20 @@ class Folder:
             "network.listen": [],
             "network.bootstrap": [str(address) for address in source.bootstrap],
             "access.network": None if network is None else str(network),
-            # Who was found by asking may be gone by then, and another one there.
+            # A peer that was found by asking may be gone by then, and another one have its address.
             **({"routing.dht": "client"} if source.via else {}),
             **settings,
         }
         file = self.config_file if self.config_file.exists() else earlier
-        made = sources.resolve(file, environ={}, flags=flags)
-        # What is not the user's is as the file will have it: its paths count from there.
+        resolved = sources.resolve(file, environ={}, flags=flags)
+        # Other settings than the user's count as those of the file, so that paths are relative to
+        # it.
         origins = {
-            key: origin if key in settings else "file" for key, origin in made.origins.items()
+            key: origin if key in settings else "file" for key, origin in resolved.origins.items()
         }
-        return ResolvedConfig(config=made.config, file=self.config_file.absolute(), origins=origins)
+        return ResolvedConfig(
+            config=resolved.config, file=self.config_file.absolute(), origins=origins
+        )
 
     def write(self, resolved: ResolvedConfig, artifact: Path) -> None:
         """Write all files, the configuration last, so that it never names a missing one.
@@ -89,16 +92,16 @@ class Folder:
         self.write_config(resolved)
 
     def write_config(self, resolved: ResolvedConfig) -> None:
-        """Write the configuration alone. Raises StorageError."""
+        """Write only the configuration. Raises StorageError."""
         sources.write(self.config_file, resolved.config, comment=_COMMENT)
 
     def _from_here(self, path: Path) -> str:
-        """Return a path as the configuration has it: relative where it is below its directory."""
+        """Return a path for the configuration: relative if it is below its directory."""
         below = path.is_relative_to(self.directory)
         return str(path.relative_to(self.directory) if below else path)
 
     def _place(self, artifact: Path) -> None:
-        """Put the artifact under its name here: the cache may be emptied at any time."""
+        """Put the artifact under its name here, since the cache may be emptied at any time."""
         file = self.artifact_file
         draft = file.with_name(f".{file.name}.new")
         try:

@@ -1,6 +1,6 @@
-"""The invitation that `bbnode join` was given: a ticket, or the address of a peer.
+"""The argument of `bbnode join`: a ticket, or the address of a peer.
 
-Rule: only the signed content of a ticket is believed; a plain address just names a peer to ask. The
+Rule: only the signed content of a ticket is trusted; a plain address just names a peer to ask. The
 errors of joining are here, one class each, with a line that says what to do next; a bad ticket is
 `TicketRefused` of `bbnode.access`, and the artifact's errors are in `bbnode.daemon.artifacts` and
 `artifact_exchange`.
@@ -82,10 +82,10 @@ class NotConfirmed(DeploymentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A peer to dial, with the ticket where there is one.
+    """A peer to dial, with its ticket if there is one.
 
     Without a ticket there may be a `digest` of the artifact (64 hex digits), and a private network.
-    `via` are the peers that are asked where the inviting one does not answer, or has nothing.
+    `via` are the peers to ask if the inviting one does not answer, or does not have the artifact.
     """
 
     inviter: PeerId
@@ -102,7 +102,7 @@ class Source:
 
     @property
     def artifact_sha256(self) -> str:
-        """The digest of the artifact; "" if the peer has to say it."""
+        """The digest of the artifact; "" if the peer has to name it."""
         return self.digest if self.ticket is None else self.ticket.artifact_sha256.hex()
 
     @property
@@ -112,7 +112,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The node's name unless another one is given: one for each network, or inviter."""
+        """The node's name unless another one is chosen: one for each network, or inviter."""
         return f"join-{str(self.network or self.inviter)[-8:]}"
 
 
@@ -125,10 +125,9 @@ def read_source(
 ) -> Source:
     """Return the source in a ticket, an address, a digest, or in the file `@FILE`.
 
-    `via` are addresses of peers that are asked where nobody else answers, `network` the private
-    network of a digest or address. Raises TicketRefused for a ticket that is damaged or has
-    expired, NotAnInvitation for any other text, ViaNeeded for a digest alone, and StorageError for
-    the file.
+    `via` are addresses of peers to ask if no other answers, `network` the private network of a
+    digest or address. Raises TicketRefused for a ticket that is damaged or has expired,
+    NotAnInvitation for any other text, ViaNeeded for a digest alone, and StorageError for the file.
     """
     source = _read(text, unix_s, tuple(_address(each).addresses[0] for each in via))
     if network is None:

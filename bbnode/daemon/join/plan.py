@@ -1,8 +1,8 @@
 """The plan of a joining node: targets, components, settings, limits; shown before it runs.
 
-Rule: nothing of the artifact runs here, and no component is made. A peer can name component
-types, never send them: what is not installed on this machine, a library that a component needs
-among it, is listed, and stops the join.
+Rule: nothing of the artifact runs here, and no component is created. A peer can name component
+types, never send them: types and libraries that are not installed on this machine are listed, and
+stop the join.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bbnode.daemon.join.invitation import ComponentsMissing, SlotsNotConfigured,
 from bbnode.engine.errors import UnknownSlot, UnsupportedOps, did_you_mean
 from bbnode.engine.planning.program import SlotPlan, plan_program
 
-# The caps on what a peer can make this machine keep.
+# The caps on the memory that peers can take on this machine.
 _SHOWN_LIMITS = ("envelope_bytes", "ingress_bytes", "ingress_events", "frames", "pending_async")
 
 _SHOWN_OF_A_SLOT = ("slot", "role", "component", "installed")
@@ -44,7 +44,7 @@ _SHOWN_CHARS = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSlot:
-    """A component that the targets need, and the settings that it has or lacks."""
+    """A component that the targets need, with its settings and the missing ones."""
 
     slot: str
     role: str
@@ -54,19 +54,19 @@ class PlannedSlot:
     lacks: tuple[str, ...]
     # Settings in the artifact, shortened.
     given: Mapping[str, str]
-    # Those of them that name files of this machine, or look like it.
+    # Settings among `given` that name files of this machine, or look like it.
     files: tuple[str, ...]
-    # Names of the other settings, which this node may give.
+    # Names of the other settings, which this node may set.
     settings: tuple[str, ...]
     # Names of all settings that are paths.
     paths: tuple[str, ...]
-    # What is wrong with the settings as they are; empty if nothing is.
+    # The fault of the current settings; "" if there is none.
     fault: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that would run."""
+    """The targets that would run, and everything that they need."""
 
     targets: tuple[str, ...]
     classes: tuple[str, ...]
@@ -119,9 +119,9 @@ class Plan:
 
 
 def choose_target(artifact: Artifact, wanted: str | None) -> str:
-    """Return the target to play: the one that was named, or the only one.
+    """Return the target to play: the named one, or the only one.
 
-    Raises TargetNeeded; whether the artifact has the named one is found by `make_plan`.
+    Raises TargetNeeded; `make_plan` checks that the artifact has the named one.
     """
     if wanted is not None:
         return wanted
@@ -135,10 +135,10 @@ def choose_target(artifact: Artifact, wanted: str | None) -> str:
 
 
 def make_plan(artifact: Artifact, config: NodeConfig) -> Plan:
-    """Return what the targets of a configuration need.
+    """Return the needs of the targets of a configuration.
 
-    Raises UnknownSlot for settings of a slot that is not there, and what planning a program
-    raises: UnknownTarget, InvalidArtifact, SlotBindingConflict.
+    Raises UnknownSlot for settings of a slot that does not exist, and the errors of planning a
+    program: UnknownTarget, InvalidArtifact, SlotBindingConflict.
     """
     program = plan_program(artifact.model, config.artifact.targets)
     names = [slot.name for slot in program.slots]
@@ -158,7 +158,7 @@ def make_plan(artifact: Artifact, config: NodeConfig) -> Plan:
     )
 
 
-def _slot(plan: SlotPlan, given: Mapping[str, Any]) -> PlannedSlot:
+def _slot(plan: SlotPlan, own: Mapping[str, Any]) -> PlannedSlot:
     settings: tuple[str, ...] = ()
     stored = _stored(plan.config)
     config: type | None = None
@@ -171,7 +171,7 @@ def _slot(plan: SlotPlan, given: Mapping[str, Any]) -> PlannedSlot:
         names = [field.name for field in dataclasses.fields(config)]
         local = local_settings(config)
         settings = tuple(name for name in names if name not in stored or name in local)
-        made = build_config(cls, plan.name, plan.config, given)
+        made = build_config(cls, plan.name, plan.config, own)
         lacking = tuple(each for each in cls.needed_libraries(made) if each.is_missing)
         advice = "; ".join(each.advice for each in lacking)
         fault = f"slot {plan.name!r}: {cls.TYPE_NAME} needs a library: {advice}" if lacking else ""
@@ -209,10 +209,10 @@ def _short(value: Any) -> str:
 
 
 def with_absolute_paths(config: NodeConfig, plan: Plan, base: Path) -> NodeConfig:
-    """Return the configuration with the paths among its components' settings counted from `base`.
+    """Return the configuration with paths in its components' settings made absolute from `base`.
 
-    The node's configuration is written to another folder than the one that they were typed in,
-    and a joined node runs in one of its own.
+    The node's configuration is written to another folder than the one in which they were typed, and
+    a joined node runs in a directory of its own.
     """
     slots = {name: dict(given) for name, given in config.slots.items()}
     for slot in plan.slots:

@@ -1,8 +1,8 @@
-"""`bbnode join`: from a ticket, or an address, to a node that is ready to run.
+"""The steps of `bbnode join`, from a ticket or an address to a node that is ready to run.
 
-Rule: `prepare` collects everything and stores only what a second try needs (identity,
-membership, cache); `Prepared.write` makes the node. The inviting peer is not trusted: the handshake
-proves its identity, signatures what it grants, and the digest what it sends.
+Rule: `prepare` collects everything and stores only the files that a second try needs (identity,
+membership, cache); `Prepared.write` creates the node. The inviting peer is not trusted: the
+handshake proves its identity, signatures prove its grants, and the digest proves the artifact.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class JoinOptions:
     folder: Folder
     target: str | None = None
     settings: Mapping[str, str]
-    # A statement for this node, as text; kept before anything else.
+    # A statement for this node, as text; stored before anything else.
     statement: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A node that could be made, with what it would run."""
+    """A node that can be created, with its plan."""
 
     options: JoinOptions
     identity: Identity
@@ -69,7 +69,9 @@ class Prepared:
     address: str
 
     def write(self) -> ResolvedConfig:
-        """Write the node's files, for `bbnode run`. Raises StorageError, and as `Plan.check`."""
+        """Write the node's files, for `bbnode run`. Raises StorageError, and the errors of
+        `Plan.check`.
+        """
         self.plan.check()
         self.options.folder.write(self.resolved, self.obtained.file)
         return self.resolved
@@ -120,7 +122,7 @@ async def prepare(
             address, obtained = await _fetch(options, identity, membership, progress)
         except (*_NOT_THERE, InviterLost) as error:
             if is_guest and isinstance(error, ArtifactFetchError | InviterLost):
-                # A guest stays half a minute, which is little for a large artifact.
+                # A guest may stay for half a minute, which is little for a large artifact.
                 membership = await _redeem(options, identity, unix_s)
                 is_guest = False
                 address, obtained = await _fetch(options, identity, membership, progress)
@@ -176,7 +178,7 @@ async def _fetch(
         return connection.address, obtained
 
 
-# The inviting peer is gone, or has no such artifact.
+# The inviting peer is gone, or does not have the artifact.
 _NOT_THERE = (InviterUnreachable, WrongPeer, ArtifactFetchError)
 
 
@@ -186,17 +188,17 @@ async def _fetch_elsewhere(
     membership: Membership | None,
     progress: Progress | None,
 ) -> tuple[JoinOptions, str, Obtained]:
-    """Fetch from the first peer that has the artifact, of those that others know.
+    """Fetch from the first peer that has the artifact, of those that other peers name.
 
-    Returns the options with that peer in the place of the inviting one.
+    Returns the options with that peer instead of the inviting one.
     """
     from bbnode.daemon.join.search import other_sources
 
     source = options.source
     credentials = b"" if membership is None else membership.raw
     why: BbnodeError | None = None
-    for found in await other_sources(identity, source, source.artifact_sha256, credentials):
-        there = dataclasses.replace(options, source=found)
+    for other in await other_sources(identity, source, source.artifact_sha256, credentials):
+        there = dataclasses.replace(options, source=other)
         try:
             return there, *await _fetch(there, identity, membership, progress)
         except (*_NOT_THERE, InviterRefused, InviterLost) as error:
@@ -212,7 +214,7 @@ def _shown(source: Source, membership: bytes) -> bytes:
 
 
 def _offered(source: Source, connection: Dialled) -> str:
-    """Return the digest of the artifact: the ticket's, else that of the peer's hello."""
+    """Return the digest of the artifact: the ticket's, else that in the peer's hello."""
     if source.artifact_sha256:
         return source.artifact_sha256
     digest = connection.hello.artifact_sha256
@@ -255,10 +257,10 @@ async def _membership(
         except (InviterUnreachable, WrongPeer):
             if not source.via:
                 raise
-            # Others will tell whether it is still good.
+            # Other peers will decide if it is still valid.
             return kept.membership
         except (AccessRefused, InviterRefused):
-            # It has ended or was taken back: the ticket may bring a new one.
+            # It has expired or was revoked: the ticket may bring a new one.
             pass
     if ticket.invitation is None:
         return _take(state_dir, identity, network, ticket.membership, unix_s())
@@ -268,16 +270,16 @@ async def _membership(
 async def _redeem(
     options: JoinOptions, identity: Identity, unix_s: Callable[[], float]
 ) -> Membership:
-    """Return the membership that the inviting peer gives for the ticket; it is stored."""
+    """Redeem the ticket; return the new membership, which is stored."""
     source, state_dir = options.source, options.folder.state_dir
     ticket = source.ticket
     if ticket is None or ticket.network is None:
         raise AssertionError("only a ticket to a private network is redeemed")
     async with dialled(identity, source, ticket.raw) as connection:
-        given = await access_protocol.redeem(connection.backend, source.inviter, ticket.raw)
-    membership = _take(state_dir, identity, ticket.network, given.membership, unix_s())
-    if given.revocations:
-        listed = open_revocations(given.revocations, ticket.network)
+        member = await access_protocol.redeem(connection.backend, source.inviter, ticket.raw)
+    membership = _take(state_dir, identity, ticket.network, member.membership, unix_s())
+    if member.revocations:
+        listed = open_revocations(member.revocations, ticket.network)
         before = access_files.load_node(state_dir, identity.peer_id).revocations
         if before is None or before.sequence < listed.sequence:
             access_files.save_revocations(state_dir, listed)
@@ -285,7 +287,7 @@ async def _redeem(
 
 
 def _keep(state_dir: Path, identity: Identity, text: str, unix_s: float) -> None:
-    """Store a statement that the user has; raises StatementRefused, StorageError."""
+    """Store a statement of the user; raises StatementRefused, StorageError."""
     raw = statement.membership_from_text(text.strip())
     _take(state_dir, identity, statement.peek(raw).network, raw, unix_s)
 

@@ -1,8 +1,8 @@
-"""Other peers that have the artifact, where the inviting one does not answer.
+"""Other peers that have the artifact, for when the inviting one does not answer.
 
-Rule: peers that are given (`--via`) are asked over the network's DHT who provides the digest, and
-where the inviting peer is by now. Nobody of them is trusted: each is dialled like an inviting peer,
-and what it sends has to have the digest.
+Rule: the peers of `--via` are asked over the network's DHT for providers of the digest, and for the
+current addresses of the inviting peer. None of them is trusted: each is dialled like an inviting
+peer, and the file that it sends must have the digest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bbnode.transport import Hello, Identity, RelaySettings, Transport, Transpor
 from bbnode.transport.registry import make_transport
 from bbnode.transport.routing import Located, NobodyToAsk, NotFound
 
-# For one of the given peers to be connected, and to take part in the DHT.
+# For one of the peers of `--via` to be connected, and to take part in the DHT.
 CONNECT_S: Final = 15.0
 READY_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.05
@@ -35,9 +35,9 @@ _LOOK_EVERY_S: Final = 0.05
 async def other_sources(
     identity: Identity, source: Source, sha256: str, credentials: bytes
 ) -> list[Source]:
-    """Return who may have the artifact `sha256`, the inviting peer first if it has moved.
+    """Return peers that may have the artifact `sha256`, the inviting peer first if it has moved.
 
-    `credentials` are this node's, of a member where the network is private. Raises ViaUnreachable,
+    `credentials` are this node's, of a member if the network is private. Raises ViaUnreachable,
     NobodyProvides, Libp2pMissing.
     """
     backend = make_transport(
@@ -59,8 +59,10 @@ async def other_sources(
         nursery.start_soon(finder.run)
         await _meet(backend, source.via)
         moved = await _moved(finder, source)
-        found = await _providers(finder, sha256)
-    sources = [_source(source, each) for each in (*moved, *found) if each.peer != identity.peer_id]
+        providers = await _providers(finder, sha256)
+    sources = [
+        _source(source, each) for each in (*moved, *providers) if each.peer != identity.peer_id
+    ]
     if not sources:
         raise NobodyProvides(
             f"{source.inviter} does not answer, and no peer that was asked knows another one with "
@@ -70,7 +72,7 @@ async def other_sources(
 
 
 async def _meet(backend: Transport, via: Sequence[Multiaddr]) -> None:
-    """Connect with one of the given peers."""
+    """Connect with one of the peers of `--via`."""
     by_peer: dict[PeerId, list[Multiaddr]] = {}
     for address in via:
         by_peer.setdefault(peer_of_address(address), []).append(address)
@@ -87,7 +89,7 @@ async def _meet(backend: Transport, via: Sequence[Multiaddr]) -> None:
 
 
 async def _moved(finder: PeerFinder, source: Source) -> list[Located]:
-    """Return where the inviting peer of a ticket is by now, if that is known."""
+    """Return the current addresses of the inviting peer of a ticket, if they are known."""
     if source.ticket is None:
         return []
     try:
@@ -109,6 +111,6 @@ async def _providers(finder: PeerFinder, sha256: str) -> list[Located]:
     return []
 
 
-def _source(source: Source, found: Located) -> Source:
-    ways = [Multiaddr(f"{way}/p2p/{found.peer}") for way in found.addresses]
-    return replace(source, inviter=found.peer, addresses=tuple(ways[:MAX_CLAIMED_ADDRESSES]))
+def _source(source: Source, located: Located) -> Source:
+    ways = [Multiaddr(f"{way}/p2p/{located.peer}") for way in located.addresses]
+    return replace(source, inviter=located.peer, addresses=tuple(ways[:MAX_CLAIMED_ADDRESSES]))

@@ -1,8 +1,8 @@
 """A joined node as a service of systemd: its files go where its unit looks for them.
 
 Rule: the node stays the same one. Identity, membership and state are moved, the settings of its
-node.toml are kept, and the network is not asked. Files are moved only once it is certain that the
-node can be made. Only regular files are moved; those that root moves belong to the service's user.
+node.toml are kept, and no peer is asked. Files are moved only once it is certain that the node can
+be created. Only regular files are moved; files moved by root belong to the service's user.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from bbnode.daemon.config.sources import ConfigError, ResolvedConfig
 from bbnode.daemon.join.folder import Folder
 from bbnode.daemon.join.prepare import Prepared
 
-# As node.name; it is the instance of the unit as well.
+# The pattern of node.name, which is also the instance of the unit.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# As the unit has them (StateDirectoryMode), and file-hierarchy(7) those above.
+# The modes of the unit (StateDirectoryMode); those of directories above by file-hierarchy(7).
 _STATE_MODE, _FILE_MODE, _SHARED_MODE = 0o700, 0o600, 0o755
 _ARTIFACT_MODE = 0o644
-# Files that a node creates at each start, and those that mark a directory as in use.
+# Not moved: files that a node creates at each start, and those that mark a directory as in use.
 _LEFT = ("lock", "access.lock", "control.sock")
 # Moved last: while it is in the old place, the move can be repeated.
 _LAST = "identity.key"
@@ -48,11 +48,11 @@ class Service:
 
     @property
     def exists(self) -> bool:
-        """True if the node is this service already."""
+        """True if the node already is this service."""
         return paths.identity_file(self.folder.state_dir).exists()
 
     def check(self) -> None:
-        """Raise ConfigError or StorageError where this service cannot be made here."""
+        """Raise ConfigError or StorageError if this service cannot be installed here."""
         if not _NAME.fullmatch(self.folder.name):
             raise ConfigError(
                 f"--name {self.folder.name!r}: a service's name is 1 to 64 letters, digits, "
@@ -66,7 +66,7 @@ class Service:
         self._owner()
 
     def establish(self, prepared: Prepared) -> ResolvedConfig:
-        """Write the service's files and its unit, and move there what the node has kept so far.
+        """Write the service's files and its unit, and move the node's stored files there.
 
         Raises ConfigError, StateDirInUse and StorageError.
         """
@@ -97,20 +97,20 @@ class Service:
         if not self.system:
             return os.geteuid(), os.getegid()
         try:
-            found = pwd.getpwnam(paths.SYSTEM_USER)
+            entry = pwd.getpwnam(paths.SYSTEM_USER)
         except KeyError as error:
             raise paths.StorageError(
                 f"this machine has no user {paths.SYSTEM_USER!r}, which services run as; make it "
                 f"with: {units.user_command()}"
             ) from error
-        return found.pw_uid, found.pw_gid
+        return entry.pw_uid, entry.pw_gid
 
     def _make_directories(self) -> None:
         try:
             if not self.system:
                 paths.make_state_dir(self.folder.directory)
                 paths.make_state_dir(self.folder.state_dir)
-                # It may be the folder of the node that was joined.
+                # It may be the folder of the joined node.
                 self.folder.state_dir.chmod(_STATE_MODE)
                 return
             for directory, mode in (
@@ -120,12 +120,12 @@ class Service:
             ):
                 if not directory.is_dir():
                     directory.mkdir(parents=True)
-                    directory.chmod(mode)  # whatever the umask is
+                    directory.chmod(mode)  # regardless of the umask
         except OSError as error:
             raise paths.StorageError(f"{error.filename}: {error.strerror}") from error
 
     def give(self) -> None:
-        """Hand existing state over to the service's user. Raises StorageError."""
+        """Give existing state to the service's user. Raises StorageError."""
         if not self.system or not self.exists:
             return
         uid, gid = self._owner()
@@ -164,7 +164,7 @@ def _move(before: Path, after: Path) -> None:
     for file in sorted(before.iterdir(), key=lambda file: (file.name == _LAST, file.name)):
         if file.name in _LEFT or not stat.S_ISREG(file.lstat().st_mode):
             continue
-        # Copied, as the target may be on another file system, or another user's.
+        # Copied, as the target may be on another file system, or belong to another user.
         paths.write_atomically(after / file.name, _read(file), mode=_FILE_MODE)
         with contextlib.suppress(OSError):
             file.unlink()
@@ -180,7 +180,7 @@ def _read(file: Path) -> bytes:
 
 
 def _clear(before: Folder) -> None:
-    """Remove the node's old files, so that nobody runs it there again."""
+    """Remove the node's old files, so that it is not run there again."""
     for file in (
         before.config_file,
         before.artifact_file,

@@ -1,6 +1,6 @@
 """The view of a joined node while it runs: live on a terminal, one line per event elsewhere.
 
-Rule: it reads the node on the trio thread and only draws. Each line says what happened, and none
+Rule: it reads the node on the trio thread and only draws. Each line reports an event, and none
 repeats the one before.
 """
 
@@ -33,10 +33,10 @@ _SHOWN_NOTES: Final = 4
 
 
 class JoinView(LiveView):
-    """The progress of one node; a context manager, `run` in it is a daemon's companion."""
+    """The progress of one node; a context manager, whose `run` is a daemon's companion."""
 
     def __init__(self, console: Console, *, inviter: str) -> None:
-        """`inviter` is the PeerId whose rounds are awaited."""
+        """Create a view; `inviter` is the PeerId whose rounds are awaited."""
         super().__init__(console, notes=_SHOWN_NOTES, auto_refresh=False, transient=True)
         self._inviter = inviter
         self._last = ""
@@ -67,7 +67,7 @@ class JoinView(LiveView):
                 self.note(f"{text} ({repeated} more since the last line)" if repeated else text)
 
     def _repeated(self, event: Mapping[str, Any], text: str) -> int | None:
-        """Return how often a failure was left out since it was last shown; None: leave it out."""
+        """Return how often a failure was left out since its last line; None: leave it out."""
         match event:
             case {"type": "op_failed"}:
                 return self._failures.take(text, trio.current_time())
@@ -85,7 +85,7 @@ class JoinView(LiveView):
         if self._live is not None:
             self._live.update(self._draw(shown), refresh=True)
             return
-        # Bytes change all the time, so they alone make no line.
+        # Byte counts change all the time, so they alone cause no line.
         key = (shown["rounds"], shown["running"], [w["text"] for w in shown["waiting"]])
         text = self._line(shown)
         if repr(key) != self._last and shown["phase"] == "ready":
@@ -157,7 +157,7 @@ def _waiting(waiting: Mapping[str, Any]) -> dict[str, str]:
 
 
 def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
-    """Return one line for an event; empty for those that are not shown."""
+    """Return one line for an event; "" for those that are not shown."""
     match event["type"]:
         case "ready":
             return f"ready as {short_peer(event['peer_id'])}"

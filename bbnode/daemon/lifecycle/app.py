@@ -1,7 +1,7 @@
 """The daemon: one node, its transport, its rounds and its control plane in one nursery.
 
-Rule: every task is owned by `Daemon.run`; it starts in the order identity, artifact, node,
-control socket, transport, rounds, and stops in the reverse order within `node.stop_grace_s`.
+Rule: every task is owned by `Daemon.run`; it starts in the order identity, artifact, node, control
+socket, transport, rounds, and stops in the reverse order within `node.stop_grace_s`.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ logger = logging.getLogger(__name__)
 TRANSPORT_GRACE_SHARE = 0.4
 LEAVE_SHARE = 0.2
 
-# Shown to subscribers, not logged: several of them a round.
+# Published to subscribers but not logged: there are several of them per round.
 _QUIET_STEPS = (
     *(steps.AppEvent, steps.OutputSkipped, steps.Telemetry, steps.ExecutionFinished),
     *TRACE_STEPS,
 )
 
 
-# Watches a node from within, from when its control plane is up until it has stopped.
+# A task beside the daemon, from when its control plane is up until it has stopped.
 Companion = Callable[[Host], Awaitable[None]]
 
 
@@ -91,9 +91,9 @@ def run_daemon(
 ) -> int:
     """Run a node until a signal and return the exit code. Logging is configured already.
 
-    `record` is a new file for all input, and then the node can't start anew by itself. With
-    `stop_at_eof` the end of standard input is a signal too. `again` are the arguments of the
-    command that starts the node anew after an upgrade; by default those of this one.
+    `record` is a new file for all input; then the node can't restart by itself. With `stop_at_eof`
+    the end of standard input is a signal too. `again` are the arguments of the command that
+    restarts the node after an upgrade; by default those of this one.
     """
     assembly.import_components(resolved)
     process = OwnProcess(stop_at_eof=stop_at_eof)
@@ -126,9 +126,9 @@ class Daemon:
     ) -> None:
         """Load identity and artifact and install the targets; nothing listens yet.
 
-        The caller holds the lock of the state directory. `process` is another program's by default,
-        of which nothing is changed; `artifact` stands for the one that the configuration names.
-        `restarts`: who runs it starts it anew where `starts_anew` is True in the end.
+        The caller holds the lock of the state directory. `process` is by default another program's,
+        which is not changed; `artifact` replaces the one that the configuration names. With
+        `restarts`, the caller starts the node again if `starts_anew` is True at the end.
 
         Raises the typed errors of configuration, access, artifact, identity and install.
         """
@@ -189,7 +189,7 @@ class Daemon:
         )
         self._resend = Resend(
             saved.unsent if saved else (),
-            # Of a node that goes on: it has not heard yet that its connections are gone.
+            # A resumed node does not know yet that its connections are gone.
             expected=self._node.everyone_connected(),
             send=self._driver.send,
             failed=self._not_sent,
@@ -203,7 +203,7 @@ class Daemon:
         self._stop = trio.Event()
         self._reach: Reach | None = None
         self._rounds: list[Rounds] = []
-        # Of each target, also of those that the configuration does not invoke.
+        # For each target, including those that the configuration does not invoke.
         self._done_before = saved.rounds_done if saved else {}
         # Called with each step of the node, after the daemon's own parts.
         self.observers: list[StepObserver] = []
@@ -364,7 +364,7 @@ class Daemon:
         try:
             await self._serve(task_status)
         finally:
-            # Where it failed before it could stop in order.
+            # Needed if it failed before a clean stop.
             self._history.close()
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
@@ -419,7 +419,8 @@ class Daemon:
             logger.info("listening", extra={"address": str(address)})
         if self._preparing.tell():
             self._say_ready()
-        # To a supervisor it is up: it goes on, and tries again what is missing.
+        # For a supervisor the node is up even if components are missing: it keeps running and
+        # retries.
         self._process.notify(sd_notify.READY, f"STATUS={self._status_line()}")
         self._process.started()
 
@@ -457,12 +458,12 @@ class Daemon:
         self._node.send_failed(peer, reason, tag=tag, blames_peer=False)
 
     def _lists_changed(self) -> None:
-        """Decide anew about all peers; and those that did not admit this node may do so now."""
+        """Decide about all peers again; those that did not admit this node may do so now."""
         self._backend.reauthorize()
         self._discovery.forgive()
 
     def _is_quiet(self) -> bool:
-        """Return True where nothing is under way that a restart would end."""
+        """Return True if nothing is running that a restart would end."""
         return not self._node.executions() and not self._driver.tasks_running
 
     def _start_anew(self) -> None:
@@ -473,7 +474,7 @@ class Daemon:
         self._process.stop_begins(self._resolved.config.node.stop_grace_s)
 
     def stop(self) -> None:
-        """Ask it to stop, in order and within `node.stop_grace_s`; `run` returns then."""
+        """Ask it to stop cleanly within `node.stop_grace_s`; `run` returns then."""
         self._stop_begins()
         self._stop.set()
         self._preparing.changed()
@@ -483,7 +484,7 @@ class Daemon:
         logger.info("stopping")
         self._control.publish({"type": "stopping"})
         if self.starts_anew:
-            self._process.reloading()  # to a supervisor it goes on: the process is the same one
+            self._process.reloading()  # for a supervisor it is the same process
         else:
             self._process.notify(sd_notify.STOPPING)
         grace_s = self._resolved.config.node.stop_grace_s
@@ -495,7 +496,7 @@ class Daemon:
                 self._introductions.stop()
             await self._driver.stopped()
             self._driver.take_rest()
-            # First, as the rest depends on others.
+            # First, since the rest depends on others.
             unsent = self._unsent()
             await self._save_last(unsent)
             await self._backend.stop(grace_s * TRANSPORT_GRACE_SHARE)
@@ -503,7 +504,7 @@ class Daemon:
             if self._driver.take_rest() or len(left) != len(unsent):
                 await self._save_last(left)
             unsent = left
-            # As the last: what is written is complete without them.
+            # Last, since everything written is complete without them.
             raised = await trio.to_thread.run_sync(
                 self._node.stop_components, abandon_on_cancel=True
             )
@@ -536,13 +537,13 @@ class Daemon:
         try:
             new = self._resolved.again()
             changes = compare(self._resolved, new)
-            # Its files may have changed too.
+            # The files of access control may have changed too.
             self._control.host.access.reload(new.config.access)
             self._preparing.again()
             self._apply(new, changes)
         except BbnodeError as error:
-            said = {"reason": str(error), "by": "reload"}
-            logger.warning("reload refused, nothing changed", extra=said)
+            logged = {"reason": str(error), "by": "reload"}
+            logger.warning("reload refused, nothing changed", extra=logged)
             raise
         finally:
             self._process.notify(sd_notify.READY, f"STATUS={self._status_line()}")
@@ -561,8 +562,8 @@ class Daemon:
             self._upgrades.look_again()
         logger.info("reloaded", extra={"changed": ",".join(changes.applied) or "nothing"})
         if changes.needs_restart:
-            said = {"keys": ",".join(changes.needs_restart), "by": "reload"}
-            logger.warning("needs a restart", extra=said)
+            logged = {"keys": ",".join(changes.needs_restart), "by": "reload"}
+            logger.warning("needs a restart", extra=logged)
         self._control.publish(
             {
                 "type": "reloaded",
@@ -583,7 +584,7 @@ class Daemon:
 
     def _observe(self, step: steps.Step) -> None:
         if isinstance(step, steps.SendEnvelope):
-            # The most frequent one, of which nobody else wants to know.
+            # The most frequent step, which concerns no other part.
             self._discovery.observe(step)
         else:
             self._tell_all(step)
@@ -597,9 +598,9 @@ class Daemon:
             level = logging.WARNING if "failed" in event["type"] else logging.INFO
             logger.log(level, event["type"], extra=_log_fields(event))
         if isinstance(step, steps.Telemetry) and step.name == "peer.not_ready":
-            said = step.attributes
-            told = {"peer": str(said["peer"]), "reason": said["reason"]}
-            logger.warning("peer is not ready", extra=told)
+            attributes = step.attributes
+            logged = {"peer": str(attributes["peer"]), "reason": attributes["reason"]}
+            logger.warning("peer is not ready", extra=logged)
         self._discovery.observe(step)
         self._finder.observe(step)
         self._conduct.observe(step)
@@ -613,7 +614,7 @@ class Daemon:
             rounds.observe(step)
 
     def _later(self, target: str, entry: str | None) -> frozenset[str]:
-        """Return the outputs that come after an execution; the program is read when first asked."""
+        """Return the outputs that come after an execution; the program is analysed on first use."""
         if self._reach is None:
             self._reach = Reach(program_of(self._artifact.model))
         return self._reach.later(target, entry)
@@ -644,7 +645,7 @@ class Daemon:
     def _start_rounds(
         self, entry: InvokeSection, trackers: Sequence[TrackerSection] | None
     ) -> answers.RoundsStarted:
-        """Make `entry.times` rounds from now on. Raises RoundsRefused, and as trackers do."""
+        """Start `entry.times` rounds. Raises RoundsRefused, and the errors of trackers."""
         if self._control.host.phase != "ready":
             raise RoundsRefused(f"the node is {self._control.host.phase}; start rounds once it is")
         before = next((r for r in self._rounds if r.entry.target == entry.target), None)
@@ -658,11 +659,11 @@ class Daemon:
         entry = entry.model_copy(update={"times": times})
         settings = settings_digest(self._resolved.config, entry)
         run = self._history.begin(entry, done, anew=True, trackers=trackers)
-        made = self._rounds_of(entry, done=done, best=BestSoFar.of(entry), settings=settings)
+        rounds = self._rounds_of(entry, done=done, best=BestSoFar.of(entry), settings=settings)
         if before is not None:
             self._rounds.remove(before)
-        self._rounds.append(made)
-        self._work.start_soon(made.run, self._checkpointer.save_beside)
+        self._rounds.append(rounds)
+        self._work.start_soon(rounds.run, self._checkpointer.save_beside)
         return {"target": entry.target, "run": run, "done_before": done}
 
     def _rounds_of(
@@ -728,7 +729,7 @@ def _log_fields(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keeps_models(node: Node, adopted: Adopted) -> bool:
-    """Return True where a node goes on with whole models of another version of its program."""
+    """Return True if a node continues with complete models of another version of its program."""
     return any(
         node.binding(slot).role == Model.ROLE
         and (slot not in adopted.parts or not adopted.parts[slot].left)

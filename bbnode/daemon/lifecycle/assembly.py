@@ -1,7 +1,7 @@
-"""The parts of a daemon, made from its configuration: artifact, node, transport.
+"""The parts of a daemon, created from its configuration: artifact, node, transport.
 
-Rule: the daemon, `bbnode join` and `bbnode doctor` all make their parts here, so that they run and
-check the same things. Nothing here listens or starts.
+Rule: the daemon, `bbnode join` and `bbnode doctor` all create their parts here, so that they run
+and check the same things. Nothing here listens or starts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def import_components(resolved: ResolvedConfig) -> None:
 
 
 def _search(resolved: ResolvedConfig) -> None:
-    """Make modules in the current directory importable, and before them those beside the file."""
+    """Put the current directory, and before it the folder of the configuration, on the path."""
     search(Path.cwd())
     search(resolved.folder)
 
@@ -84,7 +84,7 @@ def slot_settings(
 ) -> dict[str, dict[str, Any]]:
     """Return the settings of slots, with absolute paths.
 
-    `exposed`: strangers can reach the node, so that settings for this apply where none is given.
+    `exposed`: strangers can reach the node, so that stricter settings replace missing ones.
     """
     made = {slot: dict(settings) for slot, settings in resolved.config.slots.items()}
     for slot, cls in _bound_classes(artifact):
@@ -98,7 +98,7 @@ def slot_settings(
 
 
 def _bound_classes(artifact: Artifact) -> Iterator[tuple[str, type[Component]]]:
-    """Yield each slot with the class of its component, as far as that is installed."""
+    """Yield each slot with the class of its component, if that is installed."""
     for entry in artifact.model.metadata_props:
         if not entry.key.startswith(keys.BINDING_PREFIX):
             continue
@@ -125,7 +125,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _of_file(resolved: ResolvedConfig, module: str) -> str:
-    """Return the module of a configuration; that of a file.py:Class with its folder."""
+    """Return the module of a configuration; for a file.py:Class with its folder."""
     place, _, name = module.partition(":")
     if not place.endswith(".py"):
         return module
@@ -136,17 +136,18 @@ def _of_file(resolved: ResolvedConfig, module: str) -> str:
 def find_artifact(resolved: ResolvedConfig) -> Artifact:
     """Return the artifact that a configuration names, from its file or compiled now.
 
-    Raises MissingFile, ArtifactUnreadable, InvalidArtifact, and what importing and compiling raise.
+    Raises MissingFile, ArtifactUnreadable, InvalidArtifact, and the errors of importing and
+    compiling.
     """
-    given = resolved.config.artifact
-    if given.path is not None:
-        path = resolved.absolute(given.path, "artifact.path")
-        return load_artifact(path, expected_sha256=given.sha256)
+    section = resolved.config.artifact
+    if section.path is not None:
+        path = resolved.absolute(section.path, "artifact.path")
+        return load_artifact(path, expected_sha256=section.sha256)
     from bbnode.daemon.artifacts.build import compile_module
 
     _search(resolved)
-    module = _of_file(resolved, str(given.module))  # ArtifactSection has exactly one of the two
-    return parse_artifact(serialize(compile_module(module, given.args)), module, own=True)
+    module = _of_file(resolved, str(section.module))  # ArtifactSection has exactly one of the two
+    return parse_artifact(serialize(compile_module(module, section.args)), module, own=True)
 
 
 def install_node(
@@ -160,7 +161,7 @@ def install_node(
 ) -> Node:
     """Return a node with the targets of a configuration; `record` gets all input.
 
-    `network`: of which it is a member, None for an open one.
+    `network` is the private network of which it is a member, None for an open one.
 
     Raises the errors of install.
     """
@@ -186,9 +187,9 @@ def initial_component(resolved: ResolvedConfig, artifact: Artifact, slot: str) -
     Raises the errors of install.
     """
     plan = plan_program(artifact.model, resolved.config.artifact.targets)
-    (found,) = (each for each in plan.slots if each.name == slot)
+    (planned,) = (each for each in plan.slots if each.name == slot)
     return weights.initial_component(
-        found, slot_settings(resolved, artifact), own_artifact=artifact.own
+        planned, slot_settings(resolved, artifact), own_artifact=artifact.own
     )
 
 
@@ -201,9 +202,9 @@ def make_access(resolved: ResolvedConfig, identity: Identity) -> AccessControl:
 
 
 def artifact_source(resolved: ResolvedConfig, artifact: Artifact) -> Provider:
-    """Return the provider of a node's artifact for peers that ask for it by its digest."""
-    given = resolved.config.artifact.path
-    path = None if given is None else resolved.absolute(given, "artifact.path")
+    """Return the provider that serves a node's artifact to peers that ask for its digest."""
+    configured = resolved.config.artifact.path
+    path = None if configured is None else resolved.absolute(configured, "artifact.path")
 
     def provide(sha256: str) -> BinaryIO | None:
         if sha256 != artifact.sha256:
@@ -226,7 +227,7 @@ def make_transport(
     """
     config = resolved.config
     network = config.network
-    # The default address is for TCP; another transport gets only what the file says.
+    # The default address is for TCP; another transport gets only the addresses of the file.
     listens = network.transport in registry.OVER_TCP or "listen" in network.model_fields_set
     transport = registry.make_transport(
         network.transport,
@@ -265,7 +266,7 @@ def make_transport(
 
 
 def _check_capabilities(transport: Transport, config: NodeConfig, access: AccessControl) -> None:
-    """Raise NotSupportedError if the configuration asks for what the transport cannot do."""
+    """Raise NotSupportedError if the configuration needs a capability that the transport lacks."""
     asked = (
         (Capability.STREAMS, "a private network (access.network)", access.network is not None),
         (Capability.RELAYS, "relay.serve", config.relay.serve),
@@ -304,7 +305,7 @@ def carries_topics(transport: Transport, config: NodeConfig) -> bool:
 
 
 def _transport_limits(envelope_bytes: int | None, *, guests: bool) -> TransportLimits:
-    """Return the transport's bounds for envelopes of this size at most; None: of any size.
+    """Return the transport's bounds for envelopes of at most this size; None: of any size.
 
     `guests`: hosts without a protocol of bbnode may stay.
     """
@@ -316,7 +317,7 @@ def _transport_limits(envelope_bytes: int | None, *, guests: bool) -> TransportL
 
 
 def next_incarnation(state_dir: Any) -> int:
-    """Return a number that grows with every start, so that ids made before and after differ."""
+    """Return a number that grows with every start, so that ids of different starts differ."""
     path = state_dir / "incarnation"
     try:
         last = int(path.read_text("ascii"))

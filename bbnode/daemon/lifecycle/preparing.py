@@ -1,8 +1,8 @@
-"""The preparation of a node's components, such as loading data, and what it says while it fails.
+"""The preparation of a node's components, such as loading data, and reports of its failures.
 
-Rule: all components are prepared before any peer can reach the node. Those that could not be are
-tried again for as long as the node runs, ever more rarely, and at once when somebody asks for a
-reload: a file may arrive later. A change is told once, in one line.
+Rule: all components are prepared before any peer can reach the node. Failed ones are tried again as
+long as the node runs, at growing intervals, and at once after a reload: a file may arrive later. A
+change is reported once, in one line.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 # A supervisor waits a minute for READY (TimeoutStartSec of the unit in bbnode/daemon/units).
 PATIENCE_S: Final = 45.0
-# Between two attempts: looking for a file costs nothing, reading a large one that does not fit
-# costs seconds.
+# The pause between two attempts: looking for a file costs nothing, reading a large one that does
+# not fit costs seconds.
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
-# A pause lasts at least so many times as long as the attempt before it: a large file that does not
-# fit would be read all the time.
+# The least ratio of a pause to the attempt before it: otherwise a large file that does not fit
+# would be read all the time.
 PAUSE_PER_ATTEMPT: Final = 20
 
 
@@ -46,7 +46,7 @@ class PreparedNode(Protocol):
 
 
 class Preparing:
-    """Prepares the components of one node, again and again where that fails."""
+    """Prepares the components of one node, and retries after failures."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class Preparing:
         self._ready = ready
         self._notify = notify
         self._under_way: set[str] = set()
-        self._progress = trio.Event()  # something changed that a wait looks for
+        self._progress = trio.Event()  # set when a condition of a wait may have changed
         self._asked = trio.Event()
         self._told: Mapping[str, str] = {}
 
     async def first(self, stopped: Callable[[], bool]) -> None:
-        """Prepare all components, and wait a while for them."""
+        """Prepare all components, and wait for a bounded time until they are."""
         self._start(All(modules=False))
         with trio.move_on_after(PATIENCE_S):
             await self._until_done(stopped)
@@ -82,7 +82,7 @@ class Preparing:
             logger.warning("components are not ready yet, continuing", extra={"slots": slots})
 
     async def run(self) -> None:
-        """Try again, for ever, what could not be prepared."""
+        """Retry the failed preparations for ever."""
         pause_s = FIRST_PAUSE_S
         began_s = trio.current_time()
         while True:
@@ -102,12 +102,12 @@ class Preparing:
             self._start(Slots(failed))
 
     def prepare(self, slots: Sequence[str]) -> None:
-        """Prepare these components again, which may have been prepared before."""
+        """Prepare these components, again if they have been prepared before."""
         self._start(Slots(tuple(slots)))
         self.changed()
 
     def again(self) -> None:
-        """Try now what could not be prepared."""
+        """Retry the failed preparations now."""
         self._asked.set()
 
     def observe(self, step: steps.Step) -> None:
@@ -117,27 +117,27 @@ class Preparing:
             self.changed()
 
     def changed(self) -> None:
-        """Look again at what a wait waits for."""
+        """Wake the waits, to check their conditions again."""
         self._progress.set()
 
     def is_own(self, step: steps.Step) -> bool:
-        """Return True for the failure of a component's bootstrap, which is told as a reason."""
+        """Return True for the failure of a component's bootstrap, which is reported as a reason."""
         if isinstance(step, steps.BootstrapComplete):
             return step.target.startswith(SLOT_PREFIX) and not step.ok
         return isinstance(step, steps.OpFailed) and step.op == f"{step.target}.{BOOTSTRAP_METHOD}"
 
     def tell(self) -> bool:
-        """Tell of a change, once the node has started; return False if something is not ready."""
-        found = dict(self._node.not_ready())
-        if found and found != self._told:
-            line = reasons_text(found)
+        """Report a change, once the node has started; return False if something is not ready."""
+        reasons = dict(self._node.not_ready())
+        if reasons and reasons != self._told:
+            line = reasons_text(reasons)
             logger.warning("not ready", extra={"reason": line})
             self._notify(f"STATUS=not ready: {line}")
-            self._publish({"type": "not_ready", "reason": line, "slots": found})
-        elif self._told and not found:
+            self._publish({"type": "not_ready", "reason": line, "slots": reasons})
+        elif self._told and not reasons:
             self._ready()
-        self._told = found
-        return not found
+        self._told = reasons
+        return not reasons
 
     def _start(self, target: BootstrapTarget) -> None:
         try:

@@ -1,7 +1,7 @@
 """The process that a daemon runs in: its own (`bbnode run`), or another program's.
 
-Rule: whatever a daemon does to its process goes through here. A `SharedProcess` belongs to somebody
-else: its signals, its log, its limits, its supervisor and its end are left alone.
+Rule: a daemon changes its process only through this module. A `SharedProcess` belongs to another
+program: its signals, its log, its limits, its supervisor and its end are left alone.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from bbnode.daemon.lifecycle.stopping import LastResort
 from bbnode.daemon.observing import logs
 from bbnode.ir.caps import OPEN_FILES
 
-# New objects after which the newest are looked through, and how many such looks come before one at
-# the next older, and so on. A round with a thousand peers makes some hundred thousand and drops
-# them; at Python's own numbers it looked through all that is kept of all peers, which took half of
-# its time. What a peer leaves behind is garbage in cycles, so that it may not be much more.
+# Python's garbage collection: new objects before a collection of the youngest generation, and
+# collections of each generation before one of the next. A round with a thousand peers creates some
+# hundred thousand objects and drops them; with Python's own numbers, the collector traversed the
+# state of all peers, which took half of the round's time. A peer leaves behind garbage in cycles,
+# so these numbers must not be much larger.
 COLLECT_AFTER: Final = (10_000, 10, 10)
 
 
@@ -46,7 +47,7 @@ class SharedProcess:
         """Note that the node is ready."""
 
     def stop_begins(self, within_s: float) -> None:
-        """Note that the node is to have stopped in so many seconds."""
+        """Note that the node has to stop within `within_s`."""
 
     def saved(self) -> None:
         """Note that the node's last state is on disk."""
@@ -65,7 +66,7 @@ class SharedProcess:
 
 
 class OwnProcess(SharedProcess):
-    """The process of `bbnode run`, which is there for the node alone."""
+    """The process of `bbnode run`, which exists only for the node."""
 
     logger_name = ""
 
@@ -88,10 +89,10 @@ class OwnProcess(SharedProcess):
             await stopping.watch(stop, reload, stop_begins)
 
     def started(self) -> None:
-        """Collect garbage from now on, rarely, and only among what is made from now on.
+        """Enable garbage collection, rarely, and only for objects created from now on.
 
-        What a start imports and makes stays as long as the process; `bbnode run` does not look
-        through it before, and nobody has to afterwards.
+        The imports and objects of a start live as long as the process; `bbnode run` does not
+        collect garbage before, and afterwards they are frozen.
         """
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
@@ -122,7 +123,7 @@ class OwnProcess(SharedProcess):
         await sd_notify.report(status, alive)
 
     def ends(self, *, at_once: bool) -> None:
-        """End the process now, or call off the last resort."""
+        """End the process now, or cancel the last resort."""
         if at_once:
             # A component may still compute in a worker thread, which can't be interrupted, and
             # Python is slow to free a heap of models. All state is on disk, so wait for neither.
@@ -132,7 +133,9 @@ class OwnProcess(SharedProcess):
         self._last_resort.disarm()
 
     def starts_anew(self, arguments: Sequence[str]) -> None:
-        """Become a new process of the same number, which runs `bbnode` with these arguments."""
+        """Replace this process by a new one of the same number, which runs `bbnode` with these
+        arguments.
+        """
         self._last_resort.disarm()
         logging.shutdown()
         sys.stdout.flush()

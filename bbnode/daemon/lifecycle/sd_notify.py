@@ -22,14 +22,14 @@ READY = "READY=1"
 STOPPING = "STOPPING=1"
 WATCHDOG = "WATCHDOG=1"
 
-# sd_watchdog_enabled(3) advises to report at half of the time that is allowed.
+# sd_watchdog_enabled(3) advises to report at half of the allowed time.
 _REPORTS_PER_WATCHDOG = 2
-# How often the STATUS line may change: it is for people who look now and then.
+# The shortest period of changes of the STATUS line, which people look at now and then.
 STATUS_EVERY_S = 5.0
 
 
 def notify(*lines: str) -> bool:
-    """Send lines such as READY or "STATUS=…"; return False if nobody is there to read them."""
+    """Send lines such as READY or "STATUS=…"; return False if there is no supervisor."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -48,13 +48,13 @@ def notify(*lines: str) -> bool:
 
 def reloading() -> bool:
     """Announce that a reload begins; READY announces its end."""
-    # The time is how systemd (253 on) tells this reload from an older one.
+    # systemd (253 on) uses the time to distinguish this reload from an older one.
     now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     return notify("RELOADING=1", f"MONOTONIC_USEC={now_us}")
 
 
 def watchdog_period_s() -> float | None:
-    """Return how often WATCHDOG has to be sent, in seconds; None without a watchdog."""
+    """Return the period in which WATCHDOG has to be sent, in seconds; None without a watchdog."""
     try:
         allowed_us = int(os.environ.get("WATCHDOG_USEC", ""))
         watched = int(os.environ.get("WATCHDOG_PID", os.getpid()))
@@ -71,13 +71,13 @@ async def report(status: Callable[[], str], alive: Callable[[], bool] = lambda: 
     It runs on the daemon's own loop: a stuck loop sends nothing, and the daemon is restarted.
     """
     period_s = watchdog_period_s()
-    told = ""
+    reported = ""
     while True:
         lines = [WATCHDOG] if period_s is not None and alive() else []
         line = status()
-        if line != told:
+        if line != reported:
             lines.append(f"STATUS={line}")
-            told = line
+            reported = line
         if lines and not notify(*lines) and period_s is None:
             return  # no supervisor
         await trio.sleep(min(period_s or STATUS_EVERY_S, STATUS_EVERY_S))

@@ -1,11 +1,11 @@
 """Stopping a daemon: the signals that ask for it, and the last resort when it takes too long.
 
 Rule: SIGTERM and SIGINT stop it, a second one ends the process at once; SIGHUP reloads. The end of
-standard input stops it too, where `bbnode run --stop-at-eof` asks for that. A process
-that was asked to stop ends in time, whatever its loop does: the last resort waits neither for the
-loop, nor for another thread, nor for a lock that one of them may hold. A separate thread ends the
-process at the deadline. If native code holds the interpreter's lock, so that this thread can't run,
-the kernel ends the process with SIGALRM soon after.
+standard input stops it too, with `bbnode run --stop-at-eof`. After such a request the process ends
+in time, whatever its loop does: the last resort waits neither for the loop, nor for another thread,
+nor for a lock that one of them may hold. A separate thread ends the process at the deadline. If
+native code holds the interpreter's lock, so that this thread can't run, the kernel ends the process
+with SIGALRM soon after.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOT_SAVED: Final = 1
 # Seconds for the last lines of the log, whose reader may be stuck.
 SAY_S: Final = 0.5
 _READ_BYTES: Final = 4096
-# Beyond the deadline, for the thread; then the kernel.
+# Seconds from the deadline of the thread to that of the kernel.
 ALARM_SLACK_S: Final = 2.0
 
 
@@ -59,7 +59,7 @@ async def watch(
 
 
 async def watch_input(stop: Callable[[], None], stop_begins: Callable[[], None]) -> None:
-    """Call both when standard input ends; return then. What it holds is read and dropped."""
+    """Call both when standard input ends, and return. Its content is read and dropped."""
     descriptor = sys.stdin.fileno()
     data = b"-"
     while data:
@@ -85,17 +85,17 @@ def _before(signum: signal.Signals, first: Callable[[], None]) -> None:
 
 
 class LastResort:
-    """Ends this process when a stop takes longer than it may."""
+    """Ends this process when a stop takes too long."""
 
     def __init__(self, leave: Callable[[int], None] = os._exit) -> None:
-        """`leave` ends the process with a code."""
+        """Create a disarmed last resort; `leave` ends the process with a code."""
         self._leave = leave
         self._timer: threading.Timer | None = None
         # True once the node's state is on disk: then the exit code is 0.
         self.saved = False
 
     def arm(self, within_s: float) -> None:
-        """End the process in so many seconds; the first call counts. On the main thread."""
+        """End the process after `within_s`; only the first call counts. On the main thread."""
         if self._timer is not None:
             return
         self._timer = threading.Timer(within_s, self._end, [within_s])
@@ -113,16 +113,16 @@ class LastResort:
 
     def _end(self, within_s: float) -> None:
         # A stuck thread may hold the log's lock, or the log's reader may be stuck.
-        said = threading.Thread(target=self._say, args=[within_s], daemon=True)
-        with contextlib.suppress(RuntimeError):  # no more threads can be had
-            said.start()
-            said.join(SAY_S)
+        writer = threading.Thread(target=self._say, args=[within_s], daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads can be started
+            writer.start()
+            writer.join(SAY_S)
         self._leave(0 if self.saved else NOT_SAVED)
 
     def _say(self, within_s: float) -> None:
         state = "saved" if self.saved else "not saved: the last checkpoint counts"
         logger.warning("stop took too long, leaving", extra={"after_s": within_s, "state": state})
-        # Not logging.shutdown, which closes as well: what a library's handler closes may be ours.
+        # Not logging.shutdown, which also closes handlers: one of a library may close our files.
         for handler in logging.getLogger().handlers:
-            with contextlib.suppress(OSError, ValueError):  # gone or closed: the others count
+            with contextlib.suppress(OSError, ValueError):  # gone or closed: the others still count
                 handler.flush()

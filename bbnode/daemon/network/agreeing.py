@@ -1,12 +1,12 @@
-"""The comparison of what connected peers mean by their data, before they are used.
+"""The comparison of the meaning of connected peers' data, before the peers are used.
 
 Rule: the node that keeps the reference of a class holds each newly connected peer of it, so that
-nothing goes there, until the peer has said what its data mean and has taken the reference; one that
-differs stays held, and both sides say why in one line. A peer of an earlier release is compared in
-nothing, which is said. Peers of a class that no other keeps compare in pairs, where the lower
-PeerId asks: the reference of the one that has been used before stands, else the one that is older,
-else the one of the lower PeerId; a node that has been used keeps its own. Nobody but its peer is
-held for what it says.
+nothing is sent there, until the peer has described its data and has taken the reference; one that
+differs stays held, and both sides give the reason in one line. A peer of an earlier release is not
+compared, which is reported. Peers of a class that no other class keeps compare in pairs, where the
+lower PeerId asks: the reference of the one that has been used before stands, else the older one,
+else the one of the lower PeerId; a node that has been used keeps its own. A peer's statements hold
+only that peer.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = "data-references.json"
 _FILE_VERSION: Final = 1
-# Between two questions to a peer that is not ready to answer.
+# The pause between two requests to a peer that is not ready to answer.
 _FIRST_PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 60.0
-# Until a peer of an earlier release is taken for one: its stream may have broken.
+# Attempts before a peer counts as one of an earlier release: its stream may have broken.
 _TRIES_OF_OLD: Final = 2
 _MAX_REASON_CHARS: Final = 400
-# In a row, to one peer: what its data mean, the reference, and once more where that grew.
+# Requests in a row to one peer: its data, the reference, and once more if the reference grew.
 _MOST_QUESTIONS: Final = 4
 
 
@@ -71,7 +71,7 @@ class _Peer:
     """A connected peer whose data this node compares, or that compares this node's.
 
     Attributes:
-        asks: this node asks it; else it asks.
+        asks: True if this node asks the peer; else the peer asks.
         standing: "" while nothing is known, "agrees", "refused", "unnamed".
     """
 
@@ -84,7 +84,7 @@ class _Peer:
     again: trio.Event = field(default_factory=trio.Event)
     scope: trio.CancelScope | None = None
     held: bool = True
-    let_go: bool = False  # by this node, which will hear of it as of a peer that is ready
+    let_go: bool = False  # this node released it, and ignores the "peer.ready" that follows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +118,13 @@ class Agreeing:
         goes_on: bool = True,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Load what was agreed before, and have the node's data sources take it.
+        """Load the earlier agreements, and have the node's data sources adopt them.
 
         Args:
-            declared: what the program says, by group.
+            declared: the schemas of the program, by group.
             prepare: prepares these slots again.
             is_trusted: returns True for a peer that the node's owner has named.
-            artifact_sha256: of the program; what was agreed for another one does not bind this one
+            artifact_sha256: of the program; an agreement on another one does not bind this one
                 unless it `goes_on` with the models of that.
             now_s: the wall clock, for the age of a reference.
         """
@@ -150,7 +150,9 @@ class Agreeing:
         self._since_s = now_s()
         self._used = False
         self._adopted: dict[str, SharedSchema] = {}
-        self._refused: dict[str, str] = {}  # own slots that can't be mapped, by their source's word
+        self._refused: dict[
+            str, str
+        ] = {}  # own slots that can't be mapped, with the reason of their source
         self._peers: dict[PeerId, _Peer] = {}
         self._bound: dict[str, PeerId] = {}  # by own class, whose reference was taken
         self._prepared: dict[str, trio.Event] = {}
@@ -167,7 +169,7 @@ class Agreeing:
     # -- what is shown ---------------------------------------------------------------------
 
     def as_json(self) -> dict[str, Any]:
-        """Return the references and own data as the status shows them."""
+        """Return the references and own data for the status."""
         own = {}
         for slot, group in self._own.items():
             known = self._node.component(slot).known_schema()
@@ -199,16 +201,16 @@ class Agreeing:
         }
 
     def reference_of(self, slot: str = "") -> SharedSchema | None:
-        """Return the reference of an own slot's examples; "": that which all others have here."""
+        """Return the reference of an own slot's examples; "": that which all others share here."""
         if slot in self._own:
             return self._adopted.get(slot) or self.references.kept.get(self._own[slot])
         kept = [*self.references.kept.values()]
         return kept[0] if len(kept) == 1 else None
 
     def for_checkpoint(self) -> dict[str, str]:
-        """Return what the examples of own slots mean, as JSON; of "" those of the others."""
-        found = {slot: self.reference_of(slot) for slot in ("", *self._own)}
-        return {slot: each.to_json() for slot, each in found.items() if each is not None}
+        """Return the meaning of the examples of own slots, as JSON; under "" that of the others."""
+        schemas = {slot: self.reference_of(slot) for slot in ("", *self._own)}
+        return {slot: each.to_json() for slot, each in schemas.items() if each is not None}
 
     # -- events ----------------------------------------------------------------------------
 
@@ -249,95 +251,95 @@ class Agreeing:
             if event is not None:
                 event.set()
         elif isinstance(step, steps.Telemetry) and step.name == "peer.ready":
-            found = self._peers.get(step.attributes["peer"])
-            if found is not None and not found.let_go:
-                found.again.set()
-            elif found is not None:
-                found.let_go = False
+            state = self._peers.get(step.attributes["peer"])
+            if state is not None and not state.let_go:
+                state.again.set()
+            elif state is not None:
+                state.let_go = False
 
     def _is_used(self) -> bool:
         return any(each.standing == "agrees" for each in self._peers.values())
 
     async def run(self) -> None:
-        """Compare the data of peers as they come."""
+        """Compare the data of peers as they connect."""
         async with trio.open_nursery() as nursery:
             async for peer in self._to_ask:
-                found = self._peers.get(peer)
-                if found is not None and found.scope is None:
-                    nursery.start_soon(self._agree, peer, found)
+                state = self._peers.get(peer)
+                if state is not None and state.scope is None:
+                    nursery.start_soon(self._agree, peer, state)
 
     # -- asking ----------------------------------------------------------------------------
 
-    async def _agree(self, peer: PeerId, found: _Peer) -> None:
-        with trio.CancelScope() as found.scope:
-            if not found.asks:
-                # It asks; of an earlier release, it never does.
+    async def _agree(self, peer: PeerId, state: _Peer) -> None:
+        with trio.CancelScope() as state.scope:
+            if not state.asks:
+                # The peer asks; one of an earlier release never does.
                 with trio.move_on_after(2 * SCHEMA_ANSWER_S) as waited:
-                    while not found.standing:
-                        await found.again.wait()
-                        found.again = trio.Event()
-                if waited.cancelled_caught and not found.standing:
-                    self._unnamed(peer, found)
+                    while not state.standing:
+                        await state.again.wait()
+                        state.again = trio.Event()
+                if waited.cancelled_caught and not state.standing:
+                    self._unnamed(peer, state)
                 return
             pause_s, tries = _FIRST_PAUSE_S, 0
-            while self._peers.get(peer) is found:
-                found.again = trio.Event()
+            while self._peers.get(peer) is state:
+                state.again = trio.Event()
                 try:
-                    settled = await self._compare(peer, found)
+                    settled = await self._compare(peer, state)
                     tries = 0
                 except schema_exchange.NotSpoken:
                     tries += 1
                     settled = tries >= _TRIES_OF_OLD
                     if settled:
-                        self._unnamed(peer, found)
+                        self._unnamed(peer, state)
                 except NotConnectedError:
                     return
                 except BbnodeError as error:
                     settled = False
-                    self._hold(peer, found, "", f"{PENDING}: {_line(error)}")
+                    self._hold(peer, state, "", f"{PENDING}: {_line(error)}")
                 if settled:
-                    if found.standing == "unnamed":
+                    if state.standing == "unnamed":
                         return
                     since_s = trio.current_time()
-                    await found.again.wait()
-                    if not found.standing:  # the reference grew
+                    await state.again.wait()
+                    if not state.standing:  # the reference grew
                         continue
-                    # It says that it is ready again, which it may say as often as it likes.
+                    # The peer reports that it is ready again, which it may do as often as it likes.
                     if trio.current_time() - since_s > _LONGEST_PAUSE_S:
                         pause_s = _FIRST_PAUSE_S
                     await trio.sleep(pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 else:
                     with trio.move_on_after(pause_s):
-                        await found.again.wait()
+                        await state.again.wait()
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _compare(self, peer: PeerId, found: _Peer) -> bool:
-        """Compare a peer's data once; return False where it can't answer yet."""
-        groups = self._slots.of(found.classes)
+    async def _compare(self, peer: PeerId, state: _Peer) -> bool:
+        """Compare a peer's data once; return False if it can't answer yet."""
+        groups = self._slots.of(state.classes)
         await self._take_own()
         adopts = {
             slot: self.references.kept[group]
             for slot, group in groups.items()
             if group in self.references.kept
         }
-        pairs = any(self._slots.keepers[name] == name for name in found.classes)
-        # One that still grows is not told before it is known what the peer has.
+        pairs = any(self._slots.keepers[name] == name for name in state.classes)
+        # A reference that still grows is not sent before the peer's data are known.
         asked: Mapping[str, SharedSchema] = {} if pairs or self._grows() else adopts
         for _ in range(_MOST_QUESTIONS):
             answer = await self._ask(peer, groups, asked)
             if answer.waits:
-                self._hold(peer, found, "", f"{PENDING}: {answer.waits}")
+                self._hold(peer, state, "", f"{PENDING}: {answer.waits}")
                 return False
             if pairs:
                 theirs = await self._take_theirs(answer)
                 if theirs is not None and theirs:
                     await self._ask(peer, groups, {}, verdict=theirs)
-                    self._hold(peer, found, "refused", theirs)
+                    self._hold(peer, state, "refused", theirs)
                     return True
             verdict = self.references.take(groups, answer.schemas, grows=self._grows())
             if verdict.refused:
-                self._hold(peer, found, "refused", verdict.refused)
+                self._hold(peer, state, "refused", verdict.refused)
                 if pairs:
                     await self._ask(peer, groups, {}, verdict=verdict.refused)
                 elif asked != adopts or not answer.refused:
@@ -349,13 +351,13 @@ class Agreeing:
             if self._has_adopted(answer, verdict) or not verdict.adopts:
                 if pairs:
                     await self._ask(peer, groups, {}, verdict="")
-                self._let_go(peer, found, verdict)
+                self._let_go(peer, state, verdict)
                 return True
             if answer.refused and asked == verdict.adopts:
-                self._hold(peer, found, "refused", answer.refused)
+                self._hold(peer, state, "refused", answer.refused)
                 return True
             asked = verdict.adopts
-        return False  # it says something else each time
+        return False  # its answer differs each time
 
     async def _ask(
         self,
@@ -367,7 +369,7 @@ class Agreeing:
     ) -> _Answer:
         question = {"adopt": schemas_to_json(adopt), "verdict": verdict}
         raw = await schema_exchange.ask(self._transport, peer, json.dumps(question).encode("ascii"))
-        # A few milliseconds for what an honest peer sends, a second for the most that one may.
+        # Milliseconds for the answer of an honest peer, a second for the largest one allowed.
         return await trio.to_thread.run_sync(_read_answer, raw, set(groups), limiter=self._threads)
 
     def _has_adopted(self, answer: _Answer, verdict: Verdict) -> bool:
@@ -379,7 +381,7 @@ class Agreeing:
         return not self._used and not self._node.executions()
 
     def _grew(self, groups: frozenset[str], but: PeerId | None = None) -> None:
-        """Keep the references on disk, and compare those again that had agreed to others."""
+        """Store the references, and compare the peers again that had agreed to earlier ones."""
         for group in groups & self._before.keys():
             self._tell_moved(group, self._before.pop(group), self.references.kept[group])
         self._save()
@@ -390,45 +392,45 @@ class Agreeing:
                 self._node.hold_peer(peer, each.classes, PENDING)
                 each.again.set()
 
-    def _hold(self, peer: PeerId, found: _Peer, standing: str, reason: str) -> None:
-        if self._peers.get(peer) is not found:
+    def _hold(self, peer: PeerId, state: _Peer, standing: str, reason: str) -> None:
+        if self._peers.get(peer) is not state:
             return
-        changed = found.standing != standing and standing
-        found.standing, found.reason, found.held = standing, reason, True
-        self._node.hold_peer(peer, found.classes, reason)
+        changed = state.standing != standing and standing
+        state.standing, state.reason, state.held = standing, reason, True
+        self._node.hold_peer(peer, state.classes, reason)
         if changed:
             logger.warning("data of a peer differ", extra={"peer": str(peer), "reason": reason})
             self._publish({"type": "data_differ", "peer": str(peer), "reason": reason})
 
-    def _let_go(self, peer: PeerId, found: _Peer, verdict: Verdict) -> None:
-        if self._peers.get(peer) is not found:
+    def _let_go(self, peer: PeerId, state: _Peer, verdict: Verdict) -> None:
+        if self._peers.get(peer) is not state:
             return
-        found.standing, found.reason = "agrees", ""
-        found.mapped, found.unnamed = verdict.mapped, verdict.unnamed
-        self._release(peer, found)
+        state.standing, state.reason = "agrees", ""
+        state.mapped, state.unnamed = verdict.mapped, verdict.unnamed
+        self._release(peer, state)
         for slot, lines in verdict.mapped.items():
-            told = {"peer": str(peer), "slot": slot, "mapped": "; ".join(lines)}
-            logger.info("data of a peer are mapped", extra=told)
+            logged = {"peer": str(peer), "slot": slot, "mapped": "; ".join(lines)}
+            logger.info("data of a peer are mapped", extra=logged)
         for slot in verdict.unnamed:
-            told = {"peer": str(peer), "slot": slot}
-            logger.info("data of a peer are unnamed: compared by shape and type", extra=told)
+            logged = {"peer": str(peer), "slot": slot}
+            logger.info("data of a peer are unnamed: compared by shape and type", extra=logged)
 
-    def _release(self, peer: PeerId, found: _Peer) -> None:
-        if found.held:
-            found.held, found.let_go = False, True
+    def _release(self, peer: PeerId, state: _Peer) -> None:
+        if state.held:
+            state.held, state.let_go = False, True
             self._node.hold_peer(peer, (), "")
 
-    def _unnamed(self, peer: PeerId, found: _Peer) -> None:
-        if self._peers.get(peer) is not found:
+    def _unnamed(self, peer: PeerId, state: _Peer) -> None:
+        if self._peers.get(peer) is not state:
             return
-        found.standing, found.reason = "unnamed", "it does not say what its data mean"
-        self._release(peer, found)
+        state.standing, state.reason = "unnamed", "it does not say what its data mean"
+        self._release(peer, state)
         logger.info("a peer does not say what its data mean", extra={"peer": str(peer)})
 
     # -- this node's own data --------------------------------------------------------------
 
     async def _take_own(self) -> None:
-        """Compare the data of this node itself, once they are there, where it keeps their group."""
+        """Compare the own data of this node, once they are loaded, if it keeps their group."""
         if self._own_taken:
             return
         groups = {
@@ -442,7 +444,7 @@ class Agreeing:
             return
         schemas = {slot: await self._own_schema(slot) for slot in groups}
         if any(isinstance(each, str) for each in schemas.values()):
-            return  # it is not ready, and says so
+            return  # it is not ready, and reports so
         known = {slot: each for slot, each in schemas.items() if not isinstance(each, str)}
         verdict = self.references.take(groups, known, grows=self._grows())
         self._own_taken = not verdict.refused
@@ -454,7 +456,7 @@ class Agreeing:
         return any(group in self._slots.groups.get(name, {}).values() for name in self._keeps)
 
     async def _adopt_own(self) -> None:
-        """Have the own data sources of kept groups take the references."""
+        """Have the own data sources of kept groups adopt the references."""
         for slot, group in self._own.items():
             reference = self.references.kept.get(group)
             if reference is not None and self._is_kept_here(group):
@@ -462,7 +464,7 @@ class Agreeing:
         self._save()
 
     async def _adopt(self, slot: str, reference: SharedSchema) -> None:
-        """Have one data source take a reference, and wait until it is prepared by it."""
+        """Have one data source adopt a reference, and wait until it is prepared again."""
         if self._adopted.get(slot) == reference and slot not in self._refused:
             return
         source: DataSource = self._node.component(slot)
@@ -480,7 +482,7 @@ class Agreeing:
                 await prepared.wait()
 
     async def _own_schema(self, slot: str) -> SharedSchema | str | None:
-        """Return what the examples of an own slot mean; a text says why that is not known yet."""
+        """Return the meaning of an own slot's examples; a text: the reason why it is unknown."""
         source: DataSource = self._node.component(slot)
         known = source.known_schema()
         if known is None:
@@ -505,9 +507,9 @@ class Agreeing:
         return known
 
     async def _take_theirs(self, answer: _Answer) -> str | None:
-        """Take a like peer's references where they stand; a text says why they can't be taken.
+        """Adopt a like peer's references if they stand; a text is the reason why they can't be.
 
-        None where this node's own stand.
+        None if this node's own stand.
         """
         mine = (not self._used, self._since_s)
         theirs = (not answer.used, answer.since_s)
@@ -533,7 +535,7 @@ class Agreeing:
         return None
 
     def _differ(self, references: Mapping[str, SharedSchema]) -> str:
-        """Return where references of two nodes that both were used differ, or ""."""
+        """Return the difference between the references of two nodes that were both used, or ""."""
         lines: list[str] = []
         for group, theirs in references.items():
             mine = self.references.kept.get(group)
@@ -545,8 +547,8 @@ class Agreeing:
     # -- answering -------------------------------------------------------------------------
 
     def _may_ask(self, peer: PeerId) -> bool:
-        found = self._transport.peer_info(peer)
-        return found is not None and not self._keepers.isdisjoint(found.hello.classes)
+        info = self._transport.peer_info(peer)
+        return info is not None and not self._keepers.isdisjoint(info.hello.classes)
 
     async def _answer(self, peer: PeerId, question: bytes) -> bytes:
         async with self._answering:
@@ -555,7 +557,7 @@ class Agreeing:
             )
             info = self._transport.peer_info(peer)
             plays = () if info is None else info.hello.classes
-            found = self._peers.get(peer)
+            state = self._peers.get(peer)
             asked = [
                 name
                 for name in self._node.classes
@@ -570,20 +572,22 @@ class Agreeing:
                 conflict = conflict or why
                 if not why:
                     await self._adopt(slot, reference)
-                    if found is not None and not self._used:  # of its like: it keeps them too
+                    if (
+                        state is not None and not self._used
+                    ):  # a peer of the same class: it keeps them too
                         self.references.put(groups[slot], reference)
             if adopt:
                 self._save()
-            if found is not None and not found.asks and verdict is not None:
+            if state is not None and not state.asks and verdict is not None:
                 if verdict:
-                    self._hold(peer, found, "refused", clip(verdict, _MAX_REASON_CHARS))
+                    self._hold(peer, state, "refused", clip(verdict, _MAX_REASON_CHARS))
                 else:
-                    self._let_go(peer, found, Verdict())
-                found.again.set()
+                    self._let_go(peer, state, Verdict())
+                state.again.set()
             schemas = {slot: await self._own_schema(slot) for slot in groups}
             waits = [each for each in schemas.values() if isinstance(each, str)]
             known = {s: e for s, e in schemas.items() if isinstance(e, SharedSchema)}
-            if found is not None:
+            if state is not None:
                 await self._take_own()
             answer = {
                 "schemas": schemas_to_json(known),
@@ -596,7 +600,7 @@ class Agreeing:
                     dict.fromkeys(why for slot, why in self._refused.items() if slot in groups)
                 ),
                 "references": schemas_to_json(
-                    {g: r for g, r in self.references.kept.items() if found is not None}
+                    {g: r for g, r in self.references.kept.items() if state is not None}
                 ),
                 "since": self._since_s,
                 "used": self._used,
@@ -606,11 +610,11 @@ class Agreeing:
     def _conflict(
         self, asked: Sequence[str], peer: PeerId, slot: str, reference: SharedSchema
     ) -> str:
-        """Return why a peer's reference is not taken, or "".
+        """Return the reason to refuse a peer's reference, or "".
 
-        A node of this class, of whom anybody may say anything, is not followed against the own
-        data. Of several that keep the reference of this class, the first one is followed while it
-        is connected; one that the node's owner has named before others, and one that the own data
+        A node of this class, which anybody may claim to be, is not followed against the own data.
+        Of several that keep the reference of this class, the first one is followed while it is
+        connected; one that the node's owner has named before others, and one that the own data
         agree with before one that they do not.
         """
         known = self._node.component(slot).known_schema()
@@ -655,7 +659,7 @@ class Agreeing:
             logger.warning("what was agreed about data is not kept", extra={"reason": str(error)})
 
     def _load(self, *, goes_on: bool) -> None:
-        """Take what was agreed before, and have the own sources take it before they load."""
+        """Load the earlier agreements, and have the own sources adopt them before they load."""
         before: dict[str, SharedSchema] = {}
         adopted: dict[str, SharedSchema] = {}
         try:
@@ -701,11 +705,11 @@ class Agreeing:
             self._before = references if used else {}
             return {}, {}
         self._since_s, self._used = since_s, used
-        # Nothing was trained by it: whoever comes first defines it anew.
+        # Nothing was trained with it: the first peer that connects defines it anew.
         return references if used else {}, adopted
 
     def _tell_moved(self, group: str, before: SharedSchema, after: SharedSchema) -> None:
-        """Say in one line for each difference what another program's data mean otherwise."""
+        """Report in one line for each difference how another program's data differ in meaning."""
         agreed = compare(after, before)
         lines = [
             f"{group}: before, {line}".replace("the federation has", "now")
@@ -722,32 +726,32 @@ def _line(error: BaseException) -> str:
 
 def _read_question(raw: bytes) -> tuple[dict[str, SharedSchema], str | None]:
     try:
-        found = json.loads(raw)
-        verdict = found["verdict"]
+        content = json.loads(raw)
+        verdict = content["verdict"]
         if not isinstance(verdict, str | None):
             raise TypeError("a verdict is a text")
-        return schemas_from_json(_text(found["adopt"])), verdict
+        return schemas_from_json(_text(content["adopt"])), verdict
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise SchemaRefused("no question about data") from error
 
 
 def _read_answer(raw: bytes, slots: set[str]) -> _Answer:
-    """Return a peer's answer, of these slots alone. Raises SchemaRefused."""
+    """Return a peer's answer for these slots only. Raises SchemaRefused."""
     try:
-        found = json.loads(raw)
-        schemas = schemas_from_json(_text(found["schemas"]))
-        adopted = {str(slot): _text(each) for slot, each in dict(found["adopted"]).items()}
-        since_s = float(found["since"])
+        content = json.loads(raw)
+        schemas = schemas_from_json(_text(content["schemas"]))
+        adopted = {str(slot): _text(each) for slot, each in dict(content["adopted"]).items()}
+        since_s = float(content["since"])
         if not math.isfinite(since_s):
             raise ValueError("no time")
         return _Answer(
             schemas={slot: each for slot, each in schemas.items() if slot in slots},
             adopted=adopted,
-            waits=clip(_text(found["waits"]), _MAX_REASON_CHARS),
-            refused=clip(_text(found["refused"]), _MAX_REASON_CHARS),
-            references=schemas_from_json(_text(found["references"])),
+            waits=clip(_text(content["waits"]), _MAX_REASON_CHARS),
+            refused=clip(_text(content["refused"]), _MAX_REASON_CHARS),
+            references=schemas_from_json(_text(content["references"])),
             since_s=since_s,
-            used=bool(found["used"]),
+            used=bool(content["used"]),
         )
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise SchemaRefused("no answer about data") from error

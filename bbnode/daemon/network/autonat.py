@@ -1,6 +1,6 @@
 """Messages of AutoNAT (libp2p/specs, autonat v1), for hosts that do not speak our dial-back.
 
-Rule: only the messages are here; who is dialled, and how often, is the dial-back's.
+Rule: only the messages are here; `dial_back` decides whom to dial, and how often.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class AutonatStatus(enum.IntEnum):
 
 
 class NotAutonat(PeerError):
-    """Bytes that are no request of AutoNAT."""
+    """The bytes are no request of AutoNAT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutonatRequest:
-    """A peer to be dialled, and where."""
+    """A peer to dial, and its addresses."""
 
     peer: PeerId
     addresses: tuple[Multiaddr, ...]
 
 
 async def read_request(stream: ProtocolStream) -> AutonatRequest:
-    """Read one request, which has its length before it; raises NotAutonat, StreamBrokenError."""
+    """Read one request with its length prefix; raises NotAutonat, StreamBrokenError."""
     size = shift = 0
     while True:
         (byte,) = await read_exactly(stream, 1)
@@ -65,7 +65,7 @@ async def read_request(stream: ProtocolStream) -> AutonatRequest:
 
 @Boundary("no request of AutoNAT", NotAutonat)
 def decode_request(raw: bytes) -> AutonatRequest:
-    """Return a request; addresses of kinds that only others know are left out."""
+    """Return a request; addresses of unknown kinds are left out."""
     message = decode_fields(raw)
     dial = message.get(2)
     if message.get(1, _DIAL) != _DIAL or not isinstance(dial, bytes):
@@ -91,7 +91,7 @@ def decode_request(raw: bytes) -> AutonatRequest:
 async def answer(
     stream: ProtocolStream, status: AutonatStatus, text: str, address: Multiaddr | None = None
 ) -> None:
-    """Send the answer, with its length, and end the stream."""
+    """Send the answer with its length prefix, and end the stream."""
     response = encode_field(1, int(status)) + encode_field(2, text.encode())
     if address is not None:
         response += encode_field(3, address.to_bytes())

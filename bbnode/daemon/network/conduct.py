@@ -1,7 +1,7 @@
 """Reports of peers' misconduct to the policy, and of their good conduct.
 
-Rule: the tables say which step or event is which offence. A refusal by our own limits, lists or
-clock is not an offence, nor is a late or duplicate message.
+Rule: the tables map steps and events to offences. A refusal by our own limits, lists or clock is
+not an offence, nor is a late or duplicate message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bbnode.transport.topics import TopicFault
 
 logger = logging.getLogger(__name__)
 
-# By the kind of a WireReceiveFailed; the other kinds are ours (no memory, no budget).
+# Offences by the kind of a WireReceiveFailed; the other kinds are ours (no memory, no budget).
 OFFENCE_OF_KIND: Final[Mapping[str, Offence]] = {
     "DecodeFailed": Offence.UNDECODABLE,
     "UnknownSite": Offence.UNKNOWN_SITE,
@@ -43,7 +43,7 @@ OFFENCE_OF_VIOLATION: Final[Mapping[seam.Violation, Offence]] = {
 OFFENCE_OF_FAULT: Final[Mapping[RoutingFault, Offence]] = {
     RoutingFault.MALFORMED: Offence.UNDECODABLE,
     RoutingFault.FORGED: Offence.FORGED,
-    # Others pass on what they were told, and do not look.
+    # Other peers forward records without checking them.
     RoutingFault.CONTRADICTION: Offence.MISLED,
     RoutingFault.FLOOD: Offence.TOO_LARGE,
     RoutingFault.MISLED: Offence.MISLED,
@@ -66,15 +66,15 @@ OFFENCE_ON_TOPIC: Final[Mapping[TopicFault, Offence]] = {
     TopicFault.FORGED: Offence.FORGED,
     TopicFault.REPLAYED: Offence.FORGED,
     TopicFault.OVERSIZED: Offence.TOO_LARGE,
-    # Who has passed it on may not have heard yet that its publisher was revoked.
+    # A peer that forwards it may not have heard yet that its publisher was revoked.
     TopicFault.NOT_ALLOWED: Offence.NOT_ITS_CLASS,
-    # What is too much is dropped, whoever it is of; a busy program is no attack.
+    # The excess is dropped, whoever published it; a busy program is no attack.
     TopicFault.FLOOD: Offence.TOO_LARGE,
 }
 
 
 class ConductWatch:
-    """Sees the steps and events of a node, and reports offences to its policy."""
+    """Observes the steps and events of a node, and reports offences to its policy."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class ConductWatch:
                 self._access.policy.conduct.make_known(attributes["peer"])
 
     def misrouted(self, peer: PeerId, fault: RoutingFault) -> None:
-        """Handle what a peer did wrong when it was asked about others, or asked."""
+        """Handle a fault of a peer in routing, as the one that asked or that answered."""
         self._note(peer, OFFENCE_OF_FAULT[fault])
 
     def misused_topic(self, peer: PeerId, fault: TopicFault) -> None:

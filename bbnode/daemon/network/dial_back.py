@@ -1,10 +1,10 @@
-"""Dial-back: a connected peer dials our addresses and says which of them it reached.
+"""Dial-back: a connected peer dials our addresses and reports which of them it reached.
 
-Rule: `/bbnode/dial-back/1`, one msgpack request and one answer on a stream; for others AutoNAT's
-messages (`autonat`), by the same rules. The asked peer dials only the IP address from which the
-asker's connection comes (on a private network also other private addresses), a few addresses at a
-limited rate, and stops after the handshake that proves who answers. So no peer can be made to dial,
-or probe, somebody else.
+Rule: `/bbnode/dial-back/1`, one msgpack request and one answer on a stream; for other hosts
+AutoNAT's messages (`autonat`), by the same rules. The asked peer dials only the IP address from
+which the asker's connection comes (on a private network also other private addresses), a few
+addresses at a limited rate, and stops after the handshake that proves the identity at the address.
+So no peer can be made to dial, or probe, a third party.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from bbnode.transport.base import ProtocolStream, Transport
 from bbnode.transport.errors import DialError
 
 DIAL_BACK_PROTOCOL: Final = "/bbnode/dial-back/1"
-# Of an answer: its three fields, and three of each row.
+# Values in an answer: its three fields, and three of each row.
 _MAX_VALUES: Final = 4 + 4 * MAX_CLAIMED_ADDRESSES
 MAX_DETAIL: Final = 200
 # Longer than connecting (5 s) and the handshake (8 s) may take; all addresses are tried at once.
 ANSWER_S: Final = 15.0
 REQUEST_S: Final = 5.0
-# Peers that are asked, one after the other, until one has tried something.
+# Peers that are asked, one after the other, until one has tried an address.
 MAX_ASKED: Final = 3
 
 
 class DialResult(StrEnum):
     """The result of dialling one address."""
 
-    REACHED = "reached"  # the asker answered there, and proved who it is
+    REACHED = "reached"  # the asker answered there, and proved its identity
     FAILED = "failed"
     SKIPPED = "skipped"  # the asked peer does not dial it
 
@@ -62,7 +62,7 @@ class DialBackRefused(PeerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """One address, as the asked peer found it."""
+    """The result of one address, by the asked peer's report."""
 
     address: Multiaddr
     outcome: DialResult
@@ -79,7 +79,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialBack:
-    """The answer of `peer`; `seen_at` is where our connection with it comes from."""
+    """The answer of `peer`; `seen_at` is the origin of our connection with it."""
 
     peer: PeerId
     seen_at: str
@@ -98,7 +98,7 @@ Ask = Callable[[PeerId | None], Awaitable[DialBack]]
 
 
 def register(backend: Transport) -> Ask:
-    """Dial back for others, and return the function that has it done for us; before `run`."""
+    """Serve dial-backs, and return the function that asks for one; call it before `run`."""
     server = DialBackServer(backend)
     backend.register_protocol(DIAL_BACK_PROTOCOL, server.serve)
     backend.register_for_any(AUTONAT_PROTOCOL, server.serve_autonat)
@@ -112,32 +112,32 @@ def register(backend: Transport) -> Ask:
         asked = direct[:MAX_ASKED] if peer is None else [peer]
         if not asked:
             raise DialBackRefused("no peer is connected directly; connect one, then ask again")
-        found: DialBack | None = None
+        skipped: DialBack | None = None
         refusals = []
         for each in asked:
             try:
-                said = await _ask_one(backend, each)
+                answer = await _ask_one(backend, each)
             except BbnodeError as error:
                 refusals.append(f"{each.short}: {error}")
                 continue
-            if any(tried.outcome is not DialResult.SKIPPED for tried in said.tried):
-                return said
-            found = found or said
-        if found is None:
+            if any(tried.outcome is not DialResult.SKIPPED for tried in answer.tried):
+                return answer
+            skipped = skipped or answer
+        if skipped is None:
             raise DialBackRefused("; ".join(refusals))
-        return found
+        return skipped
 
     return ask
 
 
 class DialBackServer:
-    """Dials back for the peers of one node."""
+    """The dial-back service for the peers of one node."""
 
     def __init__(self, backend: Transport) -> None:
         """Serve on a transport; nothing is dialled before a peer asks."""
         self._backend = backend
         self._working = 0
-        # When each peer asked last, oldest first, in trio's time.
+        # The time of each peer's last request, oldest first, in trio's time.
         self._asked: OrderedDict[PeerId, float] = OrderedDict()
 
     async def serve(self, stream: ProtocolStream) -> None:
@@ -151,7 +151,7 @@ class DialBackServer:
         await stream.end()
 
     async def serve_autonat(self, stream: ProtocolStream) -> None:
-        """Answer one request of AutoNAT. One that is no such message resets the stream."""
+        """Answer one request of AutoNAT. A malformed one resets the stream."""
         with trio.fail_after(REQUEST_S):
             request = await autonat.read_request(stream)
         if request.peer != stream.peer:
@@ -159,7 +159,7 @@ class DialBackServer:
                 stream, AutonatStatus.BAD_REQUEST, "the peer to dial is not the asker"
             )
             return
-        # A guest is no peer of the program, of which the transport would tell.
+        # A guest is no peer of the program, so the transport has no entry for it.
         seen: Multiaddr | None = getattr(stream, "address", None) or self._where(stream.peer)
         if seen is not None and is_relayed(seen):
             seen = None
@@ -178,7 +178,7 @@ class DialBackServer:
     async def _dial(
         self, peer: PeerId, addresses: Sequence[Multiaddr], seen: Multiaddr | None
     ) -> tuple[str, list[Tried]]:
-        """Return why nothing is dialled, or "", and what was tried."""
+        """Return the reason why nothing is dialled ("" if something is), and the results."""
         refusal = self._refusal(peer)
         if refusal:
             return refusal, []
@@ -253,7 +253,7 @@ def _ip(address: Multiaddr) -> ipaddress.IPv4Address | ipaddress.IPv6Address | N
 
 
 async def _ask_one(backend: Transport, peer: PeerId) -> DialBack:
-    """Return one peer's answer; raises DialBackRefused, and as `open_stream`."""
+    """Return one peer's answer; raises DialBackRefused, and the errors of `open_stream`."""
     own = [each for each in backend.listen_addresses() if not is_relayed(each)][
         :MAX_CLAIMED_ADDRESSES
     ]

@@ -2,7 +2,7 @@
 
 Rule: pure; times are arguments, in seconds of one monotonic clock. `BootstrapDialPlan` follows the
 table below: it wants k peers, tries that many at a time and one more whenever its patience ends,
-and leaves the others alone once k are connected. A learned peer is dialled for a limited time, and
+and dials no others once k are connected. A learned peer is dialled for a limited time, and
 DIAL_RATES limit how many are dialled, by the source of the hint.
 """
 
@@ -20,12 +20,12 @@ from multiaddr import Multiaddr
 from bbnode.ir.caps import MAX_LEARNED, MAX_WORDS, OWN_WORD_EVERY_S
 from bbnode.ir.peer import PeerId
 
-# The time that dialled peers get before one more is tried. A dial with its handshakes takes 4.5
-# round trips; a peer that is up has answered by then on any link.
+# The time for dialled peers before one more is tried. A dial with its handshakes takes 4.5 round
+# trips; a live peer has answered by then on any link.
 PATIENCE_S: Final = 5.0
 # The time for which a learned peer is dialled after it was last wanted: about eight attempts.
 GIVE_UP_S: Final = 60.0
-# The time for which a peer is left alone that does not admit us: the first time, and at most.
+# The time for which a peer that does not admit us is not dialled: the first time, and at most.
 TURNED_AWAY_S: Final = 30.0
 MAX_TURNED_AWAY_S: Final = 600.0
 _ROUNDING_S: Final = 1e-6
@@ -58,10 +58,10 @@ BOOTSTRAP_MOVES: Final[Mapping[tuple[DialState, PeerChange], DialState]] = {
 
 
 class BootstrapDialPlan:
-    """The bootstrap peers to keep connected; all of them where `min_peers` is None."""
+    """The bootstrap peers to keep connected; all of them if `min_peers` is None."""
 
     def __init__(self, peers: Iterable[PeerId], min_peers: int | None = None) -> None:
-        # In the order in which they are tried; a lost peer goes to the end.
+        # In the order of attempts; a lost peer goes to the end.
         self._stands = dict.fromkeys(peers, DialState.LEFT)
         self._min_peers = min_peers
         self._extra = 0
@@ -96,7 +96,7 @@ class BootstrapDialPlan:
         return [peer for peer, stand in self._stands.items() if stand is not DialState.LEFT]
 
     def next_s(self) -> float:
-        """Return when to advance at the latest if nothing happens; infinity for never."""
+        """Return the time to advance at the latest if nothing happens; infinity for never."""
         if self._waiting_since_s is None or DialState.LEFT not in self._stands.values():
             return math.inf
         return self._waiting_since_s + PATIENCE_S
@@ -122,7 +122,7 @@ class BootstrapDialPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """A peer that was learned of: dialled from `from_s` until `until_s`."""
+    """A learned peer: dialled from `from_s` until `until_s`."""
 
     addresses: tuple[Multiaddr, ...]
     from_s: float
@@ -130,17 +130,17 @@ class Learned:
 
 
 class TurnedAway:
-    """The peers that do not admit this node, and until when each is left alone.
+    """The peers that do not admit this node, and the time until which each is not dialled.
 
-    Asking again and again would show the node as connected for a moment each time.
+    Each repeated dial would show the node as connected for a moment.
     """
 
     def __init__(self) -> None:
-        # By peer: why, until when it is left alone, and for how long the next time.
+        # By peer: the reason, the end of its pause, and the length of the next pause.
         self._peers: dict[PeerId, tuple[str, float, float]] = {}
 
     def note(self, peer: PeerId, reason: str, now_s: float) -> bool:
-        """Leave a peer alone for a while, longer each time; return True if this is news."""
+        """Pause dialling a peer, longer each time; return True if the reason is new."""
         before, _, wait_s = self._peers.get(peer, ("", 0.0, TURNED_AWAY_S))
         self._peers[peer] = reason, now_s + wait_s, min(2 * wait_s, MAX_TURNED_AWAY_S)
         return before != reason
@@ -150,28 +150,28 @@ class TurnedAway:
         return peer in self._peers and now_s < self._peers[peer][1]
 
     def forgive(self, peer: PeerId | None = None) -> None:
-        """Forget a peer that did admit us, or all of them, as the credentials are others."""
+        """Forget a peer that did admit us, or all of them after a change of credentials."""
         if peer is None:
             self._peers.clear()
         else:
             self._peers.pop(peer, None)
 
     def reasons(self) -> Mapping[PeerId, str]:
-        """Return why each peer does not admit us."""
+        """Return the reason of each peer that does not admit us."""
         return {peer: reason for peer, (reason, _, _) in self._peers.items()}
 
     def next_s(self, now_s: float) -> float:
-        """Return when the next peer may be dialled again; infinity for never."""
+        """Return the time when the next peer may be dialled again; infinity for never."""
         return min((t for _, t, _ in self._peers.values() if t > now_s), default=math.inf)
 
 
 class HintSource(enum.Enum):
     """The source of the claim that a peer is at an address."""
 
-    TOLD = "told"  # the program, as by a registry, of a peer that was never connected
+    TOLD = "told"  # the program, for example by a registry, about a peer that was never connected
     # The peer itself, which was connected; `transport.hints` says which addresses count.
     OWN = "own"
-    STRANGER = "stranger"  # the peer itself, when nothing was exchanged with it
+    STRANGER = "stranger"  # the peer itself, without any exchange with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,12 +187,12 @@ class DialRate:
     give_up_s: float
 
 
-# A program that asks all of a registry's peers at once may dial as many as there is room for. Of
-# peers that are lost most dial us, and nothing is worse than dialling for strangers.
+# A program that asks all of a registry's peers at once may dial as many as there is room for. Most
+# lost peers dial us, and dialling for strangers is the most harmful.
 DIAL_RATES: Final[Mapping[HintSource, DialRate]] = {
     HintSource.TOLD: DialRate(burst=MAX_LEARNED, per_second=8.0, give_up_s=GIVE_UP_S),
     HintSource.OWN: DialRate(burst=8, per_second=1.0, give_up_s=GIVE_UP_S),
-    # Five attempts.
+    # Time for five attempts.
     HintSource.STRANGER: DialRate(burst=4, per_second=0.2, give_up_s=5.0),
 }
 
@@ -201,13 +201,13 @@ class DialBudget:
     """A rate limit on dialling peers at addresses that others claim."""
 
     def __init__(self) -> None:
-        # By word: up to when what was taken is paid for.
+        # By source: the time up to which its dials are paid for.
         self._paid_s = dict.fromkeys(HintSource, -math.inf)
-        # When a peer's own word was last used, the oldest first.
+        # The time of the last dial by each peer's own hint, the oldest first.
         self._taken_s: OrderedDict[PeerId, float] = OrderedDict()
 
     def take(self, word: HintSource, peer: PeerId, now_s: float) -> bool:
-        """Count one more dial; return False when that would be too many."""
+        """Count one more dial; return False if that would be too many."""
         rate = DIAL_RATES[word]
         if (
             word is not HintSource.TOLD
@@ -227,10 +227,10 @@ class DialBudget:
 
 
 class LearnedDialPlan:
-    """The learned peers to dial: those wanted lately, and those that are still announced."""
+    """The learned peers to dial: those wanted recently, and those that are still announced."""
 
     def __init__(self, max_peers: int = MAX_LEARNED) -> None:
-        # The peer that was wanted longest ago is first.
+        # The least recently wanted peer is first.
         self._peers: OrderedDict[PeerId, Learned] = OrderedDict()
         self._max_peers = max_peers
 
@@ -252,7 +252,7 @@ class LearnedDialPlan:
     ) -> bool:
         """Plan to dial a peer, after `wait_s`; return False if it is already dialled there.
 
-        If there is no room, the peer that was wanted longest ago is dropped.
+        If there is no room, the least recently wanted peer is dropped.
         """
         known = self._peers.get(peer)
         fresh = Learned(
@@ -275,7 +275,7 @@ class LearnedDialPlan:
     def advance(
         self, connected: Collection[PeerId], now_s: float
     ) -> dict[PeerId, tuple[Multiaddr, ...]]:
-        """Return the peers to dial now, and where; drop those that connected or timed out."""
+        """Return the addresses of peers to dial now; drop peers that connected or timed out."""
         for peer, learned in list(self._peers.items()):
             done = peer in connected and learned.until_s < math.inf
             if done or learned.until_s <= now_s:
@@ -283,6 +283,6 @@ class LearnedDialPlan:
         return {p: each.addresses for p, each in self._peers.items() if each.from_s <= now_s}
 
     def next_s(self, now_s: float) -> float:
-        """Return when to advance at the latest if nothing happens; infinity for never."""
+        """Return the time to advance at the latest if nothing happens; infinity for never."""
         times = [t for each in self._peers.values() for t in (each.from_s, each.until_s)]
         return min((t for t in times if t > now_s), default=math.inf)

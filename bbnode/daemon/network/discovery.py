@@ -1,7 +1,7 @@
-"""Discovery of peers: bootstrap list, registries, what peers say, the local network.
+"""Discovery of peers: bootstrap list, registries, the peers' own announcements, the local network.
 
 Rule: one task decides which peers are dialled, by the plans of `dial_plan`, and passes only changes
-to the transport; dials that others asked for are not touched. It learns of everything through the
+to the transport; dials that others requested are not touched. It learns of everything through the
 node's steps, except for goodbyes, which the transport reports. An address is a hint: the handshake
 has to prove the peer, and the policy has to admit it.
 """
@@ -46,14 +46,14 @@ from bbnode.transport.hints import dialable
 logger = logging.getLogger(__name__)
 
 
-# A peer that closes later than this had admitted us.
+# A peer that closes the connection later than this had admitted us.
 ADMITTED_S = 5.0
 
 T = TypeVar("T")
 
 
 def remedy(refusal: str) -> str:
-    """Return what the user can do where a peer does not admit this node."""
+    """Return the remedy for a peer that does not admit this node."""
     if "not_a_member" in refusal:
         return "ask its owner for a new ticket, and give it to `bbnode join`"
     return "ask its owner (`bbnode peers --why` there says which rule it is)"
@@ -71,12 +71,14 @@ class Origin(enum.Enum):
     """The way in which a peer was found, or found us."""
 
     BOOTSTRAP = "bootstrap"  # or a ticket: `bbnode join` writes its peers to the list
-    REGISTRY = "registry"  # or what else writes to the address book: the program told of it
-    INTRODUCED = "introduced"  # a bootstrap peer told of it
-    ROUTED = "routed"  # peers that were asked for it told of it
+    REGISTRY = (
+        "registry"  # the program named it, by a registry or another writer of the address book
+    )
+    INTRODUCED = "introduced"  # a bootstrap peer introduced it
+    ROUTED = "routed"  # other peers were asked for it, and named it
     MDNS = "mdns"
     INBOUND = "inbound"  # it dialled us
-    ASKED = "asked"  # somebody had it dialled, as by `bbnode peers connect`
+    ASKED = "asked"  # a user had it dialled, as by `bbnode peers connect`
 
 
 class Discovery:
@@ -92,7 +94,7 @@ class Discovery:
         network_id: str = "",
         authorizer: Authorizer | None = None,
     ) -> None:
-        """Make the discovery of a node; nothing is dialled before `run`.
+        """Create the discovery of a node; nothing is dialled before `run`.
 
         On the local network it looks for peers of the same private network ("": none) that run the
         same program, in any version. Peers that `authorizer` denies are ignored.
@@ -109,17 +111,17 @@ class Discovery:
         self._kept: dict[PeerId, tuple[Multiaddr, ...]] = {}
         self._learned = LearnedDialPlan()
         self._turned_away = TurnedAway()
-        # Since when each connected peer is connected.
+        # The time since which each connected peer is connected.
         self._opened_s: dict[PeerId, float] = {}
         self._budget = DialBudget()
-        # Where the connections of peers came from; and the peers that have exchanged something with
-        # the program.
+        # The origins of peers' connections; and the peers that have exchanged messages with the
+        # program.
         self._seen: OrderedDict[PeerId, Multiaddr] = OrderedDict()
         self._exchanged: OrderedDict[PeerId, None] = OrderedDict()
         self._origins: OrderedDict[PeerId, Origin] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._nearby: set[PeerId] = set()
-        # Since when no peer is connected, while there are bootstrap peers.
+        # The time since which no peer is connected, while there are bootstrap peers.
         self._alone_since_s: float | None = None
         self._scope = trio.CancelScope()
         self._running = False
@@ -130,20 +132,20 @@ class Discovery:
     # -- what is learned --------------------------------------------------------------------
 
     def configure(self, network: NetworkSection, settings: DiscoverySection) -> None:
-        """Set the bootstrap peers, and how many of them are enough."""
+        """Set the bootstrap peers, and the number of them that is enough."""
         by_peer: dict[PeerId, list[Multiaddr]] = {}
         for text in network.bootstrap:
             address = parse_address(text)
             by_peer.setdefault(peer_of_address(address), []).append(address)
         by_peer.pop(self._node.peer_id, None)
-        self._bootstrap = {peer: tuple(found) for peer, found in by_peer.items()}
+        self._bootstrap = {peer: tuple(addresses) for peer, addresses in by_peer.items()}
         self._plan = BootstrapDialPlan(self._bootstrap, settings.min_peers)
         for peer in self._bootstrap:
             self.note(peer, Origin.BOOTSTRAP)
         self._wake.set()
 
     def note(self, peer: PeerId, origin: Origin) -> None:
-        """Remember how a peer was found; what is noted first stays."""
+        """Remember how a peer was found; the first origin stays."""
         self._origins.setdefault(peer, origin)
         if len(self._origins) > MAX_BOOK_PEERS:
             self._origins.popitem(last=False)
@@ -163,7 +165,7 @@ class Discovery:
                     self._closed(peer, turned_away(reason), opened_s)
 
     def _closed(self, peer: PeerId, refusal: str, opened_s: float) -> None:
-        """Leave a bootstrap peer alone that does not admit this node, and say so once."""
+        """Pause dialling a bootstrap peer that does not admit this node, and report it once."""
         now_s = trio.current_time()
         if now_s - opened_s > ADMITTED_S:
             self._turned_away.forgive(peer)
@@ -178,12 +180,12 @@ class Discovery:
             )
 
     def forgive(self) -> None:
-        """Dial all bootstrap peers again: this node's credentials or lists are others."""
+        """Dial all bootstrap peers again, after a change of this node's credentials or lists."""
         self._turned_away.forgive()
         self._wake.set()
 
     def refused_by(self) -> str:
-        """Return which bootstrap peers do not admit this node, why, and what to do; else ""."""
+        """Return the bootstrap peers that do not admit this node, why, and the remedy; else ""."""
         refused = {p: why for p, why in self._turned_away.reasons().items() if p not in self._up}
         if not refused:
             return ""
@@ -200,7 +202,7 @@ class Discovery:
         return step.peer in self._kept
 
     def miss(self, peer: PeerId) -> None:
-        """Dial a peer that something waits for, if its address is known."""
+        """Dial a peer that an op waits for, if its address is known."""
         if peer not in self._up:
             self._missed(peer, self._node.peer_standing(peer).addresses)
 
@@ -209,15 +211,15 @@ class Discovery:
         return peer in self._bootstrap
 
     def knows_well(self, peer: PeerId) -> bool:
-        """Return True for a member of our private network, or one that the program dealt with."""
+        """Return True for a member of our private network, or a peer the program dealt with."""
         return bool(self._network_id) or peer in self._exchanged
 
     def introduced(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> bool:
-        """Dial a peer that a bootstrap peer told of; as `found`."""
+        """Dial a peer that a bootstrap peer introduced; as `found`."""
         return self._told_of(peer, addresses, Origin.INTRODUCED)
 
     def found(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> bool:
-        """Dial a peer that was looked for.
+        """Dial a peer that was searched for.
 
         Returns False if it is connected, dialled already, or not admitted, and beyond the rate.
         """
@@ -238,7 +240,7 @@ class Discovery:
         return True
 
     def observe(self, step: steps.Step) -> None:
-        """Handle a step of the node. Called for every one: the frequent ones come first."""
+        """Handle a step of the node. Called for every step: the frequent ones come first."""
         match step:
             case steps.SendEnvelope(peer=peer):
                 if peer not in self._up:
@@ -287,13 +289,13 @@ class Discovery:
             self._wake.set()
 
     def _hint_source(self, peer: PeerId) -> HintSource:
-        """Return the source of a peer's addresses; only a peer that was connected is its own."""
+        """Return the source of a peer's addresses; OWN only for a peer that was connected."""
         if peer not in self._seen:
             return HintSource.TOLD
         return HintSource.OWN if self.knows_well(peer) else HintSource.STRANGER
 
     def _who_dialled(self, peer: PeerId) -> Origin:
-        """Return the origin of a peer that is seen for the first time, by who dialled."""
+        """Return the origin of a newly seen peer, by the side that dialled."""
         info = self._backend.peer_info(peer)
         dialled = info is not None and info.direction is Direction.OUTBOUND
         return Origin.ASKED if dialled else Origin.INBOUND
@@ -344,7 +346,7 @@ class Discovery:
             self._backend.forget(peer)
         changed = [peer for peer in wanted if self._kept.get(peer) != wanted[peer]]
         if changed:
-            # Somebody else keeps it connected, so we must not forget it later.
+            # Another part keeps it connected, so we must not drop it later.
             others = {each.peer for each in self._backend.wanted()} - self._kept.keys()
             for peer in changed:
                 if peer not in others:
@@ -412,7 +414,7 @@ class Discovery:
         return self._alone_since_s
 
     def origin(self, peer: PeerId) -> Origin | None:
-        """Return the way a peer was found; None if nothing is known of it."""
+        """Return the way a peer was found; None if it is unknown."""
         return self._origins.get(peer)
 
     def as_json(self) -> dict[str, Any]:

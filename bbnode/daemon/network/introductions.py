@@ -1,10 +1,10 @@
-"""Introductions: a bootstrap peer tells which of its peers the program has this node talk with.
+"""Introductions: a bootstrap peer names its peers with which the program has this node talk.
 
-Rule: `/bbnode/introduce/1`, an empty request and one msgpack answer on a stream. Who talks to whom
-is what both programs say in their hello: a site that one sends to and the other takes. A node
-introduces a peer only at addresses that it would dial itself on that peer's word, and asks nobody
-but its own bootstrap peers; so a liar makes nodes dial no more than it could by connecting to each
-of them. An introduction is a hint: the handshake and the policy decide, as always.
+Rule: `/bbnode/introduce/1`, an empty request and one msgpack answer on a stream. Both programs
+declare in their hello whom they talk with: a site to which one sends and which the other takes. A
+node introduces a peer only at addresses that it would dial itself on that peer's own claim, and
+asks only its own bootstrap peers; so a liar makes nodes dial no more than it could by connecting to
+each of them. An introduction is a hint: the handshake and the policy decide, as always.
 """
 
 from __future__ import annotations
@@ -49,48 +49,48 @@ MAX_REFUSAL_CHARS: Final = 200
 _MAX_VALUES: Final = 4 + MAX_INTRODUCED * (4 + MAX_HINTS)
 ANSWER_S: Final = 15.0
 REQUEST_S: Final = 5.0
-# After a failure the time doubles too, from here: the other side may not have our hello yet.
+# The first pause after a failure, which doubles too: the other side may not have our hello yet.
 RETRY_S: Final = 1.0
-# A newcomer asks at once and dials those that were there before, so asking again is for peers that
-# only one side can dial. Each answer without news doubles the time.
+# A newcomer asks at once and dials the peers that were there before, so a repeated request is for
+# peers that only one side can dial. Each answer without news doubles the time.
 ASK_AGAIN_S: Final = 60.0
 MAX_ASK_AGAIN_S: Final = 900.0
 
 
 class NotIntroduced(PeerError):
-    """A bootstrap peer did not say which peers there are."""
+    """A bootstrap peer did not answer with its peers."""
 
 
 class Finder(Protocol):
-    """The part of discovery that introductions are made for."""
+    """The part of discovery that introductions use."""
 
     def is_bootstrap(self, peer: PeerId) -> bool:
         """Return True for a peer of the bootstrap list."""
 
     def knows_well(self, peer: PeerId) -> bool:
-        """Return True for a member of our private network, or one the program dealt with."""
+        """Return True for a member of our private network, or a peer the program dealt with."""
 
     def introduced(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> bool:
         """Dial an introduced peer; False if it is connected, dialled already, or not admitted."""
 
 
 class Introductions:
-    """Introduces the peers of one node to each other, and has itself introduced."""
+    """Introduces the peers of one node to each other, and asks for introductions."""
 
     def __init__(self, backend: Transport, finder: Finder, *, crossings: bytes) -> None:
-        """Serve on a transport, before it runs; `crossings` are this node's, as its hello has them.
+        """Serve on a transport that does not run yet; `crossings` are those of this node's hello.
 
         Nothing is asked before `run`.
         """
         self._backend = backend
         self._finder = finder
         self._own = crossings
-        # The connected peers by what their programs send and take: few of these are different, but
-        # for strangers' inventions. Read once a connection, so that a request costs a comparison.
+        # The connected peers by the crossings of their programs: few of these differ, except for
+        # inventions of strangers. Read once per connection, so that a request costs a comparison.
         self._peers: dict[Sites, dict[PeerId, ConnectionOpened]] = {}
         self._sites: dict[PeerId, Sites] = {}
-        # When each peer asked last, oldest first; and when each bootstrap peer is asked next, with
-        # the time between; all in trio's time.
+        # The time of each peer's last request, oldest first; and the time of the next request to
+        # each bootstrap peer, with the pause; all in trio's time.
         self._asked: OrderedDict[PeerId, float] = OrderedDict()
         self._next: dict[PeerId, tuple[float, float]] = {}
         self._wake = trio.Event()
@@ -125,7 +125,7 @@ class Introductions:
 
     async def serve(self, stream: ProtocolStream) -> None:
         """Answer one request. A malformed one resets the stream."""
-        # A stream may come before its connection is up here, or outlive it: it is asked again.
+        # A stream may arrive before its connection is up here, or outlive it: the peer asks again.
         with trio.fail_after(REQUEST_S), contextlib.suppress(StreamBrokenError):
             if await stream.read(1):
                 raise NotIntroduced("a request for introductions is empty")
@@ -146,25 +146,24 @@ class Introductions:
         return ""
 
     def _rows(self, asker: PeerId) -> list[Any]:
-        """Return the peers that the asker's program talks with, and where they are.
+        """Return the peers with which the asker's program talks, and their addresses.
 
-        Of many, each asker gets others: together they connect everybody with everybody in a few
-        steps.
+        With many peers, each asker gets others: together they connect all peers in a few steps.
         """
         own = self._sites.get(asker)
         if own is None:  # its connection may not have been reported yet
             info = self._backend.peer_info(asker)
             own = sites_of(b"" if info is None else info.hello.crossings)
-        found = [
+        introduced = [
             event
             for sites, peers in self._peers.items()
             if own.talk_with(sites)
             for peer, event in peers.items()
             if peer != asker
         ]
-        found.sort(key=lambda event: _distance(asker, event.peer))
+        introduced.sort(key=lambda event: _distance(asker, event.peer))
         rows = []
-        for event in found:
+        for event in introduced:
             addresses = self._addresses(event)
             if addresses:
                 rows.append([event.peer.to_bytes(), [each.to_bytes() for each in addresses]])
@@ -174,7 +173,7 @@ class Introductions:
         return rows
 
     def _addresses(self, event: ConnectionOpened) -> Sequence[Multiaddr]:
-        """Return where we would dial a peer on its own word; through ourselves, if we relay."""
+        """Return where we would dial a peer on its own claim; our own addresses, if we relay."""
         claimed = [a for a in event.hello.listen_addresses if named_peer(a) == event.peer]
         ours = [each for each in claimed if is_relayed(each) and self._is_relay_of(each)]
         good = self._finder.knows_well(event.peer)
@@ -190,7 +189,7 @@ class Introductions:
     # -- being introduced --------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Ask each bootstrap peer when it is connected, and now and then, until `stop`."""
+        """Ask each bootstrap peer when it connects, and again at intervals, until `stop`."""
         while not self._stopped:
             self._wake = trio.Event()
             next_s = min((at for at, _ in self._next.values()), default=float("inf"))
@@ -202,7 +201,7 @@ class Introductions:
                     await self._ask_now(peer)
 
     def stop(self) -> None:
-        """Ask nobody any more; `run` returns."""
+        """Stop asking; `run` returns."""
         self._stopped = True
         self._wake.set()
 
@@ -215,7 +214,7 @@ class Introductions:
                     news |= self._finder.introduced(introduced, addresses)
             wait_s = ASK_AGAIN_S if news else max(wait_s, ASK_AGAIN_S)
         except BbnodeError as error:
-            # One of an earlier release does not speak this protocol; others may be asked.
+            # A peer of an earlier release does not speak this protocol; others may be asked.
             self._counts["introductions_failed"] += 1
             logger.debug("no introductions", extra={"peer": str(peer), "reason": str(error)})
         if peer in self._next:
@@ -229,7 +228,7 @@ class Introductions:
 
 
 def _distance(asker: PeerId, peer: PeerId) -> bytes:
-    """Return a place in an order of all peers that is another one for each asker."""
+    """Return a sort key of peers that differs for each asker."""
     return hashlib.sha256(asker.to_bytes() + peer.to_bytes()).digest()
 
 
@@ -262,8 +261,8 @@ def _introduced(row: Any) -> tuple[PeerId, list[Multiaddr]]:
     match row:
         case [bytes() as raw, list() as addresses] if 1 <= len(addresses) <= MAX_HINTS:
             peer = PeerId.from_bytes(raw)
-            found = [address_from_bytes(each) for each in addresses]
-            if any(named_peer(each) != peer for each in found):
+            decoded = [address_from_bytes(each) for each in addresses]
+            if any(named_peer(each) != peer for each in decoded):
                 raise NotIntroduced(f"an address of {peer} leads to another peer")
-            return peer, found
+            return peer, decoded
     raise NotIntroduced("the answer is malformed")

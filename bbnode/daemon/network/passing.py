@@ -1,8 +1,9 @@
-"""Memory of peers that came and went, given back.
+"""The release of memory of peers that came and went.
 
-Rule: whatever a node keeps of a peer that nobody named and that is not connected goes once it was
-quiet for `FORGOTTEN_AFTER_S`. The tables are bounded without this; with it they are small again
-after a flood of identities. The node is told, so that a record of its life holds it.
+Rule: everything that a node keeps of a peer that is neither named by the configuration nor
+connected is removed once the peer was quiet for `FORGOTTEN_AFTER_S`. The tables are bounded without
+this; with it they are small again after a flood of identities. The removal is an input of the node,
+so that a record of its life contains it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 600.0
 _NS: Final = 1_000_000_000
-# From so many peers on, what they leave is worth being handed to the system.
+# From this number of peers on, their freed memory is worth being returned to the system.
 _MANY: Final = 1000
 
 
@@ -43,16 +44,16 @@ class PassingPeers:
         self._policy = policy
         self._monotonic_ns = monotonic_ns
         self._since_ns: dict[PeerId, int] = {}
-        self.forgotten = 0  # in all
+        self.forgotten = 0  # in total
 
     async def run(self) -> None:
-        """Look every ten minutes."""
+        """Forget quiet peers every ten minutes."""
         while True:
             await trio.sleep(_LOOK_S)
             self.look()
 
     def look(self) -> int:
-        """Forget who has been quiet for long; return how many peers that were."""
+        """Forget the peers that have been quiet for long; return their number."""
         now_ns, after_ns = self._monotonic_ns(), int(FORGOTTEN_AFTER_S * _NS)
         self._since_ns = {
             peer: max(self._since_ns.get(peer, now_ns), self._policy.heard_ns(peer))
@@ -61,7 +62,7 @@ class PassingPeers:
         quiet = [peer for peer, since in self._since_ns.items() if now_ns - since >= after_ns]
         for peer in quiet:
             self._node.forget_peer(peer)
-        if quiet:  # made anew: a dictionary that loses entries keeps its size
+        if quiet:  # rebuilt, since a dictionary keeps its size when entries are deleted
             gone_now = frozenset(quiet)
             self._since_ns = {p: at for p, at in self._since_ns.items() if p not in gone_now}
         connected = frozenset(self._node.everyone_connected())
@@ -74,7 +75,7 @@ class PassingPeers:
 
 
 def _give_back() -> None:
-    """Clear caches of what many peers said, and hand free memory to the system, where it can be."""
+    """Clear caches of peers' claims, and return free memory to the system if it can be."""
     forget_senders()
     forget_parsed()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,7 +1,7 @@
-"""A ping on demand: one round trip to a peer over the connection there is.
+"""A ping on demand: one round trip to a peer over an open connection.
 
-Rule: the protocol `/bbnode/ping/1` sends back what it receives, 32 bytes at a time, until the other
-side ends the stream, and at most `MAX_ECHOES` times.
+Rule: the protocol `/bbnode/ping/1` sends back the bytes that it receives, 32 at a time, until the
+other side ends the stream, and at most `MAX_ECHOES` times.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.base import ProtocolStream, Transport
 
 PING_PROTOCOL = "/bbnode/ping/1"
-# As libp2p's own ping: enough that no answer can be guessed.
+# The size of libp2p's own ping: enough that no answer can be guessed.
 PING_BYTES = 32
 
 Ping = Callable[[PeerId], Awaitable[float]]
 
 
 class WrongEcho(PeerError):
-    """A peer sent back something else than it was sent."""
+    """A peer sent back other bytes than it was sent."""
 
 
 def register(backend: Transport) -> Ping:
-    """Answer pings of others, and return the function that sends ours; before `run`."""
+    """Serve pings, and return the function that sends ours; call it before `run`."""
     backend.register_protocol(PING_PROTOCOL, echo)
     return to(backend)
 

@@ -1,7 +1,8 @@
-"""Reachability: can others dial this node, as connected peers find it.
+"""Reachability of this node, as connected peers report it.
 
-Rule: a few peers are asked to dial back, when there are some and then now and then. What they say
-is for people; it decides nothing here. A node that listens on this machine alone asks nobody.
+Rule: a few peers are asked to dial back, when there are some and at intervals after that. Their
+reports are for people; they decide nothing here. A node that listens only on this machine asks no
+peer.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from bbnode.transport.hints import Scope, ip_of, scope_of
 
 logger = logging.getLogger(__name__)
 
-# Until there are peers to ask, and after all of them have refused.
+# The pause until there are peers to ask, and after all of them have refused.
 RETRY_S: Final = 60.0
-# For the first peers to connect.
+# The time for the first peers to connect.
 SETTLE_S: Final = 10.0
 
 
 class Reachability:
-    """Asks peers whether they can dial this node, and keeps what they said last."""
+    """Asks peers to dial this node, and keeps their last reports."""
 
     def __init__(
         self, backend: Transport, ask: Ask, publish: Callable[[Mapping[str, Any]], None]
     ) -> None:
-        """`ask` has one peer dial back; nothing is asked before `run`."""
+        """Create it; `ask` has one peer dial back; nothing is asked before `run`."""
         self._backend = backend
         self._ask = ask
         self._publish = publish
@@ -45,7 +46,7 @@ class Reachability:
         self._checked_s: float | None = None
 
     async def run(self) -> None:
-        """Ask now and then, until cancelled."""
+        """Ask at intervals, until cancelled."""
         await trio.sleep(SETTLE_S)
         while True:
             asked = await self.check()
@@ -55,7 +56,7 @@ class Reachability:
         """Ask up to MAX_ASKED peers; return True if one has tried an address."""
         if not self._own():
             return False
-        before, said = self.can_be_dialled, {}
+        before, reports = self.can_be_dialled, {}
         peers = [info.peer for info in self._backend.peers() if not is_relayed(info.address)]
         for peer in peers[:MAX_ASKED]:
             self._counts["asked"] += 1
@@ -66,23 +67,23 @@ class Reachability:
                 logger.debug("no dial-back", extra={"peer": str(peer), "reason": str(error)})
                 continue
             if _verdict(answer) is not None:
-                said[peer] = answer
-        if not said:
+                reports[peer] = answer
+        if not reports:
             return False
-        self._said, self._checked_s = said, trio.current_time()
+        self._said, self._checked_s = reports, trio.current_time()
         now = self.can_be_dialled
         if now != before:
             logger.log(
                 logging.INFO if now else logging.WARNING,
                 "peers can dial this node" if now else "no peer can dial this node",
-                extra={"addresses": ",".join(self._reached()) or "none", "asked": len(said)},
+                extra={"addresses": ",".join(self._reached()) or "none", "asked": len(reports)},
             )
             self._publish({"type": "reachability", "can_be_dialled": now})
         return True
 
     @property
     def can_be_dialled(self) -> bool | None:
-        """True where most of the asked peers reached it; None where nobody has tried."""
+        """True if most of the asked peers reached it; None if no peer has tried."""
         verdicts = [_verdict(answer) for answer in self._said.values()]
         if not verdicts:
             return None
@@ -90,12 +91,12 @@ class Reachability:
 
     def _own(self) -> Sequence[Multiaddr]:
         """Return the addresses of this node that another machine could dial."""
-        found = []
+        addresses = []
         for address in self._backend.listen_addresses():
             ip = ip_of(address)
             if not is_relayed(address) and (ip is None or scope_of(ip) is not Scope.LOOPBACK):
-                found.append(address)
-        return found
+                addresses.append(address)
+        return addresses
 
     def _reached(self) -> list[str]:
         ways = dict.fromkeys(
@@ -111,7 +112,7 @@ class Reachability:
         return {f"reachability.{name}": self._counts[name] for name in ("asked", "refused")}
 
     def as_json(self) -> dict[str, Any]:
-        """Return what peers said last, and how long ago."""
+        """Return the last reports of peers, and their age."""
         now_s = trio.current_time()
         return {
             "can_be_dialled": self.can_be_dialled,
@@ -123,7 +124,7 @@ class Reachability:
 
 
 def _verdict(answer: DialBack) -> bool | None:
-    """Return True where a peer reached an address, False where none, None where it tried none."""
+    """Return True if a peer reached an address, False if none, None if it tried none."""
     outcomes = {tried.outcome for tried in answer.tried}
     if DialResult.REACHED in outcomes:
         return True

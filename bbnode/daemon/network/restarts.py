@@ -1,11 +1,11 @@
-"""Requests to a peer that was restarted: which of them it has lost.
+"""Open requests to a restarted peer, and which of them it has lost.
 
-Rule: the `session_id` of a hello names a start of a peer. Where it is another one than before, or
-this node was restarted itself, the peer is asked which of the open requests it has; whoever waits
-for one that it has lost hears at once. What still waits to be sent is not asked for: it goes to the
-new process. What was under way in that moment is: nobody else knows if it came. A peer that went on
-from its snapshot has its requests, and is waited for; where it has answered one before it is asked,
-its answer lies here already, and is taken first.
+Rule: the `session_id` of a hello names a start of a peer. If it differs from the last one, or this
+node was restarted itself, the peer is asked which of the open requests it has; callers that wait
+for a lost one are notified at once. Requests that are still queued are not asked for: they go to
+the new process. Those in transit at that moment are: nobody else knows if they arrived. A peer that
+resumed from its snapshot has its requests, and is waited for; if it has answered one before it is
+asked, its answer has been received already, and is processed first.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from bbnode.transport.base import (
 
 logger = logging.getLogger(__name__)
 
-# Peers that wait for their turn to be asked; of more, the requests wait for their deadlines.
+# Peers that wait for their turn to be asked; beyond that, the requests wait for their deadlines.
 _MOST_WAITING: Final = 1024
 
 
 class Restarts:
-    """Asks peers that were restarted for the requests of this node, and answers theirs."""
+    """Asks restarted peers for the requests of this node, and answers theirs."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class Restarts:
         """Create it for one node.
 
         `kept` returns the tags of a peer's envelopes that are still to be sent again;
-        `take_received` gives the node what its transport has received by now.
+        `take_received` passes the node everything that its transport has received so far.
         """
         self._node = node
         self._transport = transport
         self._kept = kept
         self._take_received = take_received
-        # The last start of each peer that we know, the latest last.
+        # The last known start of each peer, the latest last.
         self._sessions: OrderedDict[PeerId, str] = OrderedDict()
-        # Envelopes that may have come, and peers that are to be asked.
+        # Envelopes that may have arrived, and peers to ask.
         self._doubtful: dict[PeerId, list[DeliveryFailed]] = {}
         self._waiting: set[PeerId] = set()
         self._ask, self._asked = trio.open_memory_channel[PeerId](_MOST_WAITING)
@@ -80,7 +80,7 @@ class Restarts:
             self._ask_soon(peer)
 
     def doubt(self, event: DeliveryFailed) -> bool:
-        """Find out if a peer has a request that may have come; return False if that can't be."""
+        """Find out if a peer has a request that may have arrived; return False if impossible."""
         peer, tag = event.peer, event.tag
         if not self._serves or tag not in self._node.awaited(peer).values():
             return False
@@ -100,7 +100,7 @@ class Restarts:
         return True
 
     async def run(self) -> None:
-        """Ask the peers that were restarted."""
+        """Ask the restarted peers."""
         async with trio.open_nursery() as nursery:
             async for peer in self._asked:
                 self._waiting.discard(peer)
@@ -116,7 +116,7 @@ class Restarts:
         try:
             gone = await pending_exchange.lost(self._transport, peer, tuple(tags))
         except BbnodeError as error:
-            # Most likely of an earlier release: its requests wait for their deadlines.
+            # Most likely a peer of an earlier release: its requests wait for their deadlines.
             logger.debug("%s does not say which requests it has: %s", peer, error)
             for each in doubtful:
                 blames = each.blames_peer

@@ -1,8 +1,8 @@
-"""Finding peers that nobody told this node of: by asking others, through the transport's DHT.
+"""Finding peers by asking others, through the transport's DHT.
 
-Rule: what a search finds is a hint. Each address is tried by the handshake alone before it counts,
-and whoever gave one at which somebody else answers is charged for it. Only `routing.dht` switches
-it on; without it nobody is asked, or answered.
+Rule: the result of a search is a hint. Each address is tried by a handshake before it counts, and a
+peer that gave one at which another peer answers is charged for it. Only `routing.dht` switches it
+on; without it this node neither asks nor answers.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ logger = logging.getLogger(__name__)
 class WayOutcome(enum.StrEnum):
     """The outcome of trying one address."""
 
-    REACHED = "reached"  # the peer answered there, and proved who it is
+    REACHED = "reached"  # the peer answered there, and proved its identity
     ANOTHER = "another peer"
     FAILED = "failed"
-    UNTRIED = "untried"  # through a relay, which only a connection can tell
+    UNTRIED = "untried"  # through a relay, which only a connection can test
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One address of a found peer; `told_by` is who gave it, None if the peer signed it."""
+    """One address of a peer; `told_by` is the peer that gave it, None if its own peer signed it."""
 
     address: Multiaddr
     outcome: WayOutcome
@@ -60,7 +60,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A peer that was looked for, and where it was said to be."""
+    """The result of a search for a peer, with its claimed addresses."""
 
     peer: PeerId
     connected: bool
@@ -69,7 +69,7 @@ class Found:
 
     @property
     def addresses(self) -> tuple[Multiaddr, ...]:
-        """The addresses that may be dialled: those where it answered, then those untried."""
+        """The addresses that may be dialled: those at which it answered, then those untried."""
         good = (WayOutcome.REACHED, WayOutcome.UNTRIED)
         return tuple(w.address for outcome in good for w in self.ways if w.outcome is outcome)
 
@@ -92,7 +92,7 @@ class Found:
 
 
 class PeerFinder:
-    """Looks for peers, and for who has a program, on behalf of one node."""
+    """Searches for peers, and for providers of a program, on behalf of one node."""
 
     def __init__(
         self,
@@ -104,10 +104,10 @@ class PeerFinder:
         on_fault: Callable[[PeerId, RoutingFault], None],
         program: bytes = b"",
     ) -> None:
-        """Make it; nobody is asked before `run`.
+        """Create it; nothing is asked before `run`.
 
-        `program` is the SHA-256 of what this node runs. Raises NotSupportedError where the
-        transport has no DHT and the settings want one.
+        `program` is the SHA-256 of this node's program. Raises NotSupportedError if the transport
+        has no DHT and the settings want one.
         """
         self._backend = backend
         self._authorizer = authorizer
@@ -115,7 +115,7 @@ class PeerFinder:
         self._budget = DialBudget()
         self._counts: Counter[str] = Counter()
         self._wanted, self._asked = trio.open_memory_channel[PeerId](MAX_FIND_WAITING)
-        # When peers were looked for because a message was for them, the oldest first.
+        # The times of searches for the peers of messages, the oldest first.
         self._missed_s: OrderedDict[PeerId, float] = OrderedDict()
         self._discovery: Discovery | None = None
         self.routing: Routing | None = None
@@ -146,16 +146,16 @@ class PeerFinder:
         try:
             await routing.run()
         except Exception:
-            # The node goes on as one without a DHT.
+            # The node continues without a DHT.
             self._counts["failed"] += 1
             logger.exception("the DHT has failed; this node goes on without")
 
     # -- finding -----------------------------------------------------------------------------
 
     async def find(self, peer: PeerId) -> Found:
-        """Find a peer, and try where it is said to be.
+        """Find a peer, and try its claimed addresses.
 
-        Raises NotFound, and NotSupportedError where the DHT is off.
+        Raises NotFound, and NotSupportedError if the DHT is off.
         """
         info = self._backend.peer_info(peer)
         if info is not None:
@@ -164,11 +164,11 @@ class PeerFinder:
         return await self._tried(await self.locate(peer))
 
     async def locate(self, peer: PeerId) -> Located:
-        """Return where others say that a peer is; nothing is tried. Raises as `find`."""
+        """Return the addresses that others claim for a peer, untried. Raises as `find`."""
         return await self._router().find_peer(peer)
 
     async def find_providers(self, sha256: bytes) -> list[Located]:
-        """Return who says to have a program, nearest first; raises as `find`."""
+        """Return the peers that claim to have a program, nearest first; raises as `find`."""
         return await self._router().find_providers(sha256)
 
     def _router(self) -> Routing:
@@ -217,7 +217,7 @@ class PeerFinder:
     # -- for the program ---------------------------------------------------------------------
 
     def observe(self, step: steps.Step) -> None:
-        """Look for the peer of a message that has no address."""
+        """Search for the peer of a message if it has no address."""
         if isinstance(step, steps.PeerResolveFailed) and self.routing is not None:
             now_s = trio.current_time()
             while self._missed_s and next(iter(self._missed_s.values())) + FOUND_EVERY_S <= now_s:
@@ -234,13 +234,13 @@ class PeerFinder:
         while True:
             peer = await self._asked.receive()
             try:
-                found = await self.find(peer)
+                located = await self.find(peer)
             except BbnodeError as error:
                 logger.info("not found", extra={"peer": str(peer), "reason": str(error)})
                 continue
-            if found.addresses and self._discovery is not None and not found.connected:
+            if located.addresses and self._discovery is not None and not located.connected:
                 self._counts["resolved"] += 1
-                self._discovery.found(peer, found.addresses)
+                self._discovery.found(peer, located.addresses)
 
     # -- policy ------------------------------------------------------------------------------
 
@@ -255,12 +255,12 @@ class PeerFinder:
     # -- looking at it -----------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
-        """Return the counters by dotted name; nothing where the DHT is off."""
+        """Return the counters by dotted name; nothing if the DHT is off."""
         if self.routing is None:
             return {}
         own = {name: self._counts[name] for name in ("misled", "resolved", "failed")}
         return {f"routing.{name}": n for name, n in {**self.routing.counters(), **own}.items()}
 
     def as_json(self) -> Mapping[str, Any]:
-        """Return how the DHT stands; nothing where it is off."""
+        """Return the state of the DHT; nothing if it is off."""
         return {} if self.routing is None else self.routing.as_json()

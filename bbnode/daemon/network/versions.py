@@ -1,8 +1,8 @@
-"""Connected peers that run another version of the program or another model, and where they differ.
+"""Connected peers that run another version of the program or another model, and the differences.
 
-Rule: versions work together where their crossings agree. A disagreement is named in the log once,
-in `status` and in the metrics for as long as the peer is connected; it ends no connection. Two
-nodes of one version disagree where one has another model of its own.
+Rule: versions work together if their crossings agree. A disagreement is named in the log once, and
+in `status` and in the metrics as long as the peer is connected; it ends no connection. Two nodes of
+one version disagree if one has another model of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # A version is named by the first digits of its artifact's digest.
 VERSION_DIGITS: Final = 8
-# What is listed of one peer; a program of another name disagrees everywhere.
+# Disagreements listed per peer; a program of another name disagrees everywhere.
 _SHOWN: Final = 16
 # Peers whose version was logged and is remembered.
 _REMEMBERED: Final = 4096
@@ -33,9 +33,9 @@ _REMEMBERED: Final = 4096
 class OtherVersion:
     """A peer that runs another artifact, or this one with a model of another size.
 
-    `differs` is empty where all crossings agree.
+    `differs` is empty if all crossings agree.
 
-    `tells` is False for a peer of an earlier release, which does not say what it sends and takes.
+    `tells` is False for a peer of an earlier release, which does not state its crossings.
     """
 
     peer: PeerId
@@ -51,22 +51,22 @@ def version_of(artifact_sha256: str) -> str:
 
 def other_versions(node: Node, sha256: str, peers: Iterable[PeerInfo]) -> list[OtherVersion]:
     """Return the connected peers that run another version than this node's, or another model."""
-    found = (_compared(node, sha256, p.peer, p.hello) for p in peers)
-    return [each for each in found if each is not None]
+    compared = (_compared(node, sha256, p.peer, p.hello) for p in peers)
+    return [each for each in compared if each is not None]
 
 
 def _compared(node: Node, sha256: str, peer: PeerId, hello: Hello) -> OtherVersion | None:
-    """Return the other version that a peer runs; None where it runs the same, or no program."""
+    """Return the other version that a peer runs; None if it runs the same, or no program."""
     if not hello.artifact_sha256:
         return None
     theirs = decode_crossings(hello.crossings)
-    found = disagreements(node.crossings, node.classes, theirs, hello.classes)
+    conflicts = disagreements(node.crossings, node.classes, theirs, hello.classes)
     if hello.artifact_sha256 == sha256:
-        found = tuple(each for each in found if each.sized)
-        if not found:
+        conflicts = tuple(each for each in conflicts if each.sized)
+        if not conflicts:
             return None
-    # Several crossings may say the same of one model.
-    every = list(dict.fromkeys(map(str, found)))
+    # Several crossings may report the same disagreement of one model.
+    every = list(dict.fromkeys(map(str, conflicts)))
     lines = every[:_SHOWN]
     if len(every) > _SHOWN:
         lines.append(f"and {len(every) - _SHOWN} more")
@@ -94,15 +94,15 @@ class VersionWatch:
         """Handle an event of the transport."""
         if not isinstance(event, seam.ConnectionOpened):
             return
-        found = _compared(self._node, self._sha256, event.peer, event.hello)
-        if found is None or not found.differs or self._told.get(event.peer) == found.version:
+        other = _compared(self._node, self._sha256, event.peer, event.hello)
+        if other is None or not other.differs or self._told.get(event.peer) == other.version:
             return
-        if found.version == version_of(self._sha256):
-            return  # for its model alone, which the engine's "peer.not_ready" tells
-        self._told[event.peer] = found.version
+        if other.version == version_of(self._sha256):
+            return  # only its model differs, which the engine reports as "peer.not_ready"
+        self._told[event.peer] = other.version
         self._told.move_to_end(event.peer)
         if len(self._told) > _REMEMBERED:
             self._told.popitem(last=False)
-        said = {"peer": str(found.peer), "version": found.version, "differs": list(found.differs)}
-        logger.warning("peer runs a version that disagrees", extra=said)
-        self._publish({"type": "peer_version_differs", **said})
+        logged = {"peer": str(other.peer), "version": other.version, "differs": list(other.differs)}
+        logger.warning("peer runs a version that disagrees", extra=logged)
+        self._publish({"type": "peer_version_differs", **logged})

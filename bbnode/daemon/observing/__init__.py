@@ -1,1 +1,1 @@
-"""Seeing how a node does: logs, metrics, events, the watchdog, doctor and bug reports."""
+"""Observing a node: logs, metrics, events, the watchdog, doctor and bug reports."""

@@ -1,8 +1,8 @@
 """A report that lets others understand a node: versions, configuration, state, log; no secrets.
 
-Rule: no key, token, ticket or membership goes in. Of files the report has only names, sizes and
-modes, and it leaves out settings whose name says that they are secret. A part that can't be
-collected is replaced by its error.
+Rule: it contains no key, token, ticket or membership. Files are listed only with name, size and
+mode, and settings whose name marks them as secret are left out. A part that can't be collected is
+replaced by its error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TIMEOUT_S = 5.0
 REDACTED = "(removed)"
 
 _SECRET = re.compile(r"secret|token|password|passwd|credential|api_?key|private", re.IGNORECASE)
-# Anything that looks like one of our tickets, statements or lists.
+# Any text in the form of our tickets, statements or lists.
 _SIGNED = re.compile(r"\bbb[a-z]*[0-9]+:[A-Za-z0-9_-]{16,}")
 _PACKAGES = (
     "bbnode", "onnx", "onnxruntime", "numpy", "trio", "protobuf", "multiaddr",
@@ -61,7 +61,7 @@ def collect(resolved: ResolvedConfig) -> dict[str, Any]:
 
 
 def redact(value: Any, key: str = "") -> Any:
-    """Return a value without what its key says is secret, and without signed texts."""
+    """Return a value without secrets, as its keys mark them, and without signed texts."""
     if isinstance(value, dict):
         named = value.get("key")  # a row that names its key beside the value
         return {
@@ -76,13 +76,13 @@ def redact(value: Any, key: str = "") -> Any:
 
 
 def _versions() -> dict[str, str]:
-    found = {"bbnode": full_version(), "python": sys.version.split()[0]}
+    versions = {"bbnode": full_version(), "python": sys.version.split()[0]}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def _machine() -> dict[str, Any]:
@@ -99,10 +99,10 @@ def _config(resolved: ResolvedConfig) -> dict[str, Any]:
 
 
 def _files(state_dir: Path) -> list[dict[str, Any]]:
-    found = []
+    files = []
     for path in sorted(state_dir.iterdir()):
         entry = path.lstat()
-        found.append(
+        files.append(
             {
                 "name": path.name,
                 "bytes": entry.st_size,
@@ -111,14 +111,14 @@ def _files(state_dir: Path) -> list[dict[str, Any]]:
                 "modified": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.st_mtime)),
             }
         )
-    return found
+    return files
 
 
 def _daemon(state_dir: Path) -> dict[str, Any]:
     with ControlClient(paths.control_socket(state_dir), timeout_s=TIMEOUT_S) as client:
-        told: dict[str, Any] = {"status": client.get("/v1/status")}
-        told["executions"] = client.get("/v1/executions")
+        answers: dict[str, Any] = {"status": client.get("/v1/status")}
+        answers["executions"] = client.get("/v1/executions")
         status, metrics = client.fetch("GET", "/metrics")
-        told["metrics"] = {"status": status, "lines": metrics.decode().splitlines()}
-        told["log"] = list(client.stream("/v1/logs", {"last": LOG_LINES, "follow": 0}))
-    return told
+        answers["metrics"] = {"status": status, "lines": metrics.decode().splitlines()}
+        answers["log"] = list(client.stream("/v1/logs", {"last": LOG_LINES, "follow": 0}))
+    return answers

@@ -43,7 +43,7 @@ from bbnode.transport.registry import OVER_TCP, transport_names
 MAX_CLOCK_ERROR_US = 60_000_000
 # adjtimex(2): the clock is not synchronised.
 _TIME_ERROR = 5
-# The release of Python 3.11: a clock before it has never been set.
+# The release date of Python 3.11: an earlier time means that the clock was never set.
 _EARLIEST_S = 1_666_569_600
 
 
@@ -83,7 +83,7 @@ _skipped = partial(Finding, CheckResult.SKIPPED)
 
 @dataclass(slots=True, kw_only=True)
 class CheckContext:
-    """The node that is checked, and what earlier checks found out about it."""
+    """The node to check, and the results that earlier checks need."""
 
     resolved: ResolvedConfig
     running: bool = False  # its daemon holds the state directory and its ports
@@ -101,14 +101,14 @@ Check = Callable[[CheckContext], Finding]
 
 
 def examine(resolved: ResolvedConfig) -> Iterator[Finding]:
-    """Run all checks; yield each finding as soon as it is there."""
+    """Run all checks; yield each finding as soon as it is available."""
     context = CheckContext(resolved=resolved)
     for name, check in CHECKS.items():
         try:
-            found = check(context)
+            finding = check(context)
         except BbnodeError as error:
-            found = _failed(str(error), "see there")
-        yield replace(found, check=name)
+            finding = _failed(str(error), "see there")
+        yield replace(finding, check=name)
 
 
 def _state_dir(context: CheckContext) -> Finding:
@@ -126,7 +126,7 @@ def _state_dir(context: CheckContext) -> Finding:
 
 
 def _lock(context: CheckContext) -> Finding:
-    """Look if a daemon runs on it."""
+    """Check if a daemon runs on the directory."""
     try:
         with paths.lock_state_dir(context.state_dir):
             return _passed("none runs on this state directory")
@@ -138,17 +138,17 @@ def _lock(context: CheckContext) -> Finding:
 def _disk(context: CheckContext) -> Finding:
     """Check free bytes and inodes."""
     free = shutil.disk_usage(context.state_dir).free
-    found = os.statvfs(context.state_dir)
+    volume = os.statvfs(context.state_dir)
     shown = f"{free // (1024 * 1024)} MiB free at {context.state_dir}"
     if free < MIN_FREE_BYTES:
         return _failed(shown, f"leave {MIN_FREE_BYTES // (1024 * 1024)} MiB or more")
-    if found.f_files and not found.f_favail:
+    if volume.f_files and not volume.f_favail:
         return _failed("no inodes are left", "remove files from that file system")
     return _passed(shown)
 
 
 def _clock(_context: CheckContext) -> Finding:
-    """Check that the machine knows the time: tickets and memberships expire."""
+    """Check that the machine knows the time, since tickets and memberships expire."""
     now = time.time()
     if now < _EARLIEST_S:
         return _failed(f"it is {time.ctime(now)} here", "set the clock, or run NTP")
@@ -165,7 +165,7 @@ def _clock(_context: CheckContext) -> Finding:
 
 
 class _Timex(ctypes.Structure):
-    """struct timex of adjtimex(2), as far as it is read; the rest is room."""
+    """struct timex of adjtimex(2), up to the fields that are read; the rest is padding."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -177,7 +177,7 @@ class _Timex(ctypes.Structure):
 
 
 def _kernel_clock() -> tuple[bool, int] | None:
-    """Return if the clock is synchronised, and its largest error in microseconds."""
+    """Return whether the clock is synchronised, and its largest error in microseconds."""
     try:
         state = _Timex()  # modes 0: only read
         answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
@@ -187,7 +187,7 @@ def _kernel_clock() -> tuple[bool, int] | None:
 
 
 def _identity(context: CheckContext) -> Finding:
-    """Check that the key is there, readable, and its owner's alone."""
+    """Check that the key exists, is readable, and only by its owner."""
     file = paths.identity_file(context.state_dir)
     if not file.exists():
         return _warning(
@@ -202,7 +202,7 @@ def _identity(context: CheckContext) -> Finding:
 
 
 def _ports(context: CheckContext) -> Finding:
-    """Check that the addresses to listen on can be had."""
+    """Check that the listening addresses are available."""
     network = context.resolved.config.network
     if network.transport not in transport_names():
         return _failed(
@@ -227,7 +227,7 @@ def _ports(context: CheckContext) -> Finding:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             try:
-                # As the transport does, so that sockets of a stopped daemon are no obstacle.
+                # Like the transport, so that sockets of a stopped daemon are no obstacle.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
             except OSError as error:
@@ -260,14 +260,14 @@ def _no_answer(text: str) -> str:
     """Return why the port of a bootstrap address does not answer; "" if it does."""
     from bbnode.transport.libp2p.tcp import CONNECT_TIMEOUT_S, dial_endpoint
 
-    # A relay is dialled for whoever is behind it.
+    # For a peer behind a relay, the relay is dialled.
     family, host, port = dial_endpoint(Multiaddr(text.partition("/p2p/")[0]))
     why = "the name leads to no address"
     try:
-        found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+        endpoints = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
     except OSError as error:
         return error.strerror or str(error)
-    for kind, _, protocol, _, endpoint in found:
+    for kind, _, protocol, _, endpoint in endpoints:
         with socket.socket(kind, socket.SOCK_STREAM, protocol) as probe:
             probe.settimeout(CONNECT_TIMEOUT_S)
             try:
@@ -288,20 +288,22 @@ def _progress(context: CheckContext) -> Finding:
 
     try:
         with ControlClient(paths.control_socket(context.state_dir)) as client:
-            told = parse_object(client.fetch("GET", "/readyz")[1])
+            answer = parse_object(client.fetch("GET", "/readyz")[1])
     except NotRunning as error:
         return _skipped(str(error))
     except (ControlError, ControlTimeout) as error:
         return _failed(str(error), "the daemon does not answer: read its log")
-    return judge_progress(told)
+    return judge_progress(answer)
 
 
-def judge_progress(told: Mapping[str, Any]) -> Finding:
+def judge_progress(readiness: Mapping[str, Any]) -> Finding:
     """Return the finding from a daemon's readiness, the JSON of `GET /readyz`."""
-    if not told["ready"]:
-        reasons = "; ".join(f"{each['what']}: {each['detail']}" for each in told["reasons"])
+    if not readiness["ready"]:
+        reasons = "; ".join(f"{each['what']}: {each['detail']}" for each in readiness["reasons"])
         return _failed(reasons, "see what it waits for with `bbnode status`, and read its log")
-    waiting = "; ".join(f"{each['target']} waits for {each['for']}" for each in told["waiting"])
+    waiting = "; ".join(
+        f"{each['target']} waits for {each['for']}" for each in readiness["waiting"]
+    )
     if waiting:
         return _warning(
             waiting,
@@ -311,35 +313,35 @@ def judge_progress(told: Mapping[str, Any]) -> Finding:
 
 
 def _upgrade(context: CheckContext) -> Finding:
-    """Check that nobody offers another program, and that versions which meet agree."""
+    """Check that no peer offers another program, and that connected versions agree."""
     if not context.running:
         return _skipped("no daemon runs: nobody is connected")
-    told = _status(context)
-    return _skipped(told) if isinstance(told, str) else judge_upgrade(told)
+    answer = _status(context)
+    return _skipped(answer) if isinstance(answer, str) else judge_upgrade(answer)
 
 
 def _status(context: CheckContext) -> Mapping[str, Any] | str:
-    """Return the status of the running daemon, or why there is none."""
+    """Return the status of the running daemon, or the reason why there is none."""
     from bbnode.daemon.control.client import ControlClient
     from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
 
     try:
         with ControlClient(paths.control_socket(context.state_dir)) as client:
-            found: Mapping[str, Any] = client.get("/v1/status")
-            return found
+            answer: Mapping[str, Any] = client.get("/v1/status")
+            return answer
     except (ControlError, ControlTimeout, NotRunning) as error:
         return str(error)
 
 
-def judge_upgrade(told: Mapping[str, Any]) -> Finding:
+def judge_upgrade(answer: Mapping[str, Any]) -> Finding:
     """Return the finding from a daemon's status, the JSON of `GET /v1/status`."""
     offers = [
         f"an upgrade is offered: program {each['version']} by {each['peer']}"
-        for each in told.get("offers", ())
+        for each in answer.get("offers", ())
     ]
     differing = [
         f"{each['peer']} (program {each['version']}): {line}"
-        for each in told["versions"]
+        for each in answer["versions"]
         for line in each["differs"]
     ]
     if not offers and not differing:
@@ -349,7 +351,7 @@ def judge_upgrade(told: Mapping[str, Any]) -> Finding:
 
 
 def _dial_back(context: CheckContext) -> Finding:
-    """Check that a peer which is connected reaches this node at an address that it announces."""
+    """Check that a connected peer reaches this node at an address that it announces."""
     if not context.running:
         return _skipped("no daemon runs: nobody is connected")
     if not context.resolved.config.network.listen:
@@ -362,20 +364,20 @@ def _dial_back(context: CheckContext) -> Finding:
     socket_path = paths.control_socket(context.state_dir)
     try:
         with ControlClient(socket_path, timeout_s=patience_s) as client:
-            told = client.post("/v1/dial-back", {})
+            answer = client.post("/v1/dial-back", {})
     except (ControlError, ControlTimeout, NotRunning) as error:
         return _skipped(str(error))
-    return judge_dial_back(told)
+    return judge_dial_back(answer)
 
 
-def judge_dial_back(told: Mapping[str, Any]) -> Finding:
+def judge_dial_back(answer: Mapping[str, Any]) -> Finding:
     """Return the finding from a peer's answer, the JSON of `POST /v1/dial-back`."""
-    tried = [row for row in told["addresses"] if row["outcome"] != "skipped"]
+    tried = [row for row in answer["addresses"] if row["outcome"] != "skipped"]
     reached = [row["address"] for row in tried if row["outcome"] == "reached"]
-    asked = f"...{told['peer'][-6:]}"
+    asked = f"...{answer['peer'][-6:]}"
     if reached:
         return _passed(f"{asked} reached {', '.join(reached)}")
-    if not told["addresses"]:
+    if not answer["addresses"]:
         return _skipped("it announces no address of its own: it only dials")
     if tried:
         return _failed(
@@ -384,14 +386,14 @@ def judge_dial_back(told: Mapping[str, Any]) -> Finding:
             "forwarded; a node that only dials works too, through relays",
         )
     return _warning(
-        f"{asked} sees this node at {told['seen_at'] or 'no address of its own'}, "
+        f"{asked} sees this node at {answer['seen_at'] or 'no address of its own'}, "
         "which it does not announce",
         "forward the port there and set network.announce, if others are to dial this node",
     )
 
 
 def _routing(context: CheckContext) -> Finding:
-    """Check that the DHT is there, has peers, and knows what this node provides."""
+    """Check that the DHT runs, has peers, and knows what this node provides."""
     dht = context.resolved.config.routing.dht
     if dht == "off":
         return _skipped("routing.dht is off: nobody is asked about other peers")
@@ -403,18 +405,18 @@ def _routing(context: CheckContext) -> Finding:
         )
     if not context.running:
         return _skipped("no daemon runs")
-    told = _status(context)
-    return _skipped(told) if isinstance(told, str) else judge_routing(told)
+    answer = _status(context)
+    return _skipped(answer) if isinstance(answer, str) else judge_routing(answer)
 
 
-def judge_routing(told: Mapping[str, Any]) -> Finding:
+def judge_routing(answer: Mapping[str, Any]) -> Finding:
     """Return the finding from a daemon's status, the JSON of `GET /v1/status`."""
-    routing = told["routing"]
+    routing = answer["routing"]
     if not routing:
         return _warning("the running daemon has no DHT", "restart it: its configuration is newer")
-    if told["counters"].get("routing.failed"):
+    if answer["counters"].get("routing.failed"):
         return _failed("the DHT has failed", "read the log of the daemon, and restart it")
-    if not told["peers"]:
+    if not answer["peers"]:
         return _skipped("nobody is connected")
     if not routing["peers"]:
         return _warning(
@@ -431,7 +433,7 @@ def judge_routing(told: Mapping[str, Any]) -> Finding:
 
 
 def _artifact(context: CheckContext) -> Finding:
-    """Check that it is whole, unchanged and compiled."""
+    """Check that the artifact is complete, unchanged and compiled."""
     assembly.import_components(context.resolved)
     try:
         context.artifact = assembly.find_artifact(context.resolved)
@@ -459,7 +461,7 @@ def _components(context: CheckContext) -> Finding:
 
 def _installed(context: CheckContext, artifact: Artifact) -> Node:
     with tempfile.TemporaryDirectory() as scratch:
-        # Any identity will do to see whether it installs, and none is made for the node.
+        # Any identity will do for a trial installation, so none is created for the node.
         identity = context.identity or create_identity(Path(scratch) / "key")
         network = access_files.load_node(context.state_dir, identity.peer_id).network
         return assembly.install_node(
@@ -468,10 +470,10 @@ def _installed(context: CheckContext, artifact: Artifact) -> Node:
 
 
 def _data(context: CheckContext) -> Finding:
-    """Check that the components can be prepared, as at the start: that data are there and fit."""
+    """Check that the components can be prepared, as at the start: data exist and fit."""
     if context.running:
-        told = _status(context)
-        return _skipped(told) if isinstance(told, str) else judge_data(told.get("data") or {})
+        answer = _status(context)
+        return _skipped(answer) if isinstance(answer, str) else judge_data(answer.get("data") or {})
     if context.node is None:
         return _skipped("nothing is installed")
     node, context.node = context.node, None
@@ -496,17 +498,17 @@ def _data(context: CheckContext) -> Finding:
     return _passed("all that the program needs can be prepared")
 
 
-def judge_data(told: Mapping[str, Any]) -> Finding:
-    """Return the finding from what a daemon's status says of its data and of its peers' data."""
+def judge_data(data: Mapping[str, Any]) -> Finding:
+    """Return the finding from a daemon's status of its data and of its peers' data."""
     refused = [
         f"{peer}: {each['reason']}"
-        for peer, each in told.get("peers", {}).items()
+        for peer, each in data.get("peers", {}).items()
         if each["standing"] == "refused"
     ]
     if refused:
         cure = "have these peers give the columns, classes and units of the federation"
         return _warning("; ".join(refused), cure)
-    unnamed = [s for s, each in told.get("own", {}).items() if each["digest"] and not each["named"]]
+    unnamed = [s for s, each in data.get("own", {}).items() if each["digest"] and not each["named"]]
     if unnamed:
         listed = ", ".join(unnamed)
         return _warning(

@@ -1,7 +1,7 @@
 """Engine steps as JSON events, for `bbnode status --follow` and the demo.
 
-Rule: values are shown, not shipped. A scalar is its number, a short tensor its list, a
-longer one its dtype, shape and digest.
+Rule: values are summarized. A scalar is its number, a short tensor its list, a longer one its
+dtype, shape and digest.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from bbnode.ir.values import (
 )
 
 MAX_SHOWN_ELEMENTS = 16
-# Hashing 4 MiB takes about 10 ms; beyond that the loop would be held up for a display.
+# Hashing 4 MiB takes about 10 ms; more would delay the loop for a display.
 MAX_HASHED_BYTES = 4 << 20
 MAX_SHOWN_CHARS = 200
-# Of a Metadata, which a peer may have made.
+# Entries of a Metadata, which may come from a peer.
 MAX_SHOWN_ENTRIES = 64
 
-# Most fields of a step.
+# The types of most fields of a step, which JSON has as well.
 _AS_THEY_ARE = frozenset({type(None), bool, int, float, str})
 
 
 def summarize(value: Value) -> Any:
-    """Return a summary of a run-time value that JSON can hold."""
+    """Return a summary of a run-time value that JSON can represent."""
     match value:
         case Trigger():
             return "trigger"
@@ -51,9 +51,9 @@ def summarize(value: Value) -> Any:
             return [str(peer) for peer in value]
         case Metadata():
             shown = islice(value.items(), MAX_SHOWN_ENTRIES)
-            told = {name[:MAX_SHOWN_CHARS]: _plain(item) for name, item in shown}
+            shortened = {name[:MAX_SHOWN_CHARS]: _plain(item) for name, item in shown}
             more = len(value) - MAX_SHOWN_ENTRIES
-            return told if more <= 0 else {**told, "…": f"{more} more entries"}
+            return shortened if more <= 0 else {**shortened, "…": f"{more} more entries"}
         case ResponseBatch():
             return {
                 "responded": [str(peer) for peer, _ in value.responses],

@@ -1,6 +1,6 @@
-"""A view that redraws itself on a terminal, and is plain lines anywhere else.
+"""A view that redraws itself on a terminal, and prints plain lines anywhere else.
 
-Rule: views of progress derive from `LiveView`; `_live` says which of the two it is.
+Rule: views of progress derive from `LiveView`; `_live` is set on a terminal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bbnode.ir.texts import printable
 
 
 class LiveView:
-    """A context manager around rich's Live, where the console is a terminal."""
+    """A context manager around rich's Live, if the console is a terminal."""
 
     def __init__(self, console: Console, *, notes: int, **options: Any) -> None:
         """Keep the last `notes` notes; `options` are those of `rich.live.Live`."""
@@ -25,7 +25,7 @@ class LiveView:
         self._live = Live(console=console, **options) if console.is_terminal else None
 
     def note(self, text: str) -> None:
-        """Show something that happened: a line, or one of the notes above the live view."""
+        """Show an event: a line, or one of the notes above the live view."""
         text = printable(text)
         if self._live is None:
             self._console.print(Text(text), soft_wrap=True)
@@ -47,7 +47,7 @@ class LiveView:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as people read it."""
+    """Return a number of bytes with a unit for people."""
     for unit in ("B", "KB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

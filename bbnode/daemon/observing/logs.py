@@ -1,10 +1,9 @@
 """Logging of the daemon: one line per event on stderr, for people, machines or the journal.
 
-Rule: configured once, by `configure`. Modules log through
-`logging.getLogger(__name__)` and put data in `extra`, not into the sentence. A failure that says
-nothing new is written once in LOG_REPEAT_S; the next such line counts those that were not
-(`repeated`). A peer can cause a line a million times, so at most LOG_BURST lines of one logger's
-message are written in LOG_WINDOW_S (`left_out`).
+Rule: configured once, by `configure`. Modules log through `logging.getLogger(__name__)` and put
+data in `extra`, not into the sentence. A repeated failure is written once in LOG_REPEAT_S; its next
+line counts those that were not written (`repeated`). A peer can cause a line a million times, so at
+most LOG_BURST lines of one logger's message are written in LOG_WINDOW_S (`left_out`).
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from bbnode.ir.caps import (
 )
 from bbnode.ir.texts import escaped, escaped_json
 
-# The attributes of every LogRecord; all others came with `extra`.
+# The attributes of every LogRecord; all others come from `extra`.
 _OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
-# What tells one occurrence of a failure from the next, and is no news.
+# Fields that differ between occurrences of one failure, and are no news.
 _OF_ONE_OCCURRENCE = frozenset({"execution", "round", "seconds"})
-# Of a line that answers to somebody, who wants to see it each time: who asked.
+# The field that names who asked, on a line that answers a request and is written each time.
 _ASKED = "by"
 
 
-# The ANSI colour of each level, and syslog's number of it.
+# The ANSI colour of each level, and its syslog number.
 _LEVELS = {
     "DEBUG": ("36", 7),
     "INFO": ("32", 6),
@@ -58,7 +57,7 @@ class TextFormatter(logging.Formatter):
     """
 
     def __init__(self, form: str = "text") -> None:
-        """`form` is "text", "color" or "journal"."""
+        """Create a formatter; `form` is "text", "color" or "journal"."""
         super().__init__()
         self._form = form
 
@@ -80,14 +79,14 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: `ts`, `level`, `logger`, `msg`, what came with `extra`."""
+    """One JSON object per line: `ts`, `level`, `logger`, `msg`, and the fields of `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line of JSON; a traceback is the text under `exception`."""
         return escaped_json(json.dumps(self.fields(record), ensure_ascii=False))
 
     def fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Return what the line holds."""
+        """Return the fields of the line."""
         entry: dict[str, Any] = {
             "ts": _time(record),
             "level": record.levelname.lower(),
@@ -110,7 +109,7 @@ class _Kind:
 
 
 class LogWindows:
-    """Lets `most` lines of each kind through in each window of time, and counts the others."""
+    """Lets `most` lines of each kind pass in each window of time, and counts the others."""
 
     def __init__(self, window_s: float, most: int) -> None:
         self._window_s = window_s
@@ -118,7 +117,7 @@ class LogWindows:
         self.kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
 
     def take(self, key: Hashable, now_s: float) -> int | None:
-        """Return how many lines were left out since one last passed; None: leave this one out."""
+        """Return the number of lines left out since one last passed; None: leave this one out."""
         left_out = 0
         kind = self.kinds.get(key)
         if kind is None or now_s >= kind.ends_s:
@@ -136,10 +135,10 @@ class LogWindows:
 
 
 class RepeatLimit(logging.Filter):
-    """Limits the lines of each kind, and failures that say nothing new; add it to a handler."""
+    """A filter that limits the lines of each kind, and repeated failures; add it to a handler."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives seconds that never go back."""
+        """Create a filter; `clock` gives seconds that never go back."""
         super().__init__()
         self._clock = clock
         # A handler filters before it takes its own lock, and worker threads log too.
@@ -152,7 +151,7 @@ class RepeatLimit(logging.Filter):
         failure = _failure(record)
         with self._lock:
             now_s = self._clock()
-            # First, so that a failure for ever takes no place of other lines of its kind.
+            # First, so that a continuing failure takes no place of other lines of its kind.
             repeated = self._same.take(failure, now_s) if failure is not None else 0
             if repeated is None:
                 return False
@@ -167,18 +166,18 @@ class RepeatLimit(logging.Filter):
 
 
 def _failure(record: logging.LogRecord) -> Hashable | None:
-    """Return what a line says of a failure, without what every occurrence has of its own.
+    """Return a failure without the fields that differ in each occurrence, as a key.
 
-    Failures are warnings, errors, and what became of an execution. None for all other lines, and
-    for those that somebody asked for.
+    Failures are warnings, errors, and outcomes of executions. None for all other lines, and for
+    answers to a request.
     """
     data = _extra(record)
     if _ASKED in data or (record.levelno < logging.WARNING and "execution" not in data):
         return None
-    said = [f"{name}={value}" for name, value in data.items() if name not in _OF_ONE_OCCURRENCE]
+    values = [f"{name}={value}" for name, value in data.items() if name not in _OF_ONE_OCCURRENCE]
     raised = repr(record.exc_info[1]) if record.exc_info else ""
-    # Texts of any length may be among them, of which the numbers of so many kinds are kept.
-    return hash((record.name, record.levelno, record.getMessage(), *said, raised))
+    # A hash, since the texts may have any length, and many of them are kept.
+    return hash((record.name, record.levelno, record.getMessage(), *values, raised))
 
 
 def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:
@@ -205,15 +204,15 @@ def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:
 def is_journal(stream: IO[str]) -> bool:
     """Return True for a stream that systemd's journal reads, line by line."""
     try:
-        found = os.fstat(stream.fileno())
+        info = os.fstat(stream.fileno())
     except (OSError, ValueError):
-        return False  # a stream of Python's own
+        return False  # a stream object of Python without a descriptor
     # systemd.exec(5): set to device and inode of the stream that is connected to the journal.
-    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+    return os.environ.get("JOURNAL_STREAM") == f"{info.st_dev}:{info.st_ino}"
 
 
 def with_priority(level: str, text: str) -> str:
-    """Return text with a level's number at each line, as the journal reads it (sd-daemon(3))."""
+    """Return text with a level's number before each line, for the journal (sd-daemon(3))."""
     number = _LEVELS.get(level, ("0", 6))[1]
     return "\n".join(f"<{number}>{line}" for line in text.splitlines())
 

@@ -1,8 +1,8 @@
 """Metrics of a daemon in the text format of Prometheus.
 
-Rule: names say what is counted and in which unit; a label has a bounded set of values. What the
-layers count under a dotted name shows as `bbnode_<name>_total`, or without `_total` where it is
-a gauge; the few names with labels of their own are in the tables below.
+Rule: names have the counted thing and its unit; a label has a bounded set of values. A counter of a
+layer with a dotted name is shown as `bbnode_<name>_total`, or without `_total` if it is a gauge;
+the few names with labels of their own are in the tables below.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 class Labelled:
     """A counter with one label.
 
-    Its known values are there from the start, at 0: a series that begins with its first event has
-    no rate at that moment, and an alert would miss it.
+    Its known values exist from the start, at 0: a series that begins with its first event has no
+    rate at that moment, and an alert would miss it.
     """
 
     metric: str
@@ -114,10 +114,10 @@ GAUGES: dict[str, str] = {
 
 
 class NodeCollector(Collector):
-    """Reads a `Host` whenever somebody scrapes."""
+    """A collector that reads a `Host` on each scrape."""
 
     def __init__(self, host: Host) -> None:
-        """Make a collector for one host; it keeps nothing between scrapes."""
+        """Create a collector for one host; it keeps nothing between scrapes."""
         self._host = host
 
     def collect(self) -> Iterator[Metric]:
@@ -128,11 +128,11 @@ class NodeCollector(Collector):
         yield _gauge(
             "ready", "1 when the node does its work", float(views.readiness(host)["ready"])
         )
-        found = {each.what for each in host.stalled()}
+        stalled = {each.what for each in host.stalled()}
         yield _gauge(
             "stalled",
             "1 for what has not gone on for longer than it may",
-            {check.what: float(check.what in found) for check in LIVENESS_CHECKS},
+            {check.what: float(check.what in stalled) for check in LIVENESS_CHECKS},
             "what",
         )
         yield _gauge("uptime_seconds", "time since the start", now_s - host.started_s)
@@ -180,7 +180,7 @@ def counter_metrics(counters: dict[str, int]) -> Iterator[Metric]:
     yield from plain.values()
 
 
-# One value, or a value by label, or by several labels.
+# One value, or values by label, or by several labels.
 Rows = float | Mapping[str, float] | Mapping[tuple[str, ...], float]
 
 
@@ -209,7 +209,7 @@ def _family(
 
 
 def _disk_metrics(host: Host) -> Iterator[Metric]:
-    """Yield the room where the node keeps its state; nothing if the file system does not answer."""
+    """Yield the free space for the node's state; nothing if the file system does not answer."""
     try:
         usage = shutil.disk_usage(host.resolved.state_dir)
     except OSError:
@@ -221,7 +221,7 @@ def _disk_metrics(host: Host) -> Iterator[Metric]:
 
 
 def _transport_metrics(measured: TransportMetrics) -> Iterator[Metric]:
-    """Yield the gauges of the transport by their fields' names, and what its authorizer denied."""
+    """Yield the gauges of the transport by field name, and the denials of its authorizer."""
     for field in dataclasses.fields(measured):
         value = getattr(measured, field.name)
         if isinstance(value, int):
@@ -255,7 +255,7 @@ def _peer_metrics(host: Host) -> Iterator[Metric]:
     yield _gauge("peer_versions", text, by_verdict, "crossings")
 
 
-# Of the last round: field of its JSON, and what it says.
+# Fields of the last round's JSON, and their descriptions.
 _LAST_ROUND = {
     "ok": "1 when the last round reached its end",
     "seconds": "duration of the last round",
@@ -266,7 +266,7 @@ _LAST_ROUND = {
 
 
 def _round_metrics(host: Host) -> Iterator[Metric]:
-    """Yield counts of the rounds that the node made, and values of the last one, by target."""
+    """Yield counts of the rounds that the node ran, and values of the last one, by target."""
     by_target = {rounds.as_json()["target"]: rounds for rounds in host.rounds}
     done = {target: float(rounds.as_json()["done"]) for target, rounds in by_target.items()}
     yield _counter("rounds", "rounds that ended, over restarts of the node", done, "target")
@@ -295,7 +295,7 @@ def _round_metrics(host: Host) -> Iterator[Metric]:
 
 
 def _component_metrics(host: Host) -> Iterator[Metric]:
-    """Yield the numbers that components tell of themselves, by slot."""
+    """Yield the numbers that components report, by slot."""
     rows: dict[tuple[str, ...], float] = {
         (slot, name): float(value)
         for slot, facts in host.node.facts().items()
@@ -306,6 +306,6 @@ def _component_metrics(host: Host) -> Iterator[Metric]:
 
 
 def _identifier(name: str) -> str:
-    """Return a dotted name as a metric's: `outbound.bytes` is `outbound_bytes`."""
+    """Return the metric name of a dotted name: `outbound.bytes` is `outbound_bytes`."""
     spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
     return re.sub(r"[^a-zA-Z0-9]+", "_", spaced).strip("_").lower()

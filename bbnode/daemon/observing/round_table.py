@@ -1,8 +1,8 @@
 """Rounds as a table, and the course of their metrics, for people.
 
-Rule: it fits the width it is given. Each scalar output of a round is a column; what does not fit is
-left out, and `left_out` names it. Peers are shown by a
-name where one is known, else by the end of their PeerId.
+Rule: it fits a given width. Each scalar output of a round is a column; columns that do not fit are
+left out, and `left_out` names them. Peers are shown by a name if one is known, else by the end of
+their PeerId.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bbnode.daemon.history.scalars import metric_order
 from bbnode.daemon.observing.live_view import size
 from bbnode.ir.texts import printable
 
-# Of a table without a terminal, and of the lines below it.
+# Metric columns of a table without a terminal, and of the lines below it.
 SHOWN_COLUMNS = 6
-# Characters that the columns beside the metrics take, with the gaps between all, and that those
-# need which say who was missing.
+# Characters of the columns beside the metrics with the gaps between all, and of the column of
+# missing peers.
 _FIXED_CHARS = 40
 _MISSING_CHARS = 24
 _GAP_CHARS = 2
@@ -29,22 +29,22 @@ _NUMBER_CHARS = 8
 _TREND_ROUNDS = 40
 _MAX_PLAIN_INTEGER = 1e15
 _BARS = "▁▂▃▄▅▆▇█"
-# A PeerId of an Ed25519 key in base58.
+# The PeerId of an Ed25519 key in base58.
 _PEER_ID = re.compile(r"\b12D3Koo\w{45}\b")
 _SHORT_CHARS = 6
 _MINUTE_S, _HOUR_S = 60, 3600
 
 
 def scalar_outputs(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the scalar outputs of a round; entries of Metadata only where there is nothing else.
+    """Return the scalar outputs of a round; entries of Metadata only if there is nothing else.
 
-    `row` is a round as the control plane has it, or a row of a testbed's report.
+    `row` is a round of the control plane, or a row of a testbed's report.
     """
-    found = row["metrics"] if "metrics" in row else row["outputs"]
+    outputs = row["metrics"] if "metrics" in row else row["outputs"]
     numbers = {
-        name: float(found[name])
-        for name in sorted(found, key=metric_order)
-        if isinstance(found[name], int | float) and not isinstance(found[name], bool)
+        name: float(outputs[name])
+        for name in sorted(outputs, key=metric_order)
+        if isinstance(outputs[name], int | float) and not isinstance(outputs[name], bool)
     }
     return {name: number for name, number in numbers.items() if "." not in name} or numbers
 
@@ -110,26 +110,26 @@ def rounds_table(
 
 
 def as_text(shown: str) -> Text:
-    """Return what a program or a peer named as it stands: it may look like Rich's markup."""
+    """Return a name of a program or a peer unchanged: it may look like Rich's markup."""
     return Text(printable(shown))
 
 
 def answered_text(row: Mapping[str, Any]) -> str:
-    """Return how many of those asked have answered all that they were asked, as "3/4"."""
-    # Rounds of earlier releases have a peer in both that answered one of two requests.
+    """Return the peers that answered everything and all asked peers, as "3/4"."""
+    # Rounds of earlier releases list a peer that answered one of two requests in both.
     missing = set(row["missing"])
     answered = set(row["responded"]) - missing
     return f"{len(answered)}/{len(answered) + len(missing)}"
 
 
 def lost_text(row: Mapping[str, Any]) -> str:
-    """Return how many peers answered a part of what they were asked, as "2 lost on the way"."""
+    """Return the number of peers that answered only some requests, as "2 lost on the way"."""
     lost = set(row.get("lost", ())) or set(row["responded"]) & set(row["missing"])
     return f"{len(lost)} lost on the way" if lost else ""
 
 
 def notes_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Return what a reader has to know of a round: why it failed, who was missing or refused."""
+    """Return the notes on a round: why it failed, and the missing or refused peers."""
     failed = "" if row["ok"] else f"FAILED: {failures_text(row, names)}"
     refused = refused_text(row, names)
     parts = [
@@ -142,7 +142,7 @@ def notes_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 
 def progress_text(entry: Mapping[str, Any]) -> str:
-    """Return how far the rounds of one target are, from their entry in the control plane's list."""
+    """Return the progress of one target's rounds, from their entry in the control plane's list."""
     of = entry["of"] or "any number of"
     text = f"{entry['target'].partition('#')[0]}: {entry['done']} of {of} rounds"
     best = entry.get("best") or {}
@@ -159,7 +159,7 @@ def progress_text(entry: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people read it: "0.07", or "12 min", "3 h 05 min" of a long one."""
+    """Return a time for people: "0.07", or "12 min", "3 h 05 min" for a long one."""
     if seconds < 10 * _MINUTE_S:
         return f"{seconds:.2f}"
     minutes = round(seconds / _MINUTE_S)
@@ -199,7 +199,7 @@ def bars(values: Sequence[float]) -> str:
 
 
 def number(name: str, value: float) -> str:
-    """Return a number as people read it; an accuracy in percent."""
+    """Return a number for people; an accuracy in percent."""
     if name.endswith("accuracy") and 0 <= value <= 1:
         return f"{value:.2%}"
     if value.is_integer() and 1 <= abs(value) < _MAX_PLAIN_INTEGER:
@@ -209,7 +209,7 @@ def number(name: str, value: float) -> str:
 
 
 def failures_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Return why a round failed, nodes by their names."""
+    """Return why a round failed, with the names of nodes."""
     text = "; ".join(row["failures"]) or "no reason was given"
     for peer, name in names.items():
         text = text.replace(peer, name)
@@ -217,11 +217,11 @@ def failures_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 
 def missing_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Return the missing peers by name, each with its reason where one is known."""
+    """Return the missing peers by name, each with its reason if it is known."""
     why = {names.get(peer, peer[-_SHORT_CHARS:]): text for peer, text in row["missing_why"].items()}
-    # A round may hold several requests; each tells of all.
-    found = sorted({names.get(peer, peer[-_SHORT_CHARS:]) for peer in row["missing"]})
-    return ", ".join(f"{name} ({why[name]})" if name in why else name for name in found)
+    # A round may have several requests; each reason names all.
+    missing = sorted({names.get(peer, peer[-_SHORT_CHARS:]) for peer in row["missing"]})
+    return ", ".join(f"{name} ({why[name]})" if name in why else name for name in missing)
 
 
 def refused_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:

@@ -23,12 +23,12 @@ from bbnode.transport.driver import trio_clock_ns
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
-# Beyond the time at which the engine wanted to be polled. A poll takes milliseconds, and a busy
-# machine may give us a turn a few seconds late.
+# The allowed delay of a poll. A poll takes milliseconds, and a busy machine may give us a turn a
+# few seconds late.
 POLL_SLACK_S: Final = 10.0
-# Beyond the deadline of what waits: its timer fires in the poll that is due then.
+# Time beyond a deadline: its timer fires in the poll that is due then.
 DEADLINE_SLACK_S: Final = 10.0
-# An op that was given up still holds its component and its worker thread, and may yet end.
+# An abandoned op still holds its component and its worker thread, and may yet end.
 GIVEN_UP_SLACK_S: Final = 300.0
 # A checkpoint may fail twice in a row, on a disk that is full for a minute.
 SNAPSHOT_PERIODS: Final = 3
@@ -40,34 +40,33 @@ CLOCK_STEP_S: Final = 2.0
 
 
 class NodeView(Protocol):
-    """The part of the engine that the watch looks at."""
+    """The part of the engine that the watch reads."""
 
     def next_deadline(self) -> int | None:
-        """Return the time at which the node is to be polled."""
+        """Return the time of the next due poll."""
         ...
 
     def waiting(self) -> Sequence[Waiting]:
-        """Return what waits, and until when."""
+        """Return the waiting executions and ops, each with its deadline."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class WatchTargets:
-    """The parts of a daemon that the watch looks at. All times are trio's, in seconds."""
+    """The parts of a daemon that the watch reads. All times are trio's, in seconds."""
 
     node: NodeView
     rounds: Sequence[Rounds] = ()
-    # Ops in worker threads.
+    # The number of ops in worker threads.
     tasks_running: Callable[[], int] = lambda: 0
-    # When the last checkpoint was written, or the daemon was ready; how often one should be (0:
-    # never).
+    # The time of the last checkpoint, or of the start; the period of checkpoints (0: never).
     saved_s: Callable[[], float] = lambda: 0.0
     save_every_s: Callable[[], float] = lambda: 0.0
-    # Since when no peer at all is connected; None if one is, or if there are no bootstrap peers.
+    # The time since which no peer is connected; None if one is, or without bootstrap peers.
     alone_since_s: Callable[[], float | None] = lambda: None
-    # Why this node's own membership does not hold now, or "".
+    # The reason why this node's own membership does not hold now, or "".
     membership: Callable[[], str] = lambda: ""
-    # Which bootstrap peers do not admit this node, and why, or "".
+    # The bootstrap peers that do not admit this node, with their reasons, or "".
     refused_by: Callable[[], str] = lambda: ""
 
 
@@ -76,7 +75,7 @@ Look = Callable[[WatchTargets, float], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivenessCheck:
-    """Something that should make progress: `look` returns why it does not, or "".
+    """A part that should make progress: `look` returns why it does not, or "".
 
     A stall that `blocks` makes the node not ready.
     """
@@ -88,7 +87,7 @@ class LivenessCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
-    """Something that has stalled."""
+    """A part that has stalled."""
 
     what: str
     detail: str
@@ -183,7 +182,7 @@ class Watch:
     def look(self) -> list[Stalled]:
         """Return the current stalls, in the order of LIVENESS_CHECKS."""
         now_s = trio.current_time()
-        found = ((thing, thing.look(self.watched, now_s)) for thing in LIVENESS_CHECKS)
+        checked = ((thing, thing.look(self.watched, now_s)) for thing in LIVENESS_CHECKS)
         return [
             Stalled(
                 what=thing.what,
@@ -191,7 +190,7 @@ class Watch:
                 for_s=now_s - self._since_s.get(thing.what, now_s),
                 blocks=thing.blocks,
             )
-            for thing, detail in found
+            for thing, detail in checked
             if detail
         ]
 
@@ -212,19 +211,19 @@ class Watch:
 
     def _tell(self, stalled: Iterable[Stalled]) -> None:
         now_s = trio.current_time()
-        found = {each.what: each for each in stalled}
-        for what, each in found.items():
+        by_part = {each.what: each for each in stalled}
+        for what, each in by_part.items():
             if what not in self._since_s:
                 self._since_s[what] = now_s
                 logger.warning("stalled", extra={"what": what, "detail": each.detail})
                 self.publish({"type": "stalled", "what": what, "detail": each.detail})
-        for what in self._since_s.keys() - found.keys():
+        for what in self._since_s.keys() - by_part.keys():
             lasted_s = round(now_s - self._since_s.pop(what), 1)
             logger.info("goes on", extra={"what": what, "after_s": lasted_s})
             self.publish({"type": "goes_on", "what": what, "after_s": lasted_s})
 
     def _compare_clocks(self) -> None:
-        """Report when the wall clock was set, since memberships expire by it."""
+        """Report a step of the wall clock, since memberships expire by it."""
         ahead_s = self.unix_s() - trio.current_time()
         if self._clock_s is not None and abs(by_s := ahead_s - self._clock_s) > CLOCK_STEP_S:
             self.clock_steps += 1

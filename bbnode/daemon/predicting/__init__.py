@@ -1,1 +1,1 @@
-"""Exported models that say what they take and give, and predictions by what they say."""
+"""Exported models that describe their inputs and outputs, and predictions by that description."""

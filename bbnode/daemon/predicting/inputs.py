@@ -1,8 +1,8 @@
-"""Examples that a trained model gets, read as its training read them.
+"""Examples for a trained model, read as its training read them.
 
-Rule: what a file holds is read by the data source of the training, with the settings that the model
-carries; a column, a size or a tokenizer that is another one is refused. The path of what is read is
-the user's, never the model's.
+Rule: a file is read by the data source of the training, with the settings that the model carries; a
+column, a size or a tokenizer that differs is refused. The path of the file is the user's, never the
+model's.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Given:
     Attributes:
         path: of a file or folder, or "-".
         tokenizer: the file of the tokenizer, for models that were trained with one.
-        read_stdin: returns at most so many bytes of standard input.
+        read_stdin: returns at most the given number of bytes of standard input.
     """
 
     path: str
@@ -89,7 +89,7 @@ class Examples:
 
 
 def read_examples(data: DataDescription, given: Given) -> Examples:
-    """Return the examples in what was given, as the training had them.
+    """Return the examples that the user named, in the form of the training.
 
     Raises ExamplesRefused, and DataUnavailable for files that can't be read or do not fit.
     """
@@ -126,7 +126,7 @@ def read_examples(data: DataDescription, given: Given) -> Examples:
 
 
 def read_plain(given: Given, dtype: np.dtype[Any]) -> Examples:
-    """Return the numbers in an .npy file or a table, for a model that says nothing of its inputs.
+    """Return the numbers in an .npy file or a table, for a model without a description.
 
     Raises ExamplesRefused, DataUnavailable.
     """
@@ -165,18 +165,18 @@ def _refuse_tokenizer(given: Given, why: str) -> None:
         raise TokenizerDiffers(f"the model {why}; leave --tokenizer out")
 
 
-def _fitting(data: DataDescription, found: Examples) -> Examples:
-    """Return the examples; ExamplesRefused where one has not the shape of those of training."""
-    wanted, has = data.features.shape, tuple(found.values.shape[1:])
+def _fitting(data: DataDescription, examples: Examples) -> Examples:
+    """Return the examples; ExamplesRefused if their shape is not that of the training."""
+    wanted, has = data.features.shape, tuple(examples.values.shape[1:])
     if has != wanted:
         columns = f" ({', '.join(data.columns[:20])})" if data.columns else ""
         raise ExamplesRefused(
             f"an example has the shape {list(has)}, and those that the model was trained on "
             f"{list(wanted)}{columns}"
         )
-    if len(found.values) == 0:
+    if len(examples.values) == 0:
         raise ExamplesRefused("there is no example in it")
-    return found
+    return examples
 
 
 def _texts(data: DataDescription, given: Given) -> Examples:
@@ -232,7 +232,7 @@ class _Tokens:
 
 
 def _lines(data: DataDescription, given: Given) -> tuple[list[int], list[str], int]:
-    """Return number and text of each line that is not blank, and how many had a label."""
+    """Return number and text of each line that is not blank, and the count of labelled ones."""
     if given.path == STDIN:
         content = given.read_stdin(_MAX_TEXT_BYTES + 1)
         if len(content) > _MAX_TEXT_BYTES:
@@ -271,8 +271,8 @@ def _is_label(word: str, classes: Sequence[str]) -> bool:
 
 def _of_json(line: str, field: str, where: str) -> str:
     try:
-        found = json.loads(line)
-        text = found[field]
+        fields = json.loads(line)
+        text = fields[field]
         text.encode("utf-8")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ExamplesRefused(

@@ -1,8 +1,8 @@
 """The meaning of a model's inputs and outputs, in the metadata of its ONNX file.
 
 Rule: nothing is guessed. Inputs are described by the data source that the program gives to the
-model on this node, the first output by the loss that the program uses; where there is none, the
-file says that in its place. Names of inputs and outputs stay the author's.
+model on this node, the first output by the loss that the program uses; without one, the file says
+so instead. Names of inputs and outputs stay the author's.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 _DATA = keys.EXPORT_PREFIX + "data"
 _OUTPUTS = keys.EXPORT_PREFIX + "outputs"
 _UNDESCRIBED = keys.EXPORT_PREFIX + "undescribed"
-_MOST_LISTED = 20  # classes in a text
-_MOST_CHARS = 4096  # of what is read about outputs
+_MOST_LISTED = 20  # classes listed in a text
+_MOST_CHARS = 4096  # characters of an output's metadata that are read
 
 _WORDS: dict[OutputKind, str] = {
     "logits": "logits",
@@ -47,11 +47,11 @@ class Meaning:
     """The meaning of a model's inputs and outputs.
 
     Attributes:
-        data: of its examples; None where nobody knows.
+        data: of its examples; None if it is unknown.
         why: the reason for that.
         uses_loss: the program uses the loss of the model's settings, so that its output is one of
             that loss.
-        output, kind: name of the first output, and what it is; read from a file.
+        output, kind: name and kind of the first output; read from a file.
     """
 
     data: DataDescription | None = None
@@ -61,9 +61,9 @@ class Meaning:
     kind: OutputKind = ""
 
     def stamp(self, model: onnx.ModelProto, kind: OutputKind, name: str = "") -> None:
-        """Write the meaning into a model; `kind` is that of the output its loss is of, by this.
+        """Write the meaning into a model; `kind` is that of the output that its loss takes.
 
-        That is the output of this `name`, or the first where there is none such.
+        That is the output of this `name`, or the first if there is none of that name.
         """
         why = self.why
         text = ""
@@ -92,7 +92,9 @@ class Meaning:
         classes = self.data.classes if self.data is not None else ()
         if kind in ("value", "logit"):
             return f"{words} of {label}" if label else words
-        if size and len(classes) != size:  # found in data without one of them, they mean others
+        if (
+            size and len(classes) != size
+        ):  # found in data without one of them, so that their numbers mean others
             classes = ()
         listed = ", ".join(classes[:_MOST_LISTED]) + (", …" if classes[_MOST_LISTED:] else "")
         of_classes = f" of the classes {listed}" if classes else " of the classes 0, 1, …"
@@ -100,16 +102,16 @@ class Meaning:
 
     @classmethod
     def of_model(cls, model: onnx.ModelProto) -> Meaning | None:
-        """Return what a model says of itself; None where bbnode wrote nothing about that.
+        """Return the description in a model; None if bbnode wrote none.
 
-        Raises DescriptionRefused for what bbnode did not write.
+        Raises DescriptionRefused for metadata that bbnode did not write.
         """
-        found = {entry.key: entry.value for entry in model.metadata_props}
-        if found.keys().isdisjoint((_DATA, _OUTPUTS, _UNDESCRIBED)):
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        if metadata.keys().isdisjoint((_DATA, _OUTPUTS, _UNDESCRIBED)):
             return None
-        data = DataDescription.from_json(found[_DATA]) if _DATA in found else None
-        output, kind = _first_output(found.get(_OUTPUTS, ""))
-        why = found.get(_UNDESCRIBED, "")
+        data = DataDescription.from_json(metadata[_DATA]) if _DATA in metadata else None
+        output, kind = _first_output(metadata.get(_OUTPUTS, ""))
+        why = metadata.get(_UNDESCRIBED, "")
         return cls(data=data, why=why, uses_loss=bool(kind), output=output, kind=kind)
 
 
@@ -152,13 +154,13 @@ def meaning_of(
         source: Any = component(name)
         kept = reference(name)
         if kept is not None and isinstance(source, MemoryDataSource):
-            source.adopt(kept)  # as it has in a node that runs
+            source.adopt(kept)  # as in a running node
         data = source.describe() if isinstance(source, DataSource) else None
         if not isinstance(data, DataDescription | None):
             raise TypeError(f"describe() gave a {type(data).__name__}")
     except BaseException as error:  # noqa: BLE001 - a component's own code
         let_stop(error)
-        # The file goes to others, and paths of this machine are none of their business.
+        # The file goes to others, and must not contain paths of this machine.
         logger.warning("slot %r is not described: %s", name, ": ".join(describe(error)))
         why = f"the data source of slot {name!r} could not be read ({type(error).__name__})"
         return Meaning(why=why, uses_loss=uses_loss)

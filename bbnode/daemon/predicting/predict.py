@@ -1,8 +1,8 @@
-"""Predictions of an exported model for files, by what the model says of itself.
+"""Predictions of an exported model for files, by the description in the model.
 
 Rule: the model is a file that may come from anybody: it is bounded and checked before it runs, and
-names no other file. What its outputs are called is what its training says; an output of which it
-says nothing is given out as numbers.
+names no other file. The description of the training names the outputs; an output without one is
+returned as numbers.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from bbnode.ir.errors import DeploymentError
 from bbnode.ir.values import Composite
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
-# Values by what they are, and probabilities by class.
+# Values by name, and probabilities by class.
 _Row: TypeAlias = tuple[dict[str, str | float], dict[str, float]]
 
 _BATCH = 64  # examples of one run
-_BATCH_BYTES = 1 << 26  # that they take; a single larger one is run alone
+_BATCH_BYTES = 1 << 26  # bytes of these examples; a single larger one is run alone
 _OF_CLASSES: tuple[OutputKind, ...] = ("logits", "log_probabilities", "probabilities")
 
 
@@ -103,19 +103,19 @@ def predict(model: Path, given: Given) -> Predictions:
                 f"{model} has {len(inputs)} inputs and does not say what they are; run it with "
                 "ONNX Runtime"
             )
-        found = read_plain(given, _dtype(inputs[0]))
+        examples = read_plain(given, _dtype(inputs[0]))
     else:
-        found = read_examples(data, given)
+        examples = read_examples(data, given)
     tensors = len(data.inputs) if data is not None and data.inputs else 1
     if tensors != len(inputs):
         raise ModelUnusable(
             f"{model} has {len(inputs)} inputs, and was trained on examples of {tensors} tensor(s)"
         )
     kind, output = _output(loaded, meaning)
-    outputs = np.concatenate([*_run(loaded, inputs, output, found)]).astype(np.float64)
+    outputs = np.concatenate([*_run(loaded, inputs, output, examples)]).astype(np.float64)
     classes = () if data is None else data.classes
     if kind in _OF_CLASSES and classes and len(classes) != outputs.shape[-1]:
-        # Names of classes that were found in data without one of them are those of other numbers.
+        # Names of classes that were found in data without one of them belong to other numbers.
         notes.append(
             f"the model tells {outputs.shape[-1]} classes apart, and its data name {len(classes)}; "
             "classes are shown by number"
@@ -126,10 +126,10 @@ def predict(model: Path, given: Given) -> Predictions:
         notes.append("the model does not say what its output is: its numbers are as it gives them")
     predictions = [
         Prediction(example=name, values=values, probabilities=probabilities)
-        for name, (values, probabilities) in zip(found.names, rows, strict=True)
+        for name, (values, probabilities) in zip(examples.names, rows, strict=True)
     ]
     return Predictions(
-        noun=found.noun, columns=columns, rows=predictions, notes=(*found.notes, *notes)
+        noun=examples.noun, columns=columns, rows=predictions, notes=(*examples.notes, *notes)
     )
 
 
@@ -162,7 +162,7 @@ def _dtype(value: onnx.ValueInfoProto) -> np.dtype[Any]:
 
 
 def _output(model: onnx.ModelProto, meaning: Meaning | None) -> tuple[OutputKind, int]:
-    """Return what the output that is shown is, and its place."""
+    """Return the kind of the output that is shown, and its index."""
     if meaning is not None and meaning.kind:
         for place, output in enumerate(model.graph.output):
             if output.name == meaning.output:
@@ -171,10 +171,10 @@ def _output(model: onnx.ModelProto, meaning: Meaning | None) -> tuple[OutputKind
 
 
 def _run(
-    model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto], output: int, found: Examples
+    model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto], output: int, examples: Examples
 ) -> Iterator[npt.NDArray[Any]]:
     """Yield the output of one batch of examples after another."""
-    values = found.values
+    values = examples.values
     an_example = max(1, math.prod(values.shape[1:]) * values.dtype.itemsize)
     size = min(_batch_size(inputs), max(1, _BATCH_BYTES // an_example))
     count = len(values)
@@ -183,14 +183,14 @@ def _run(
     for start in range(0, count, size):
         batch = values[np.arange(start, min(start + size, count))]
         parts = list(batch) if isinstance(batch, Composite) else [batch]
-        made = np.asarray(prepared.run(parts)[output])
+        predicted = np.asarray(prepared.run(parts)[output])
         rows = min(size, count - start)
-        if made.ndim == 0 or len(made) != rows:
+        if predicted.ndim == 0 or len(predicted) != rows:
             raise ModelUnusable(
-                f"the model gives an output of shape {list(made.shape)} for {rows} examples, and "
-                "not one for each; run it with ONNX Runtime"
+                f"the model gives an output of shape {list(predicted.shape)} for {rows} examples, "
+                "and not one for each; run it with ONNX Runtime"
             )
-        yield made
+        yield predicted
 
 
 def _batch_size(inputs: Sequence[onnx.ValueInfoProto]) -> int:
@@ -239,12 +239,12 @@ def _named(
 
 def _of_classes(probabilities: Numbers, classes: Sequence[str]) -> list[_Row]:
     names = [*classes] or [str(at) for at in range(probabilities.shape[1])]
-    found = []
+    named = []
     for row in probabilities:
         best = int(row.argmax())
         values: dict[str, str | float] = {"class": names[best], "probability": float(row[best])}
-        found.append((values, dict(zip(names, map(float, row), strict=True))))
-    return found
+        named.append((values, dict(zip(names, map(float, row), strict=True))))
+    return named
 
 
 def _probabilities(outputs: Numbers, kind: OutputKind) -> Numbers:

@@ -1,11 +1,11 @@
-"""The node's state on disk: written whole, checked when read, never trusted blindly.
+"""The node's state on disk: written completely, checked when read, never trusted blindly.
 
 Rule: a file that is torn, changed or newer is not used; the reason is logged and the one before it
-is tried. A whole one that this node can't resume (another version of the program or of bbnode made
-it, or other targets) is kept aside under a name of its own, and nothing that is kept aside is ever
-replaced or removed. Of such a one the states of components are taken over, where slot and type
+is tried. An intact one that this node can't resume (another version of the program or of bbnode
+wrote it, or other targets) is kept aside under a name of its own, and no file kept aside is ever
+replaced or removed. From such a file the states of components are taken over, if slot and type
 agree. A new file is complete on disk before an old one is touched, and only a good one becomes the
-one before: a full disk or a crash at any point leaves at least as good a file as there was. If a
+previous one: a full disk or a crash at any point leaves a file at least as good as before. If a
 checkpoint can't be written, the node continues without it.
 """
 
@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 MAGIC = b"BBNODE1\n"
-# Of files kept aside. More of them are kept as well, and the log says how much room they take.
+# Files kept aside before the log mentions their size; more are kept as well.
 MANY_KEPT = 8
-# The digest of the artifact, and a number where several of it are kept.
+# The digest of the artifact, and a number if several files of it are kept.
 _KEPT = re.compile(r"checkpoint\.[0-9a-f]{8}(?:\.[0-9]{1,6})?")
 _DIGEST_BYTES = 32
 
@@ -53,12 +53,12 @@ class CheckpointRefused(DeploymentError):
 
 
 class CheckpointOfAnotherFormat(CheckpointRefused):
-    """A checkpoint is whole, but another version of bbnode wrote it."""
+    """A checkpoint is intact, but another version of bbnode wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestRound:
-    """The round after which a checkpoint was made because it was the best so far.
+    """The round of a checkpoint that was written because the round was the best so far.
 
     `value` is that of the target's output `output`; `settings` the digest of the node's settings,
     "" in a file of an earlier release.
@@ -73,9 +73,9 @@ class BestRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade:
-    """The states that a node took over of a checkpoint which it could not resume.
+    """The states that a node took over from a checkpoint that it could not resume.
 
-    `version` begins the digest of the artifact that made it; `kept` is its file.
+    `version` is the beginning of the digest of the checkpoint's artifact; `kept` is its file.
     """
 
     version: str
@@ -83,7 +83,7 @@ class Upgrade:
     adopted: Adopted
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as the status shows it."""
+        """Return it for the status."""
         parameters = {
             slot: {"taken": list(parts.taken), "left": dict(parts.left)}
             for slot, parts in self.adopted.parts.items()
@@ -99,7 +99,7 @@ class Upgrade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsentEnvelope:
-    """An envelope that its peer had not acknowledged; `data` None: there was no room for it."""
+    """An unacknowledged envelope; `data` is None if there was no room for it."""
 
     peer: PeerId
     tag: int
@@ -110,10 +110,10 @@ class UnsentEnvelope:
 class Checkpoint:
     """The state that survives a restart.
 
-    It has the engine's snapshot and, by target, the rounds made and the execution of the current
-    one; at a stop also the envelopes that no peer has acknowledged. `schemas` is what the examples
-    of data slots mean in the federation, as JSON by slot, "" for those of others alone. `best` is
-    there in one that is kept because of its round. `upgrade` is never in the file.
+    It has the engine's snapshot and, by target, the number of finished rounds and the execution of
+    the current one; at a stop also the envelopes that no peer has acknowledged. `schemas` is the
+    meaning of the examples of data slots in the federation, as JSON by slot, "" for those of others
+    alone. `best` is set in one that is kept because of its round. `upgrade` is never in the file.
     """
 
     artifact_sha256: str
@@ -128,7 +128,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """The signs by which a file is known to be the one that was written, and not changed since."""
+    """The attributes that identify a written file, unchanged since."""
 
     inode: int
     size: int
@@ -136,12 +136,12 @@ class FileVersion:
 
     @classmethod
     def of(cls, path: Path) -> FileVersion | None:
-        """Return those of a file; None where there is none. Raises OSError."""
+        """Return those of a file; None if there is none. Raises OSError."""
         try:
-            found = path.stat(follow_symlinks=False)
+            info = path.stat(follow_symlinks=False)
         except FileNotFoundError:
             return None
-        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+        return cls(info.st_ino, info.st_size, info.st_mtime_ns)
 
 
 def checkpoint_file(state_dir: Path) -> Path:
@@ -157,10 +157,10 @@ def best_file(state_dir: Path) -> Path:
 def write(
     state_dir: Path, checkpoint: Checkpoint, good: FileVersion | None = None
 ) -> FileVersion | None:
-    """Write the checkpoint; the one before, if it is good, stays beside it. Raises StorageError.
+    """Write the checkpoint; the previous one, if good, stays beside it. Raises StorageError.
 
-    Returns the version of the file. Given again as `good`, it saves reading a file that has not
-    changed since.
+    Returns the version of the file. Passed as `good` next time, it saves reading a file that has
+    not changed since.
     """
     path = checkpoint_file(state_dir)
     fresh = path.with_suffix(".new")
@@ -176,7 +176,7 @@ def write(
 
 
 def write_best(state_dir: Path, checkpoint: Checkpoint) -> None:
-    """Write the checkpoint of the best round; that of other settings or artifact is kept aside.
+    """Write the checkpoint of the best round; one of other settings or artifact is kept aside.
 
     Raises StorageError.
     """
@@ -193,19 +193,19 @@ def _maker(saved: Checkpoint) -> tuple[str, str]:
 
 
 def best_round(state_dir: Path, artifact_sha256: str) -> BestRound | None:
-    """Return the best round that this artifact has a checkpoint of, if any.
+    """Return the best round of this artifact that has a checkpoint, if any.
 
     Raises StorageError for a file that can't be read; one that is refused is logged.
     """
     path = best_file(state_dir)
     try:
-        found = read(path)
+        checkpoint = read(path)
     except FileNotFoundError:
         return None
     except CheckpointRefused as error:
         logger.warning("checkpoint refused", extra={"path": str(path), "reason": str(error)})
         return None
-    return found.best if found.artifact_sha256 == artifact_sha256 else None
+    return checkpoint.best if checkpoint.artifact_sha256 == artifact_sha256 else None
 
 
 def read(path: Path) -> Checkpoint:
@@ -225,7 +225,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def found(path: Path) -> tuple[Path, Checkpoint]:
-    """Return a file that has to hold a checkpoint, and its content.
+    """Return a file that must hold a checkpoint, and its content.
 
     Raises CheckpointRefused with the file's name, StorageError.
     """
@@ -238,10 +238,10 @@ def found(path: Path) -> tuple[Path, Checkpoint]:
 
 
 def newest(state_dir: Path) -> tuple[Path, Checkpoint]:
-    """Return the newest checkpoint of a node that does not run, of any artifact, and its file.
+    """Return the newest checkpoint of a stopped node, of any artifact, and its file.
 
-    Raises StateDirInUse, StorageError, and CheckpointRefused where there is none, which names each
-    file that is damaged and what is whole beside them.
+    Raises StateDirInUse, StorageError, and CheckpointRefused if there is none, which names each
+    damaged file and the intact ones beside them.
     """
     path = checkpoint_file(state_dir)
     if not state_dir.is_dir():
@@ -259,7 +259,7 @@ def newest(state_dir: Path) -> tuple[Path, Checkpoint]:
 
 
 def _offers(state_dir: Path) -> list[str]:
-    """Return what else may be used where the newest checkpoints may not."""
+    """Return alternatives to the newest checkpoints, for an error."""
     offers = []
     with contextlib.suppress(FileNotFoundError, CheckpointRefused, paths.StorageError):
         best = read(best_file(state_dir)).best
@@ -290,7 +290,7 @@ def _packed(checkpoint: Checkpoint) -> bytes:
         fields["best_settings"] = best.settings
     try:
         body = msgpack.packb(fields)
-    except ValueError as error:  # one piece of more than its 32 bits can say
+    except ValueError as error:  # one piece is larger than its 32 bits can express
         raise _too_large(len(checkpoint.node)) from error
     if len(MAGIC) + hashlib.sha256().digest_size + len(body) > MAX_CHECKPOINT_BYTES:
         raise _too_large(len(body))
@@ -298,7 +298,7 @@ def _packed(checkpoint: Checkpoint) -> bytes:
 
 
 def _too_large(size: int) -> paths.StorageError:
-    """Return the error for a state that nobody could read again: the one before stays."""
+    """Return the error for a state too large to be read again: the previous file stays."""
     return paths.StorageError(
         f"a checkpoint of {size} bytes would be larger than any that is read (the node's state "
         "4 GiB, all 8 GiB); the one before stays. Keep fewer weights, or optimizer states, on "
@@ -329,32 +329,34 @@ def usable(state_dir: Path, artifact_sha256: str) -> Iterator[Checkpoint]:
 
 
 def _whole(state_dir: Path) -> Iterator[tuple[Path, Checkpoint]]:
-    """Yield all checkpoints that can be read, of any artifact, newest first.
+    """Yield all readable checkpoints, of any artifact, newest first.
 
-    One that another version of bbnode wrote is kept aside. Raises StorageError when that fails.
+    One that another version of bbnode wrote is kept aside. Raises StorageError if that fails.
     """
     newest = checkpoint_file(state_dir)
     for path in (newest, newest.with_suffix(".previous")):
         try:
-            found = read(path)
+            checkpoint = read(path)
         except FileNotFoundError:
             continue
         except (paths.StorageError, CheckpointRefused) as error:
-            said = {"path": str(path), "reason": str(error)}
+            logged = {"path": str(path), "reason": str(error)}
             if isinstance(error, CheckpointOfAnotherFormat):
-                said["kept"] = str(keep_aside(path, hashlib.sha256(path.read_bytes()).hexdigest()))
-            logger.warning("checkpoint refused", extra=said)
+                logged["kept"] = str(
+                    keep_aside(path, hashlib.sha256(path.read_bytes()).hexdigest())
+                )
+            logger.warning("checkpoint refused", extra=logged)
             continue
-        yield path, found
+        yield path, checkpoint
 
 
 def keep_aside(path: Path, digest: str) -> Path:
     """Keep a checkpoint under a name of its own: `<name>.<first 8 digits of the digest>`.
 
-    Where another file has that name, a number follows it: nothing that is kept is replaced. Raises
+    If another file has that name, a number follows it: no kept file is replaced. Raises
     StorageError.
     """
-    # The one before is kept under the name of the newest: to whom it belongs says its content.
+    # The previous file is kept under the name of the newest: its content identifies its owner.
     first = f"{path.name.removesuffix('.previous')}.{digest[:8]}"
     names = itertools.chain([first], (f"{first}.{number}" for number in itertools.count(2)))
     kept = path.with_name(first)
@@ -387,8 +389,8 @@ def _are_equal(one: Path, other: Path) -> bool:
 def _kept(state_dir: Path) -> list[Path]:
     """Return the files kept aside, for each artifact the newest one first."""
     listed = itertools.islice(state_dir.iterdir(), MAX_STATE_ENTRIES)
-    found = [path for path in listed if _KEPT.fullmatch(path.name)]
-    return sorted(found, key=lambda p: (len(p.name), p.name), reverse=True)
+    kept = [path for path in listed if _KEPT.fullmatch(path.name)]
+    return sorted(kept, key=lambda p: (len(p.name), p.name), reverse=True)
 
 
 def _warn_of_many(state_dir: Path) -> None:
@@ -409,7 +411,7 @@ def _is_good(path: Path) -> bool:
 
 
 class _CheckpointBody(BaseModel, strict=True):
-    """A checkpoint as in the file; one of an earlier release has no `unsent` and no `best`."""
+    """A checkpoint in its file format; one of an earlier release has no `unsent` and no `best`."""
 
     artifact_sha256: str
     node: bytes
@@ -473,12 +475,12 @@ def restore_or_install(
 ) -> tuple[Node, Checkpoint | None]:
     """Return a node and the newest checkpoint, which it accepted; or a fresh node and None.
 
-    One of this artifact that was kept aside, when another version was run, is used as well. Without
-    any, components take their states from the newest one that there is, and the rounds that it
-    counted are returned. What is not resumed is kept aside. Raises StorageError when it cannot be:
-    then nothing may be started that would replace it.
+    One of this artifact that was kept aside, while another version ran, is used as well. Without
+    any, components take their states from the newest one of all, and the rounds that it counted are
+    returned. A file that is not resumed is kept aside. Raises StorageError if it cannot be: then
+    nothing may be started that would replace it.
 
-    `install` makes a node; it is called again after each checkpoint that a node refused.
+    `install` creates a node; it is called again after each checkpoint that a node refused.
     """
     node = install()
     refused: set[Path] = set()
@@ -489,17 +491,17 @@ def restore_or_install(
         try:
             node.restore(saved.node)
         except BbnodeError as error:
-            said = {"path": str(path), "reason": str(error)}
-            logger.warning("snapshot refused", extra=said)
+            logged = {"path": str(path), "reason": str(error)}
+            logger.warning("snapshot refused", extra=logged)
             node = install()  # part of the checkpoint may have been loaded
             return False
-        told: dict[str, Any] = {"rounds_done": saved.rounds_done}
+        restored: dict[str, Any] = {"rounds_done": saved.rounds_done}
         if path in kept:
-            told["path"] = str(path)
-        logger.info("restored", extra=told)
+            restored["path"] = str(path)
+        logger.info("restored", extra=restored)
         return True
 
-    others: dict[str, Path] = {}  # the newest one of each
+    others: dict[str, Path] = {}  # the newest file of each
     for path, saved in _whole(state_dir):
         if saved.artifact_sha256 != artifact_sha256:
             others.setdefault(saved.artifact_sha256, path)
@@ -514,16 +516,16 @@ def restore_or_install(
     for path in kept:
         if path in refused:
             continue
-        found = _kept_one(path)
-        if found is None or found.artifact_sha256 != artifact_sha256 or not resumed(path, found):
+        aside = _kept_one(path)
+        if aside is None or aside.artifact_sha256 != artifact_sha256 or not resumed(path, aside):
             continue
-        # Now it is the newest one; what stood there is kept under its own name.
+        # Now it is the newest one; the file in its place is kept under its own name.
         try:
             path.replace(checkpoint_file(state_dir))
             paths.sync_directory(state_dir)
         except OSError as error:
             raise paths.StorageError(f"{path}: cannot be moved: {error.strerror}") from error
-        return node, found
+        return node, aside
     for path, saved in _whole(state_dir):
         return _upgraded(path, saved, install, node)
     return node, None
@@ -547,8 +549,8 @@ def _upgraded(
 ) -> tuple[Node, Checkpoint | None]:
     """Return a node with the component states of a checkpoint that it can't resume.
 
-    The rounds made go on being counted; executions, timers and envelopes of the other version end
-    here. Raises StorageError when the file cannot be kept.
+    Rounds continue to count; executions, timers and envelopes of the other version end here. Raises
+    StorageError if the file cannot be kept.
     """
     kept = keep_aside(path, saved.artifact_sha256)
     slots: list[str] | None = None
@@ -563,24 +565,24 @@ def _upgraded(
                 slots = list(node.slots)
             slots = [slot for slot in slots if slot != error.slot]
         except SnapshotRefused as error:
-            said = {"path": str(kept), "reason": str(error)}
-            logger.warning("nothing taken from the checkpoint of another version", extra=said)
+            logged = {"path": str(kept), "reason": str(error)}
+            logger.warning("nothing taken from the checkpoint of another version", extra=logged)
             return install(), None
         node = install()  # a part of the state may have been loaded
     adopted = replace(adopted, left={**adopted.left, **refused})
     upgrade = Upgrade(version=saved.artifact_sha256[:8], kept=kept, adopted=adopted)
     some_left = adopted.left or any(parts.left for parts in adopted.parts.values())
-    said = upgrade.as_json()
+    logged = upgrade.as_json()
     logger.log(
         logging.WARNING if some_left or saved.unsent else logging.INFO,
         "upgraded from another version of the program",
         extra={
-            "version": said["version"],
-            "taken": said["taken"],
-            "left": said["left"],
-            "parameters": said["parameters"],
+            "version": logged["version"],
+            "taken": logged["taken"],
+            "left": logged["left"],
+            "parameters": logged["parameters"],
             "unsent_dropped": len(saved.unsent),
-            "path": said["kept"],
+            "path": logged["kept"],
         },
     )
     return node, Checkpoint(
@@ -606,10 +608,10 @@ class Checkpointer:
         done_before: Mapping[str, int] | None = None,
         schemas: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """Make the checkpointer of a node and its rounds; nothing is written yet.
+        """Create the checkpointer of a node and its rounds; nothing is written yet.
 
-        `done_before` has the rounds of targets of which none are made now; `schemas` returns what
-        data mean, as a `Checkpoint` has it.
+        `done_before` has the rounds of targets that run none now; `schemas` returns the meaning of
+        data, as a `Checkpoint` has it.
         """
         self._schemas = schemas
         self._state_dir = state_dir
@@ -617,16 +619,16 @@ class Checkpointer:
         self._node = node
         self._rounds = rounds
         self._done_before = dict(done_before or {})
-        # Held from when one is taken until it is written, so that no older one comes after it,
-        # and no more than one is in memory.
+        # Held from when a checkpoint is taken until it is written, so that no older one follows it,
+        # and only one is in memory.
         self._turn = trio.Semaphore(1)
         self._writing: trio.Nursery
         self._written: FileVersion | None = None
         self._period_changed = trio.Event()
         self._every_s = 0.0
-        # trio's time of the last one that was written, or of when the period was set first.
+        # trio's time of the last written checkpoint, or of when the period was set first.
         self.saved_s = math.inf
-        # Called with trio's time after each one that was written.
+        # Called with trio's time after each written checkpoint.
         self.on_saved: Callable[[float], None] = lambda _: None
 
     @property
@@ -635,7 +637,7 @@ class Checkpointer:
         return self._every_s
 
     def set_period(self, every_s: float) -> None:
-        """Write a checkpoint every so many seconds; 0: only on request."""
+        """Write a checkpoint every `every_s` seconds; 0: only on request."""
         self._every_s = every_s
         self.saved_s = min(self.saved_s, trio.current_time())
         self._period_changed.set()
@@ -652,11 +654,11 @@ class Checkpointer:
                     await self.save()
 
     async def save(self) -> None:
-        """Write a checkpoint, or log why that failed."""
+        """Write a checkpoint, or log the failure."""
         await self.save_last(())
 
     async def save_beside(self, written: Callable[[], None]) -> None:
-        """Take a checkpoint, and write it beside what comes next, or log why that failed.
+        """Take a checkpoint, and write it in the background, or log the failure.
 
         Returns when it is taken, which has to wait while another is written. `written` is called
         once it is on disk, or can't be; before the next one is taken. `run` has to run.
@@ -685,7 +687,7 @@ class Checkpointer:
     async def save_now(self, unsent: Sequence[Unsent] = ()) -> int:
         """Write a checkpoint; returns the bytes of the node's state in it.
 
-        Raises StorageError, or ComponentError when a component can't be saved now.
+        Raises StorageError, or ComponentError if a component can't be saved now.
         """
         async with self._turn:
             saved = replace(self._taken(), unsent=_stored(unsent))
@@ -719,7 +721,7 @@ class Checkpointer:
         self.on_saved(self.saved_s)
 
     def _taken(self) -> Checkpoint:
-        """Return a checkpoint of the node as it is. Raises ComponentError."""
+        """Return a checkpoint of the node now. Raises ComponentError."""
         return Checkpoint(
             artifact_sha256=self._artifact_sha256,
             node=self._node.snapshot(trio_clock_ns()),
@@ -736,7 +738,7 @@ def _say_none(error: BbnodeError) -> None:
 
 
 def _stored(unsent: Sequence[Unsent]) -> tuple[UnsentEnvelope, ...]:
-    """Return envelopes as they are stored: their bytes while there is room, in order."""
+    """Return envelopes for storage: with their bytes while there is room, in order."""
     kept, left = [], MAX_KEPT_UNSENT_BYTES
     for each in unsent:
         fits = each.size <= left

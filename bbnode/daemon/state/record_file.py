@@ -1,7 +1,7 @@
 """The record of a node's input on disk.
 
-Rule: one frame per call, handed to the system at once: what was written before a crash of the
-process is there. A file that exists is never overwritten or appended to.
+Rule: one frame per call, passed to the system at once, so that a crash of the process loses none of
+them. An existing file is never overwritten or appended to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class RecordFile:
     """The sink of `bbnode.engine.install(record=…)`; use it as a context manager."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file, for its owner alone. Raises StorageError."""
+        """Create the file, for its owner alone. Raises StorageError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         try:
             self._stream = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
@@ -34,7 +34,7 @@ class RecordFile:
             view = view[self._stream.write(view) :]
 
     def restart(self) -> None:
-        """Discard what was written, for another node's record. Raises StorageError."""
+        """Discard the content, for another node's record. Raises StorageError."""
         try:
             self._stream.seek(0)
             self._stream.truncate()

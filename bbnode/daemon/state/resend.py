@@ -1,10 +1,10 @@
 """Envelopes that wait for their peers after a start of this node.
 
-Rule: what was not acknowledged before the last stop is sent when its peer connects, under its old
-ids, so that a peer that has it already drops the duplicate. So is what a node that goes on sends to
-a peer that it was connected with and is not yet again: a program knows nothing of the restart. If
-the peer does not come back in time, the send fails like any other; the peer is not blamed, since it
-was this node that stopped.
+Rule: envelopes that were not acknowledged before the last stop are sent when their peer connects,
+under their old ids, so that a peer that has them already drops the duplicates. So are envelopes
+that a resumed node sends to a peer whose connection is not back yet: a program knows nothing of the
+restart. If the peer does not come back in time, the send fails like any other; the peer is not
+blamed, since it was this node that stopped.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bbnode.transport.base import ConnectionOpened, TransportEvent, Unsent
 
 logger = logging.getLogger(__name__)
 
-# A peer that has dialled in vain for long dials every 30 s (TransportLimits.redial_max_s), and one
-# that was restarted as well has to start first. What waits is at most MAX_KEPT_UNSENT_BYTES.
+# A peer that could not reach us for long dials every 30 s (TransportLimits.redial_max_s), and one
+# that was restarted as well has to start first. At most MAX_KEPT_UNSENT_BYTES wait.
 WAIT_S: Final = 120.0
 
 Failed = Callable[[PeerId, int, str], None]
@@ -41,14 +41,14 @@ class Resend:
         send: Callable[[steps.SendEnvelope], None],
         failed: Failed,
     ) -> None:
-        """Create it with what was kept over the stop.
+        """Create it with the envelopes that were kept over the stop.
 
-        `expected` are the peers that are to come back; `failed` is called with the peer, the tag,
-        and why.
+        `expected` are the peers that should come back; `failed` is called with the peer, the tag,
+        and the reason.
         """
         self._send = send
         self._failed = failed
-        # None: there was no room to keep its bytes.
+        # None if there was no room to keep its bytes.
         self._lost = [each for each in kept if each.data is None]
         self._waiting: dict[PeerId, list[Unsent]] = {}
         for each in kept:
@@ -58,7 +58,7 @@ class Resend:
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
-        """The peers that something waits for."""
+        """The peers for which envelopes wait."""
         return tuple(self._waiting)
 
     def tags(self, peer: PeerId) -> frozenset[int]:
@@ -66,11 +66,11 @@ class Resend:
         return frozenset(each.tag for each in self._waiting.get(peer, ()))
 
     def unsent(self) -> list[Unsent]:
-        """Return what waits, to be kept over another stop."""
+        """Return the waiting envelopes, to be kept over another stop."""
         return [each for waiting in self._waiting.values() for each in waiting]
 
     def keep(self, step: steps.SendEnvelope) -> bool:
-        """Keep an envelope until its peer is back; return False where it is not awaited."""
+        """Keep an envelope until its peer is back; return False if the peer is not awaited."""
         if step.peer not in self._expected:
             return False
         if step.size + sum(each.size for each in self.unsent()) > MAX_KEPT_UNSENT_BYTES:
@@ -80,15 +80,15 @@ class Resend:
         return True
 
     def heard(self, event: TransportEvent) -> None:
-        """Handle an event of the transport; a peer that connects gets what waits for it."""
+        """Handle an event of the transport; a peer that connects gets its waiting envelopes."""
         if not self._expected or not isinstance(event, ConnectionOpened):
             return
         self._expected.discard(event.peer)
-        found = self._waiting.pop(event.peer, ())
-        for each in found:
+        waiting = self._waiting.pop(event.peer, ())
+        for each in waiting:
             self._send(steps.make_send(each.peer, (), each.parts, each.tag))
-        if found:
-            logger.info("sent again", extra={"peer": str(event.peer), "envelopes": len(found)})
+        if waiting:
+            logger.info("sent again", extra={"peer": str(event.peer), "envelopes": len(waiting)})
 
     async def run(self) -> None:
         """Fail the envelopes whose peer did not come back in time."""
@@ -96,7 +96,7 @@ class Resend:
             self._failed(each.peer, each.tag, "there was no room to keep it over a stop")
         self._lost = []
         await trio.sleep(WAIT_S)
-        # Whoever is not back by now is as far as any other peer that is not connected.
+        # A peer that is not back by now is like any other that is not connected.
         self._expected = set()
         for peer, waiting in self._waiting.items():
             for unsent in waiting:

@@ -1,8 +1,8 @@
-"""Trained models taken out of a node: of a running one, or of its checkpoint.
+"""Trained models exported from a running node, or from its checkpoint.
 
-Rule: a model is exported by a component of its own, made from the settings and given a state that
-was captured at one moment; so it is consistent while the node trains, and no op waits for it. What
-a component exports is checked before anybody gets it, and says in its metadata where it is from.
+Rule: a model is exported by a component of its own, created from the settings and a state that was
+captured at one moment; so it is consistent while the node trains, and no op waits for it. An
+exported model is checked before it is returned, and has its origin in its metadata.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class NoSuchModel(DeploymentError):
-    """A node has no model in the slot that was named, or none or several where none was named."""
+    """A node has no model in the named slot; or, without a name, none or several."""
 
 
 class OtherVersionsWeights(DeploymentError):
@@ -49,20 +49,20 @@ class OtherVersionsWeights(DeploymentError):
 
 
 class WouldOverwrite(DeploymentError):
-    """A file that is no exported model stands where one is to be written."""
+    """The destination is a file that is no exported model."""
 
 
 class Untrained(DeploymentError):
-    """The weights that were asked for are those that the program began with."""
+    """The requested weights are the program's initial ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsOrigin:
-    """The place in a training from which the weights of an exported model are.
+    """The place in a training from which the weights of an exported model come.
 
     `program` is the sha256 of the artifact. `round` is the last one that went into the weights, 0
-    where the node makes no rounds or none has ended, and `metrics` are those of that round.
-    `is_trained` is False for the weights that the program began with.
+    if the node runs no rounds or none has ended, and `metrics` are those of that round.
+    `is_trained` is False for the program's initial weights.
     """
 
     program: str
@@ -76,7 +76,7 @@ class WeightsOrigin:
         """Return the origin after the newest of these rounds (`Round.as_json`)."""
         if not rounds:
             return cls(program=program)
-        last = max(rounds, key=lambda made: float(made.get("started_at") or 0))
+        last = max(rounds, key=lambda each: float(each.get("started_at") or 0))
         return cls(
             program=program,
             target=last["target"],
@@ -86,24 +86,24 @@ class WeightsOrigin:
 
     @classmethod
     def of_model(cls, model: onnx.ModelProto) -> WeightsOrigin | None:
-        """Return the origin that an exported model names in its metadata; None where it does not.
+        """Return the origin in an exported model's metadata; None if there is none.
 
         Raises ValueError for metadata that bbnode did not write.
         """
         start = len(keys.EXPORT_PREFIX)
-        found = {
+        metadata = {
             entry.key[start:]: entry.value
             for entry in model.metadata_props
             if entry.key.startswith(keys.EXPORT_PREFIX)
         }
-        if "program" not in found:
+        if "program" not in metadata:
             return None
         return cls(
-            program=found["program"],
-            target=found.get("target", ""),
-            round=int(found.get("round", 0)),
-            metrics=json.loads(found.get("metrics", "{}")),
-            is_trained=found.get("trained") != "false",
+            program=metadata["program"],
+            target=metadata.get("target", ""),
+            round=int(metadata.get("round", 0)),
+            metrics=json.loads(metadata.get("metrics", "{}")),
+            is_trained=metadata.get("trained") != "false",
         )
 
     def stamp(self, model: onnx.ModelProto) -> None:
@@ -135,17 +135,17 @@ SHOWN_METRICS = 4
 
 def models_of(node: Node) -> list[Binding]:
     """Return the bindings of a node's slots with a model."""
-    found = map(node.binding, node.slots)
-    return [binding for binding in found if _has_model(binding)]
+    bindings = map(node.binding, node.slots)
+    return [binding for binding in bindings if _has_model(binding)]
 
 
 def _has_model(binding: Binding) -> bool:
-    """Return True for a slot with a model; a vector in the place of one has nothing to export."""
+    """Return True for a slot with a model; a vector in such a slot has nothing to export."""
     return binding.role == Model.ROLE and binding.type_name != StateVector.TYPE_NAME
 
 
 def chosen(models: Sequence[str], slot: str | None, *, where: str) -> str:
-    """Return the slot with a model that was named, or the only one. Raises NoSuchModel."""
+    """Return the named slot with a model, or the only one. Raises NoSuchModel."""
     if slot is not None and slot in models:
         return slot
     listed = ", ".join(models)
@@ -184,13 +184,13 @@ def exported(
     try:
         before = _digest(_serialized(slot, _export(slot, initial)[1]))
     except (NotExportable, ComponentError):
-        before = b""  # there is no model before the training, as of trees
+        before = b""  # there is no model before the training, as with trees
     component, model = _export(slot, make)
     is_trained = _digest(_serialized(slot, model)) != before
     replace(origin, is_trained=is_trained).stamp(model)
-    found = meaning()
-    kind = _output_kind(slot, component) if found.uses_loss else ""
-    found.stamp(model, kind, next(iter(component.output_names()), ""))
+    described = meaning()
+    kind = _output_kind(slot, component) if described.uses_loss else ""
+    described.stamp(model, kind, next(iter(component.output_names()), ""))
     return _serialized(slot, model)
 
 
@@ -248,7 +248,7 @@ def initial_component(
 ) -> Component:
     """Return the component of a slot as the program has it, with the node's own settings.
 
-    `own_artifact` is as `bbnode.engine.install` has it. Raises what its class raises.
+    `own_artifact` is as in `bbnode.engine.install`. Raises the errors of its class.
     """
     cls = component_class(slot.binding.type_name)
     own = settings.get(slot.name, {})
@@ -299,22 +299,23 @@ def from_checkpoint(
 
     def other(slot: str) -> Component:
         """Return the component of another slot as the checkpoint has it, or as it begins."""
-        made = initial_component(slots[slot], settings or {}, own_artifact=own_artifact)
+        component = initial_component(slots[slot], settings or {}, own_artifact=own_artifact)
         if slot in states and states[slot][0] == slots[slot].binding.type_name:
-            made.restore(states[slot][1])
-        return made
+            component.restore(states[slot][1])
+        return component
 
     def make() -> Component:
         component = initial()
         if saved.artifact_sha256 == artifact.sha256:
             component.restore(state)
             return component
-        told = component.carry_over(state)
-        if told.left:
-            first, why = next(iter(told.left.items()))
+        carried = component.carry_over(state)
+        if carried.left:
+            first, why = next(iter(carried.left.items()))
             raise OtherVersionsWeights(
                 f"the checkpoint is of another version ({saved.artifact_sha256[:8]}), whose model "
-                f"differs in {len(told.left)} weights ({first!r}: {why}); give the artifact that "
+                f"differs in {len(carried.left)} weights ({first!r}: {why}); give the artifact "
+                "that "
                 "made it (--artifact)"
             )
         return component
@@ -322,7 +323,7 @@ def from_checkpoint(
     played = targets or artifact.targets
 
     def reference(slot: str) -> SharedSchema | None:
-        """Return what the examples of a slot meant when the checkpoint was made."""
+        """Return the meaning of a slot's examples when the checkpoint was written."""
         try:
             return SharedSchema.from_json(saved.schemas[slot]) if slot in saved.schemas else None
         except SchemaRefused as error:
@@ -337,7 +338,7 @@ def _origin(saved: Checkpoint, rounds: Sequence[Mapping[str, Any]]) -> WeightsOr
         done = {saved.best.target: saved.best.round}
     else:
         done = {target: number for target, number in saved.rounds_done.items() if number}
-    # Of each number the newest: a count that began anew has the same ones.
+    # The newest round of each number: after a restarted count, numbers repeat.
     kept = {(made["target"], made["round"]): made for made in rounds}
     made = [kept.get(each, {"target": each[0], "round": each[1]}) for each in done.items()]
     return WeightsOrigin.of_rounds(saved.artifact_sha256, made)
@@ -363,7 +364,7 @@ def check_output(out: Path, *, force: bool) -> None:
 
 
 def _other_kind(path: Path) -> str:
-    """Return what a file is that is no plain ONNX model; empty for one."""
+    """Describe a file that is no plain ONNX model; "" if it is one."""
     import onnx
     from google.protobuf.message import DecodeError
 

@@ -1,6 +1,6 @@
-"""The demo: one testbed, of federated averaging on digits, with a report and a picture of its own.
+"""The demo: a testbed of federated averaging on digits, with a report and a picture of its own.
 
-Rule: only what is particular to the demo stands here.
+Rule: this module has only what is particular to the demo.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bbnode.ir.installation import install
 from bbnode.programs.arguments import enough
 
 PROGRAM = "bbnode.examples.federated_digits:FederatedRound"
-# What the demo needs beside bbnode itself, by the name that Python imports.
+# Packages that the demo needs beside bbnode, by the name that Python imports.
 _PACKAGES = {"sklearn": "scikit-learn>=1.7.2", "matplotlib": "matplotlib>=3.9.2"}
 
 # A cohort's deadline. A local training takes well under a second, more on a busy machine. A killed
@@ -89,7 +89,7 @@ def demo_plan(
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run the demo; 0 when all rounds were made. Raises RunFailed and the like otherwise."""
+    """Run the demo; 0 if all rounds were run. Raises RunFailed and the like otherwise."""
     missing = [package for name, package in _PACKAGES.items() if find_spec(name) is None]
     if missing:
         raise DemoExtraMissing(f"the demo needs more packages: {install(*missing)}")
@@ -151,7 +151,7 @@ def _finish(options: DemoOptions, plan: LocalPlan, outcome: RunOutcome, console:
 
 
 def demo_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a round as the demo's report has it."""
+    """Return a round as a row of the demo's report."""
     outputs = row["outputs"]
     model = outputs.get("model")
     return {
@@ -168,7 +168,7 @@ def demo_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def draw_accuracy(out: Path, rounds: Sequence[Mapping[str, Any]]) -> Path:
     """Draw accuracy above loss, over the rounds, into accuracy.png; returns its path.
 
-    Rounds in which somebody was missing are marked.
+    Rounds with a missing client are marked.
     """
     import matplotlib as mpl
 

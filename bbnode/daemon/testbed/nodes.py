@@ -28,15 +28,16 @@ from bbnode.ir import installation
 from bbnode.ir.errors import EnvironmentFault
 from bbnode.transport.identity import Identity, create_identity, load_or_create_identity
 
-# Marks a folder that an earlier testbed made, and that this one may clear; locked while one runs.
+# Marks a folder of an earlier testbed, which this one may clear; locked while one runs.
 MARKER = ".bbnode-testbed"
 NODES = "nodes"
-# Beside it, the nodes of a run that failed where an earlier run was kept in its place.
+# Beside it, the nodes of a failed run if an earlier run was kept in its place.
 FAILED = "failed"
-# Stands beside nodes that have not got so far as to be worth keeping.
+# Marks nodes that have not got far enough to be worth keeping.
 _UNSETTLED = ".unsettled"
-# Parts of the earlier run, so that one run is whole whenever the process is killed: all of it until
-# the new one is settled; all of it from then on, until it is removed; entries on their way.
+# Folders of the earlier run, so that one run is complete whenever the process is killed: all of it
+# until the new one is settled; all of it from then on, until it is removed; entries that are being
+# moved.
 _BEFORE = ".before"
 _OUTDATED = ".outdated"
 _MOVING = ".moving"
@@ -46,10 +47,10 @@ HOST = "127.0.0.1"
 PORTS = range(20_000, 32_000)
 MAX_PORT_TRIES = 1000
 MAX_PID_DIGITS = 10
-# What the environment may not say of a node: its own file does.
+# Variables that the environment may not set for a node, whose own file sets them.
 _OWN_VARIABLES = ("BBNODE_NODE__NAME", "BBNODE_NODE__STATE_DIR", "BBNODE_ARTIFACT__")
 _OWN_NETWORK = ("BBNODE_NETWORK__LISTEN", "BBNODE_NETWORK__BOOTSTRAP", "BBNODE_INVOKE")
-# How much of a log is read for its last words.
+# Bytes of a log that are read for its last words.
 _LAST_WORDS_BYTES = 16_384
 
 
@@ -82,7 +83,7 @@ class ChildNode:
     # daemon behind.
     _pipe: int | None = None
     exit_reported: bool = False
-    # Where the log of this start begins: before it stands that of earlier ones.
+    # The offset of this start's log: the logs of earlier starts come before it.
     log_start: int = 0
 
     @property
@@ -126,9 +127,9 @@ class ChildNode:
         return code
 
     def start(self, *, notify_socket: Path | None = None) -> None:
-        """Start the daemon's process, its output going to its log.
+        """Start the daemon's process, with its output going to its log.
 
-        It says READY=1 on the datagram socket `notify_socket`, if one is given. Raises
+        It sends READY=1 on the datagram socket `notify_socket`, if there is one. Raises
         NodeNotStarted.
         """
         environment = {
@@ -181,7 +182,7 @@ def _spawn(
         stdout=log,
         stderr=subprocess.STDOUT,
         env=environment,
-        # Ctrl-C reaches the testbed alone; it stops its daemons in order.
+        # Ctrl-C reaches only the testbed, which stops its daemons cleanly.
         start_new_session=True,
     )
 
@@ -191,7 +192,7 @@ def _spawn(
 
 @contextmanager
 def held_folder(out: Path, *, keep: bool = False) -> Iterator[Path]:
-    """Make the folder of the daemons, and hold it until the block ends.
+    """Create the folder of the daemons, and hold it until the block ends.
 
     With `keep` it stays as an earlier testbed left it. Without, the block sees an empty one. If
     `settle` is not called in it, an earlier run that was settled comes back when the block ends, or
@@ -230,7 +231,7 @@ def held_folder(out: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def _check_nobody_runs(nodes: Path) -> None:
-    """Refuse a folder in which a daemon of an earlier testbed runs on, as after a SIGKILL."""
+    """Refuse a folder in which a daemon of an earlier testbed still runs, as after a SIGKILL."""
     for lock in sorted(nodes.glob("*/state/lock")):
         holder = holder_of(lock)
         if holder is not None:
@@ -241,7 +242,7 @@ def _check_nobody_runs(nodes: Path) -> None:
 
 
 def holder_of(lock: Path) -> int | None:
-    """Return the process that holds a daemon's lock file; None for nobody. Raises StorageError."""
+    """Return the process that holds a daemon's lock file, or None. Raises StorageError."""
     if not lock.exists():
         return None
     descriptor = paths.open_lock(lock)
@@ -256,7 +257,7 @@ def holder_of(lock: Path) -> int | None:
 
 
 def settle(nodes: Path) -> None:
-    """Let a run take the place of the earlier one, which can be removed. Raises FolderRefused."""
+    """Replace the earlier run, which can then be removed. Raises FolderRefused."""
     with _refusing():
         (nodes / _UNSETTLED).unlink(missing_ok=True)
         if has_earlier(nodes):
@@ -303,7 +304,7 @@ def _put_back(nodes: Path) -> None:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return what belongs to a run, first the sign that it is not worth keeping."""
+    """Return the entries of a run, first the sign that it is not worth keeping."""
     own = (MARKER, _BEFORE, _OUTDATED, _MOVING)
     return sorted(entry for entry in folder.iterdir() if entry.name not in own)
 
@@ -327,13 +328,13 @@ def choose_port(port: int) -> int:
 
 
 def choose_ports(count: int, *, first: int = 0) -> list[int]:
-    """Return so many different free ports; the first is `first` unless that is 0.
+    """Return `count` different free ports; the first is `first` unless that is 0.
 
     Raises PortRefused.
     """
     with ExitStack() as held:
         chosen = [_hold(first, held)] if first and count else []
-        # Two testbeds that start together do not want to try the same ones.
+        # Random, so that two testbeds that start together do not try the same ones.
         draw = random.SystemRandom()
         tries = 0
         while len(chosen) < count:
@@ -379,7 +380,7 @@ def write_nodes(plan: LocalPlan, nodes: Path, *, port: int, wait_s: float) -> li
     dialled = [node.name for node in plan.nodes.values() if node.is_dialled]
     ports = dict(zip(dialled, choose_ports(len(dialled), first=port), strict=True))
     at = {name: f"/ip4/{HOST}/tcp/{ports[name]}/p2p/{identities[name].peer_id}" for name in dialled}
-    made = []
+    children = []
     for name, node in plan.nodes.items():
         config = node_config(
             node,
@@ -395,12 +396,12 @@ def write_nodes(plan: LocalPlan, nodes: Path, *, port: int, wait_s: float) -> li
             python_path=plan.program.python_path,
         )
         sources.write(written.config, config, comment=f"{name} of a testbed (`bbnode up`)")
-        made.append(written)
-    return made
+        children.append(written)
+    return children
 
 
 def _identities(plan: LocalPlan, nodes: Path) -> dict[str, Identity]:
-    found: dict[str, Identity] = {}
+    identities: dict[str, Identity] = {}
     try:
         for group in plan.groups:
             names = [node.name for node in plan.nodes.values() if node.group is group]
@@ -408,20 +409,20 @@ def _identities(plan: LocalPlan, nodes: Path) -> dict[str, Identity]:
             for name in old:
                 state_dir = nodes / name / "state"
                 paths.make_state_dir(state_dir)
-                found[name] = load_or_create_identity(paths.identity_file(state_dir))
-            new = [name for name in names if name not in found]
+                identities[name] = load_or_create_identity(paths.identity_file(state_dir))
+            new = [name for name in names if name not in identities]
             drafts = [_draft(nodes, group.name, place) for place in range(len(new))]
             drafts.sort(key=lambda draft: draft[1].peer_id)
             for name, (folder, identity) in zip(new, drafts, strict=True):
                 folder.rename(nodes / name)
-                found[name] = identity
+                identities[name] = identity
     except OSError as error:
         raise paths.StorageError(f"{error.filename or nodes}: {error.strerror}") from error
-    return found
+    return identities
 
 
 def _draft(nodes: Path, group: str, place: int) -> tuple[Path, Identity]:
-    """Make a folder with an identity, under a name that no node can have."""
+    """Create a folder with an identity, under a name that no node can have."""
     folder = nodes / f".{group}.{place}"
     shutil.rmtree(folder, ignore_errors=True)
     paths.make_state_dir(folder / "state")

@@ -1,7 +1,7 @@
-"""The plan of a testbed: its nodes, who dials whom, and the configuration of each.
+"""The plan of a testbed: its nodes, their dials, and the configuration of each.
 
-Rule: a plan is worked out before anything is written or started, and refuses what the nodes would
-refuse. Every two nodes whose classes exchange something are connected, by one dial.
+Rule: a plan is complete before anything is written or started, and refuses what the nodes would
+refuse. Every two nodes whose classes exchange messages are connected, by one dial.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from bbnode.engine.errors import did_you_mean
 from bbnode.ir.errors import BbnodeError, DeploymentError
 from bbnode.ir.types import TRIGGER
 
-# A node is a process of about 100 MB; more of them than this are the simulator's work.
+# A node is a process of about 100 MB; larger networks are the simulator's work.
 MAX_NODES = 256
-# Nodes of one class that exchange among themselves are all connected up to this many. Beyond it
-# each dials those 1, 2, 4, 8, … places after it, so that a word reaches all in log2(n) steps and
-# connections grow with n log n; others are learnt from what the program sends.
+# Nodes of one class that exchange messages among themselves are all connected up to this many.
+# Beyond it each dials the nodes 1, 2, 4, 8, … places after it, so that a message reaches all in
+# log2(n) steps and connections grow with n log n; the program's messages bring knowledge of the
+# others.
 MAX_FULL_MESH = 16
 DEFAULT_OTHERS = 2
 DEFAULT_TIMES = 20
 
-# Keys that the testbed decides.
+# Keys that the testbed sets.
 _OWN_KEYS = (
     *("node.name", "node.state_dir", "artifact", "network.listen", "network.announce"),
     *("network.bootstrap", "invoke"),
@@ -42,11 +43,11 @@ _MAX_NAME_CHARS = 48
 
 
 class NodesRefused(DeploymentError):
-    """`--nodes` does not say how many nodes of which class."""
+    """`--nodes` has no valid number of nodes for each class."""
 
 
 class NothingToInvoke(DeploymentError):
-    """Nothing says which target starts an execution, or the target can't be started so."""
+    """The target to invoke is unknown, or can't be started in this way."""
 
 
 class SettingsRefused(DeploymentError):
@@ -55,7 +56,7 @@ class SettingsRefused(DeploymentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """Nodes that are alike: the classes that each of them plays, and how many there are."""
+    """Equal nodes: the classes that each of them plays, and their number."""
 
     classes: tuple[str, ...]
     count: int
@@ -71,7 +72,7 @@ class PlannedNode:
     index: int
     dials: tuple[str, ...] = ()
     linked: tuple[str, ...] = ()
-    # Somebody dials it: it has to listen where they were told.
+    # Another node dials it, so that it has to listen.
     is_dialled: bool = False
     invokes: bool = False
 
@@ -83,9 +84,9 @@ class AskedRounds:
     target: str
     inputs: Mapping[str, Any]
     times: int
-    # More keys of [[invoke]].
+    # Further keys of [[invoke]].
     options: Mapping[str, Any] = field(default_factory=dict)
-    # Of a class: peers that are enough once the time to start is over; of the others one.
+    # By class: the peers that are enough once the time to start is over; one for all other classes.
     enough: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -98,9 +99,9 @@ class LocalPlan:
     nodes: Mapping[str, PlannedNode]
     settings: tuple[Setting, ...]
     invocation: AskedRounds | None
-    # Nodes that are to be connected with each other before those that invoke start.
+    # Connect these nodes with each other before those that invoke start.
     is_staged: bool
-    # The directory that relative paths of settings count from.
+    # The directory to which relative paths of settings are relative.
     base: Path
 
     @property
@@ -116,8 +117,7 @@ def parse_nodes(text: str, program: RunnableProgram) -> tuple[NodeGroup, ...]:
     """Return the groups of nodes that `server=1,client=3` asks for; `a+b=1` plays both classes.
 
     A class that is not named gets its default: one node of the home class, unless it exchanges
-    something among itself, and two of any other.
-    Raises NodesRefused.
+    messages among itself, and two of any other. Raises NodesRefused.
     """
     known = ", ".join(program.classes)
     asked: dict[tuple[str, ...], int] = {}
@@ -140,7 +140,7 @@ def parse_nodes(text: str, program: RunnableProgram) -> tuple[NodeGroup, ...]:
     named = {each for classes in asked for each in classes}
     for each in program.classes:
         if each not in named:
-            # One of a kind can't exchange anything among itself.
+            # A single node can't exchange messages within its class.
             is_one = each == program.home and frozenset((each,)) not in program.talks
             asked[(each,)] = 1 if is_one else DEFAULT_OTHERS
     order = {name: place for place, name in enumerate(program.classes)}
@@ -162,7 +162,7 @@ def parse_nodes(text: str, program: RunnableProgram) -> tuple[NodeGroup, ...]:
 
 
 def _file_name(text: str) -> str:
-    """Return a class's name as names of nodes may be (node.name)."""
+    """Return a class's name in the form of a node's name (node.name)."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:_MAX_NAME_CHARS]
     return plain if plain[:1].isalnum() else "node"
 
@@ -193,26 +193,26 @@ def make_plan(
         if (a is not b or a.count > 1) and _exchange(a, b, program)
     ]
     is_staged = bool(invoking) and any(not {a, b} & invoking for a, b in linked)
-    made = {
+    names_by_group = {
         group: [
             f"{group.name}-{index}" if group.count > 1 else group.name
             for index in range(group.count)
         ]
         for group in groups
     }
-    dials: dict[str, list[str]] = {name: [] for names in made.values() for name in names}
+    dials: dict[str, list[str]] = {name: [] for names in names_by_group.values() for name in names}
     for a, b in linked:
         if a is b:
             for i, j in _mesh(a.count):
-                dials[made[a][i]].append(made[a][j])
+                dials[names_by_group[a][i]].append(names_by_group[a][j])
             continue
-        # Those that start last do the dialling, so that nobody dials in vain.
+        # The nodes that start last dial, so that no dial is in vain.
         late = {a, b} & invoking if is_staged else set()
         many = a if a.count > b.count else b
         callers = late.pop() if len(late) == 1 else many
         called_group = b if callers is a else a
-        for caller in made[callers]:
-            dials[caller] += made[called_group]
+        for caller in names_by_group[callers]:
+            dials[caller] += names_by_group[called_group]
     called_by: dict[str, list[str]] = {name: [] for name in dials}
     for caller, names in dials.items():
         for called in names:
@@ -228,7 +228,7 @@ def make_plan(
             invokes=group in invoking,
         )
         for group in groups
-        for index, name in enumerate(made[group])
+        for index, name in enumerate(names_by_group[group])
     }
     plan = LocalPlan(
         program=program,
@@ -249,7 +249,7 @@ def _exchange(a: NodeGroup, b: NodeGroup, program: RunnableProgram) -> bool:
 
 
 def _mesh(count: int) -> Iterator[tuple[int, int]]:
-    """Yield who dials whom among the nodes of one group, by index."""
+    """Yield caller and called among the nodes of one group, by index."""
     if count <= MAX_FULL_MESH:
         yield from ((caller, called) for called in range(count) for caller in range(called))
         return
@@ -278,7 +278,7 @@ def find_invocation(
     enough: Mapping[str, int] | None = None,
     runs_on: bool = False,
 ) -> AskedRounds | None:
-    """Return what is invoked; None for nothing: the program starts itself, or `runs_on` is set.
+    """Return the target to invoke; None if the program starts itself, or `runs_on` is set.
 
     Raises NothingToInvoke.
     """
@@ -308,10 +308,10 @@ def find_invocation(
             raise NothingToInvoke(f"--input: {name!r} has no input {each!r}{near}")
     begun = [part for part in played.parts if any(each in inputs for each in part)]
     wanted = begun[0] if len(begun) == 1 else tuple(played.inputs)
-    # What is not given: a trigger is, whatever it is called.
+    # Trigger inputs that were not given get a trigger.
     triggers = (each for each in wanted if played.inputs[each] == TRIGGER)
-    given = {**dict.fromkeys(triggers, "trigger"), **inputs}
-    missing = [each for each in wanted if each not in given]
+    fed = {**dict.fromkeys(triggers, "trigger"), **inputs}
+    missing = [each for each in wanted if each not in fed]
     if missing:
         raise NothingToInvoke(
             f"--invoke {name}: give --input NAME=VALUE for {', '.join(missing)} too; it takes: "
@@ -320,7 +320,7 @@ def find_invocation(
     is_plain = played.starts_with_triggers
     return AskedRounds(
         target=name,
-        inputs=given,
+        inputs=fed,
         times=times if times is not None else DEFAULT_TIMES if is_plain else 1,
         options=options,
         enough=enough or {},
@@ -373,7 +373,7 @@ def _applies(setting: Setting, node: PlannedNode, program: RunnableProgram) -> b
         is_its = setting.peer_class in node.group.classes
         return is_its and setting.index in (None, node.index)
     section, _, rest = setting.key.partition(".")
-    # One slot of the program; a class that does not have it would refuse its settings.
+    # One slot of the program; a class without it would refuse its settings.
     return section != "slots" or rest.partition(".")[0] in _slots(node, program)
 
 
@@ -401,7 +401,7 @@ def node_config(
     program = plan.program
     flags: dict[str, Any] = {
         "node.name": node.name,
-        # Relative to the file, so that a folder that was moved or copied has its own state.
+        # Relative to the file, so that a moved or copied folder has its own state.
         "node.state_dir": "state",
         "node.components": list(program.modules) or None,
         "artifact.path": f"../{ARTIFACT}",
@@ -423,7 +423,7 @@ def node_config(
 
 
 def _filled(text: str, node: PlannedNode) -> str:
-    # Not str.format: a value may be a TOML table, in braces.
+    # Not str.format, since a value may be a TOML table in braces.
     filled = text.replace("{i}", str(node.index)).replace("{n}", str(node.group.count))
     return filled.replace("{name}", node.name)
 
@@ -452,20 +452,20 @@ def _invoke_entry(
 
 
 def _with_own_settings(config: NodeConfig, node: PlannedNode, plan: LocalPlan) -> NodeConfig:
-    """Add settings that the program itself makes of this machine, and make paths absolute."""
-    made: dict[str, dict[str, Any]] = {name: dict(given) for name, given in config.slots.items()}
+    """Add the program's own settings for this machine, and make paths absolute."""
+    slots: dict[str, dict[str, Any]] = {name: dict(given) for name, given in config.slots.items()}
     for name, slot in _slots(node, plan.program).items():
         own = plan.program.own_settings.get(name, {})
         if own:
-            made[name] = {**own, **made.get(name, {})}
+            slots[name] = {**own, **slots.get(name, {})}
         try:
             cls = component_class(slot.binding.type_name)
         except UnknownComponentType:
-            continue  # the node says it
+            continue  # the node's own setting wins
         for key in path_settings(cls.Config):
-            if key in made.get(name, {}):
-                made[name][key] = _absolute(made[name][key], plan.base)
-    return config.model_copy(update={"slots": made})
+            if key in slots.get(name, {}):
+                slots[name][key] = _absolute(slots[name][key], plan.base)
+    return config.model_copy(update={"slots": slots})
 
 
 def _absolute(value: Any, base: Path) -> Any:
@@ -477,7 +477,7 @@ def _absolute(value: Any, base: Path) -> Any:
 
 
 def _check_slots(node: PlannedNode, plan: LocalPlan, config: NodeConfig) -> None:
-    """Refuse what the node's components would refuse, before anything is started."""
+    """Refuse, before anything is started, what the node's components would refuse."""
     slots = _slots(node, plan.program)
     for name in config.slots:
         if name not in slots:

@@ -1,6 +1,6 @@
 """The program of a testbed: a Module that is compiled now, or an artifact.
 
-Rule: what the nodes need to run it (classes, who talks to whom, which modules bring its
+Rule: everything that the nodes need to run it (classes, their exchanges, the modules of its
 components) is read from the compiled program, never asked for.
 """
 
@@ -28,9 +28,9 @@ from bbnode.ir.types import TRIGGER, TypeNode
 from bbnode.ops.custom import custom_ops_of
 
 ARTIFACT_SUFFIX = ".onnx"
-# The role whose components may send by themselves: to whom is not in the program.
+# The role whose components may send by themselves; the program does not say to whom.
 _PROTOCOL = "Protocol"
-# One that never does has no use for these.
+# Hooks of components that send; one that never sends has no use for them.
 _HOOKS_OF_SENDERS = ("on_timer", "on_answer", "on_no_answer")
 
 
@@ -46,35 +46,37 @@ class PlayedClass:
     inputs: Mapping[str, TypeNode | None]
     outputs: tuple[str, ...]
     slots: Mapping[str, SlotPlan]
-    parts: tuple[tuple[str, ...], ...] = ()  # of its inputs, each of which is enough
+    parts: tuple[
+        tuple[str, ...], ...
+    ] = ()  # its inputs in parts, each of which starts an execution
 
     @property
     def starts_with_triggers(self) -> bool:
-        """True if an execution of it needs nothing but triggers, one at least."""
+        """True if an execution of it needs only triggers, and at least one."""
         return bool(self.inputs) and all(kind == TRIGGER for kind in self.inputs.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnableProgram:
-    """A compiled program, and what its nodes need."""
+    """A compiled program, with everything that its nodes need."""
 
     artifact: Artifact
-    # Its bytes, or the file that has them.
+    # The bytes of the artifact, or its file.
     source: bytes | Path
-    # The class that the author calls home first, the others in the artifact's order.
+    # The author's home class first, the others in the artifact's order.
     classes: Mapping[str, PlayedClass]
-    # Pairs of classes that exchange something; a pair of one class with itself too.
+    # Pairs of classes that exchange messages; also of one class with itself.
     talks: frozenset[frozenset[str]]
     # Modules that nodes import for components of the program, and the folders to find them in.
     modules: tuple[str, ...] = ()
     python_path: tuple[str, ...] = ()
-    # Settings of slots that name something of this machine: the program was compiled here, so that
-    # they are the user's own.
+    # Settings of slots that name files or the like of this machine: the program was compiled here,
+    # so they are the user's own.
     own_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def is_artifact(self) -> bool:
-        """True for a program that somebody compiled before."""
+        """True for a program that was compiled earlier."""
         return isinstance(self.source, Path)
 
     @property
@@ -121,7 +123,7 @@ def find_program(spec: str, args: Mapping[str, Any]) -> RunnableProgram:
 def describe_program(
     artifact: Artifact, source: bytes | Path, *, home: str = "", author: str = ""
 ) -> RunnableProgram:
-    """Return a compiled program with what its nodes need.
+    """Return a compiled program with everything that its nodes need.
 
     `author` is the Python module of a program that was compiled here, "" for an artifact.
     """
@@ -129,10 +131,10 @@ def describe_program(
     mains: dict[str, Function] = {main.metadata[keys.HOME_KEY]: main for main in mains_of(program)}
     found = {name: _played(program, name, main) for name, main in mains.items()}
     if home not in found:
-        # Who has inputs starts something.
+        # A class with inputs starts executions.
         home = next((name for name, played in found.items() if played.inputs), next(iter(found)))
     classes = {home: found.pop(home), **found}
-    # What the program's module brings beside components: ops of its own.
+    # The program's module may bring ops of its own beside components.
     brought = (author,) if author and custom_ops_of(program) else ()
     modules = tuple(dict.fromkeys((*_modules_of(classes), *brought)))
     return RunnableProgram(
@@ -183,7 +185,8 @@ def _modules_of(classes: Mapping[str, PlayedClass]) -> Iterator[str]:
     for played in classes.values():
         for slot in played.slots.values():
             if slot.binding.type_name not in announced:
-                # Of an artifact's it may be nowhere: `install` says so on the node.
+                # The class of an artifact's component may be missing: `install` reports it on the
+                # node.
                 cls = _class_of(slot)
                 if cls is not None:
                     yield cls.__module__
@@ -199,7 +202,7 @@ def _folders_of(modules: tuple[str, ...]) -> Iterator[str]:
 
 
 def _own_settings(classes: Mapping[str, PlayedClass]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    own: dict[str, dict[str, Any]] = {}
     for played in classes.values():
         for name, slot in played.slots.items():
             cls = _class_of(slot)
@@ -208,8 +211,8 @@ def _own_settings(classes: Mapping[str, PlayedClass]) -> dict[str, dict[str, Any
             stored = stored_settings(slot.config)
             mine = {key: stored[key] for key in local_settings(cls.Config) if stored.get(key)}
             if mine:
-                found[name] = mine
-    return found
+                own[name] = mine
+    return own
 
 
 def _class_of(slot: SlotPlan) -> Any:

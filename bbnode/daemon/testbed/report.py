@@ -1,6 +1,6 @@
 """The report of a testbed: report.json.
 
-Rule: every number comes from what a node said about a round; nothing is filled in.
+Rule: every number comes from a node's record of a round; nothing is filled in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEPT = (
 
 
 def round_row(node: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the report from a round as the node that invoked it tells it."""
+    """Return a row of the report from the invoking node's record of a round."""
     metrics = record.get("metrics", {})
     coded = {name: metrics[name] for name in CODED_METRICS if name in metrics}
     return {"node": node, **{key: record[key] for key in _KEPT if key in record}, **coded}
@@ -34,13 +34,13 @@ def round_row(node: str, record: Mapping[str, Any]) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that did the work."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            installed[package] = "not installed"
+    return installed
 
 
 def write_report(out: Path, report: Mapping[str, Any]) -> Path:

@@ -1,7 +1,7 @@
-"""A run of a testbed: start the nodes, follow the rounds, stop the nodes, tell how it went.
+"""A run of a testbed: start the nodes, follow the rounds, stop the nodes, report the outcome.
 
-Rule: it does what a user would do by hand: start daemons, ask them over their control sockets,
-stop them. Every wait has a deadline, and its message says which nodes are missing. Nobody is left
+Rule: it does what a user would do by hand: start daemons, query them over their control sockets,
+stop them. Every wait has a deadline, and its message names the missing nodes. No daemon is left
 running, however the run ends.
 """
 
@@ -43,35 +43,35 @@ from bbnode.ir.errors import DeploymentError, EnvironmentFault
 
 # From start to an answering control socket: imports of five processes on two cores.
 START_TIMEOUT_S = 30.0
-# How long nodes may take from there until all are connected.
+# The time from there until all nodes are connected.
 JOIN_TIMEOUT_S = 20.0
-# What each node adds to that: most of a second of a core for its imports.
+# The addition to that time for each node: most of a second of a core for its imports.
 START_PER_NODE_S = 1.5
-# A node that invokes and was killed may be started again by hand within this.
+# A killed node that invokes may be started again by hand within this time.
 GONE_TIMEOUT_S = 60.0
 # A daemon stops within node.stop_grace_s (5 s), if need be by its own last resort; the rest is for
 # a machine with more daemons than cores.
 STOP_TIMEOUT_S = 30.0
-# Those that invoke stop first, so that their last round does not lose its peers one by one.
+# Nodes that invoke stop first, so that their last round does not lose its peers one by one.
 FIRST_STOP_TIMEOUT_S = 5.0
 ASK_TIMEOUT_S = 2.0
 ASK_TO_STOP_S = 1.0
 ASK_EVERY_S = 0.1
 CATCH_UP_EVERY_S = 1.0
-# Between two looks at the states of all nodes; of many, longer.
+# The period of checks of all nodes' states; longer with many nodes.
 LOOK_EVERY_S = 0.5
 LOOK_PER_NODE_S = 0.02
-# Nodes that are up and not connected for so long are told.
+# Nodes that are up and not connected for this long are reported.
 SAY_MISSING_S = 3.0
-# Looks in a row at a node that is up and says that it is not ready, before a run gives up on it.
+# Checks in a row that find a running node not ready, before a run gives up on it.
 NOT_READY_LOOKS = 3
-# Outputs that come back as messages of their own after the last round.
+# The wait after the last round for outputs that come back as messages of their own.
 LINGER_S = 5.0
-# Outputs outside rounds are printed at most so often, each.
+# The shortest time between two printed values of an output outside rounds.
 VALUE_EVERY_S = 1.0
 # Processes that start at the same time: more would only push each other out of memory.
 STARTING_PER_CORE = 8
-# Resident, of a node with a small model.
+# The resident size of a node with a small model.
 NODE_BYTES = 110 * 1024 * 1024
 MAX_LOG_BYTES_AT_ONCE = 65_536
 
@@ -85,7 +85,7 @@ _GONE = (NotRunning, ControlTimeout, ControlError)
 
 
 class RunFailed(EnvironmentFault):
-    """The testbed could not do all that was asked; the message says why."""
+    """The testbed could not finish its work; the message says why."""
 
 
 class UnknownNode(DeploymentError):
@@ -97,27 +97,27 @@ class RunOptions:
     """The options of a run, beside its plan."""
 
     out: Path
-    # Of the first node that others dial; 0: a free one.
+    # The port of the first node that others dial; 0: a free one.
     port: int = 0
-    # The nodes go on from the state that an earlier run left.
+    # The nodes resume from the state of an earlier run.
     keep: bool = False
-    # Until a signal, also when all rounds are made.
+    # Run until a signal, also when all rounds are done.
     runs_on: bool = False
     # Nodes whose log lines are shown.
     logs: tuple[str, ...] = ()
-    # How long the rounds wait for all peers; then enough of them are enough. None: until the
-    # testbed gives up.
+    # The time for which the rounds wait for all peers; then enough of them are enough. None: until
+    # the testbed gives up.
     wait_s: float | None = None
-    # Longest time of a round, on average; None: as long as it takes.
+    # The longest mean time of a round; None: no limit.
     round_limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """The end of a run; `failure` is "" where all was done.
+    """The end of a run; `failure` is "" if all work was done.
 
-    `folder` is that of the report: the output folder, or one inside it where an earlier run came
-    back because this one never got so far as to replace it.
+    `folder` is that of the report: the output folder, or one inside it if an earlier run came back
+    because this one never got far enough to replace it.
     """
 
     folder: Path
@@ -139,7 +139,7 @@ def run_testbed(
 ) -> int:
     """Run a testbed to its end; `finish` is called with its outcome once all nodes have stopped.
 
-    Returns 0 when all was done. Raises RunFailed, and the errors of folder, ports and settings.
+    Returns 0 if all work was done. Raises RunFailed, and the errors of folder, ports and settings.
     """
     testbed = LocalTestbed(plan, options, console)
     outcome = trio.run(testbed.run)
@@ -163,7 +163,7 @@ class LocalTestbed:
         self._out = options.out.absolute()
         self._console = console
         self._nodes: list[ChildNode] = []
-        # By PeerId.
+        # Names of nodes by PeerId.
         self._names: dict[str, str] = {}
         self._view: RoundsView
         self._scope = trio.CancelScope()
@@ -176,11 +176,11 @@ class LocalTestbed:
         # Invokers whose events are read now, and those that were silent for too long.
         self._answering: set[str] = set()
         self._away: set[str] = set()
-        # Of each node that invokes: rounds done, the best of them, why they stopped early.
+        # For each node that invokes: finished rounds, the best of them, why they stopped early.
         self._ended: dict[str, dict[str, Any]] = {}
         self._progress = trio.Event()
         self._up: set[str] = set()
-        # Those that have been ready at some time.
+        # Nodes that have been ready at some time.
         self._ready: set[str] = set()
         self._folder: Path
         self._not_ready_looks: dict[str, int] = {}
@@ -192,7 +192,7 @@ class LocalTestbed:
 
     @property
     def _patience_s(self) -> float:
-        """The time that all nodes together have to start and to find each other."""
+        """The time for all nodes together to start and to find each other."""
         return START_TIMEOUT_S + JOIN_TIMEOUT_S + START_PER_NODE_S * len(self._plan.nodes)
 
     @property
@@ -200,7 +200,7 @@ class LocalTestbed:
         return [node for node in self._nodes if node.planned.invokes]
 
     async def run(self) -> RunOutcome:
-        """Start, watch, stop; return how it went."""
+        """Start, watch, stop; return the outcome."""
         began = time.monotonic()
         options = self._options
         failure = ""
@@ -254,18 +254,18 @@ class LocalTestbed:
         )
 
     def _verdict(self) -> str:
-        """Return why not all was done, or ""."""
+        """Return why the work was not finished, or ""."""
         invocation = self._plan.invocation
         if self._failure or invocation is None:
             return self._failure
         bad = sum(not row["ok"] for row in self._rows.values())
-        made = len(self._rows) - bad
+        finished = len(self._rows) - bad
         if len(self._complete) < len(self._invokers):
             asked = invocation.times * len(self._invokers)
             if self._interrupted and not asked:
                 return ""
             how = "interrupted" if self._interrupted else "stopped"
-            return f"{how} after {made} of {asked or 'any number of'} rounds"
+            return f"{how} after {finished} of {asked or 'any number of'} rounds"
         if bad:
             why = next(
                 (f": {row['failures'][0]}" for row in self._rows.values() if row["failures"]), ""
@@ -331,7 +331,7 @@ class LocalTestbed:
                 await self._progress.wait()
 
     def _outstanding(self) -> set[str]:
-        """Return outputs of the invoked target that some round lacks, though all went well."""
+        """Return outputs of the invoked target that some round lacks, though no round failed."""
         if self._plan.invocation is None or not all(row["ok"] for row in self._rows.values()):
             return set()
         seen = Counter(
@@ -349,7 +349,7 @@ class LocalTestbed:
         return any(classes[name].outputs for name in node.planned.group.classes)
 
     def _changed(self) -> None:
-        """Wake whoever waits for the run to go on."""
+        """Wake the tasks that wait for progress of the run."""
         self._progress.set()
         self._progress = trio.Event()
 
@@ -373,7 +373,7 @@ class LocalTestbed:
     # -- the nodes -------------------------------------------------------------------------
 
     async def _watch_processes(self) -> None:
-        """Report a node that ended and how to start it again; give up where that is of no use."""
+        """Report a node that ended and how to start it again; give up if that is of no use."""
         while True:
             for node in self._nodes:
                 code = node.exit_code
@@ -400,28 +400,28 @@ class LocalTestbed:
                 for node in self._nodes:
                     if node.process is not None:
                         nursery.start_soon(self._look, node)
-            # Once all is well there is little to see.
+            # Once all nodes are up there is little to see.
             await trio.sleep(period_s if len(self._up) < len(self._nodes) else 4 * period_s)
 
     async def _look(self, node: ChildNode) -> None:
-        found = await trio.to_thread.run_sync(_readiness, node, abandon_on_cancel=True)
-        if found is None:
-            return  # it does not answer yet, or has ended, which is said elsewhere
-        if found["phase"] == "starting":
+        readiness = await trio.to_thread.run_sync(_readiness, node, abandon_on_cancel=True)
+        if readiness is None:
+            return  # it does not answer yet, or has ended, which is reported elsewhere
+        if readiness["phase"] == "starting":
             self._view.state(node.name, "starting")
             return
         self._up.add(node.name)
         self._changed()
-        if found["ready"]:
+        if readiness["ready"]:
             self._not_ready_looks.pop(node.name, None)
             self._view.state(node.name, READY)
             self._ready.add(node.name)
             if self._plan.invocation is None and len(self._ready) == len(self._nodes):
                 settle(self._folder)
             return
-        reasons = "; ".join(str(reason["detail"]) for reason in found["reasons"])
+        reasons = "; ".join(str(reason["detail"]) for reason in readiness["reasons"])
         self._view.state(node.name, f"not ready: {reasons}")
-        lasts = any(reason["what"] in _LASTING for reason in found["reasons"])
+        lasts = any(reason["what"] in _LASTING for reason in readiness["reasons"])
         if lasts and not any(row["ok"] for row in self._rows.values()):
             looks = self._not_ready_looks.get(node.name, 0) + 1
             self._not_ready_looks[node.name] = looks
@@ -429,9 +429,9 @@ class LocalTestbed:
                 self._fail(f"{node.name} is not ready: {reasons}; its log is {node.log}")
 
     async def _until_linked(self, without: Sequence[ChildNode] = ()) -> None:
-        """Wait until all nodes that exchange something are connected; fail when they are not.
+        """Wait until all nodes that exchange messages are connected; fail if they are not.
 
-        Returns as well once a round has begun: what is missing then is the program's affair.
+        Returns as well once a round has begun: what is missing then is up to the program.
         """
         left_out = {node.name for node in without}
         by_name = {node.name: node for node in self._nodes if node.name not in left_out}
@@ -464,7 +464,7 @@ class LocalTestbed:
     async def _strike_off(
         self, wanted: dict[str, set[str]], by_name: Mapping[str, ChildNode]
     ) -> None:
-        """Take out the links that are there, as the nodes tell."""
+        """Remove the established links, by the nodes' reports."""
 
         async def ask(name: str) -> None:
             for peer in await trio.to_thread.run_sync(
@@ -479,10 +479,10 @@ class LocalTestbed:
                 nursery.start_soon(ask, name)
 
     def _missing(self, wanted: Mapping[str, set[str]]) -> list[str]:
-        """Return the nodes that are not up; where all are, those that lack a connection."""
+        """Return the nodes that are not up; if all are, those that lack a connection."""
         lacking = {name for name, others in wanted.items() if others}
         down = lacking - self._up
-        # One of the two ends of each link: where one node lacks many, it is the one.
+        # One end of each link is enough: the end that lacks many.
         return sorted(
             down
             or {
@@ -513,9 +513,9 @@ class LocalTestbed:
     # -- the rounds ------------------------------------------------------------------------
 
     async def _follow(self, node: ChildNode) -> None:
-        """Follow a node's rounds over restarts of it.
+        """Follow a node's rounds across its restarts.
 
-        One that is away fails the run, unless others make rounds meanwhile.
+        A node that is away fails the run, unless others make rounds meanwhile.
         """
         heard, patience_s, has_answered = trio.current_time(), self._patience_s, False
         while node.name not in self._complete or self._options.runs_on or self._outstanding():
@@ -542,7 +542,7 @@ class LocalTestbed:
             await trio.sleep(ASK_EVERY_S)
 
     async def _stream(self, node: ChildNode, client: AsyncControlClient) -> None:
-        """Handle events until the node ends or all rounds are made."""
+        """Handle events until the node ends or all rounds are done."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._catch_up_often, node, nursery.cancel_scope)
             async for line in await client.stream("/v1/events", {"type": list(_ROUND_EVENTS)}):
@@ -557,19 +557,19 @@ class LocalTestbed:
                 async with AsyncControlClient(paths.control_socket(node.state_dir)) as client:
                     await self._catch_up(node, client)
             except _GONE:
-                stream.cancel()  # the stream of events ends as well, and is opened anew
+                stream.cancel()  # the stream of events ends as well, and is opened again
                 return
 
     async def _catch_up(self, node: ChildNode, client: AsyncControlClient) -> None:
         answer = await client.get("/v1/rounds")
         for record in answer["rounds"]:
-            # With `keep`, another program may have made those of before.
+            # With `keep`, earlier rounds may be of another program.
             if record["artifact"] == self._plan.program.artifact.sha256:
                 self._take(node, {"type": "round_finished", **record})
         if answer["invoke"]:
-            (told, *_) = answer["invoke"]
-            self._ended[node.name] = {key: told.get(key) for key in ("done", "best", "stopped")}
-            if told["complete"]:
+            (progress, *_) = answer["invoke"]
+            self._ended[node.name] = {key: progress.get(key) for key in ("done", "best", "stopped")}
+            if progress["complete"]:
                 self._completed(node)
 
     def _take(self, node: ChildNode, event: Mapping[str, Any]) -> None:
@@ -609,7 +609,7 @@ class LocalTestbed:
         self._changed()
 
     async def _follow_values(self, node: ChildNode) -> None:
-        """Follow outputs of a node that nobody invokes, over restarts of it."""
+        """Follow outputs of a node without rounds, across its restarts."""
         while True:
             try:
                 async with AsyncControlClient(paths.control_socket(node.state_dir)) as client:
@@ -639,7 +639,7 @@ class LocalTestbed:
     async def _watch_signals(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Stop in order at the first signal, kill all nodes at the second."""
+        """Stop cleanly at the first signal, kill all nodes at the second."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started()
             async for _ in signals:
@@ -653,7 +653,7 @@ class LocalTestbed:
                         node.process.kill()
 
     async def _stop_all(self) -> None:
-        """Ask every node to stop, started by us or by hand; kill ours that do not."""
+        """Ask every node to stop, also those started by hand; kill ours that do not."""
         first = self._invokers if self._interrupted else []
         await _stop(first, FIRST_STOP_TIMEOUT_S)
         await _stop([node for node in self._nodes if node not in first], STOP_TIMEOUT_S)
@@ -686,13 +686,13 @@ async def _ask_to_stop(node: ChildNode) -> None:
         if node.process is not None and node.exit_code is None:
             node.process.terminate()
         elif pid := holder_of(paths.lock_file(node.state_dir)):
-            # Somebody started it again, and it is on its way.
+            # Another process was started by hand, and is still starting.
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
 
 
 def _readiness(node: ChildNode) -> dict[str, Any] | None:
-    """Return a node's readiness, or None where it does not answer."""
+    """Return a node's readiness, or None if it does not answer."""
     try:
         with _client(node) as client:
             return parse_object(client.fetch("GET", "/readyz")[1])
@@ -701,7 +701,7 @@ def _readiness(node: ChildNode) -> dict[str, Any] | None:
 
 
 def _connected(node: ChildNode) -> list[str]:
-    """Return the peers that a node is connected with; none where it does not answer."""
+    """Return the connected peers of a node; none if it does not answer."""
     try:
         with _client(node) as client:
             return [peer["peer"] for peer in client.get("/v1/peers")["peers"]]
@@ -721,7 +721,7 @@ def _signal_name(number: int) -> str:
 
 
 def _free_bytes() -> int | None:
-    """Return the memory that is free for programs, where the system says it."""
+    """Return the memory that is free for programs, if the system reports it."""
     if not sys.platform.startswith("linux"):
         return None
     try:

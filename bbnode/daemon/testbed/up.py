@@ -1,7 +1,7 @@
 """`bbnode up`: a testbed of any program, and its report.
 
-Rule: what the command line and a `[tool.bbnode.up]` say is put together here; the run itself knows
-neither.
+Rule: the options of the command line and of `[tool.bbnode.up]` are combined here; the run itself
+knows neither.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UpOptions:
     invoke: str | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
     times: int | None = None
-    # More keys of [[invoke]].
+    # Further keys of [[invoke]].
     rounds: Mapping[str, Any] = field(default_factory=dict)
     runs_on: bool = False
     out: Path = DEFAULT_OUT
@@ -44,17 +44,17 @@ class UpOptions:
 
 
 def run_up(options: UpOptions) -> int:
-    """Compile, run, report; 0 when all was done.
+    """Compile, run, report; 0 if all work was done.
 
     Raises RunFailed and the typed errors of program, plan, folder and ports.
     """
     console = views.console(stderr=options.as_json)
     program = find_program(options.program, options.args)
     if options.check:
-        made = check_compiled(program.artifact.model, own=not program.is_artifact)
-        for line in made.warnings:
+        dry_run = check_compiled(program.artifact.model, own=not program.is_artifact)
+        for line in dry_run.warnings:
             console.print(f"warning  {line}", soft_wrap=True, style="yellow")
-        for line in made.postponed:
+        for line in dry_run.postponed:
             console.print(f"note     {line}", soft_wrap=True)
     plan = make_plan(
         program,

@@ -1,6 +1,6 @@
 """The view of a testbed: live on a terminal, one line per event elsewhere.
 
-Rule: it only draws what it is given; rounds as `bbnode.daemon.observing.round_table` does.
+Rule: it only draws; rounds as in `bbnode.daemon.observing.round_table`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ READY = "ready"
 
 def console(*, stderr: bool = False) -> Console:
     """Return the console of a testbed; without a terminal lines are long rather than cut."""
-    made = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
-    if not made.is_terminal:
-        made.width = _WIDTH_OF_A_FILE
-    return made
+    created = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
+    if not created.is_terminal:
+        created.width = _WIDTH_OF_A_FILE
+    return created
 
 
 class RoundsView(LiveView):
@@ -47,18 +47,18 @@ class RoundsView(LiveView):
         names: Mapping[str, str],
         invokers: Sequence[str] = (),
     ) -> None:
-        """`names` maps a PeerId to the node's name; `rounds` 0 is any number of them."""
+        """Create a view; `names` maps a PeerId to the node's name; `rounds` 0: any number."""
         self._total = rounds
         self._names = names
-        # With several of them a round needs the name of the node that made it.
+        # With several invokers, a round is shown with the name of its node.
         self._named = len(invokers) > 1
         self._rows: list[Mapping[str, Any]] = []
         self._running: dict[str, int] = {}
         self._answered: list[str] = []
         self._states: dict[str, str] = {}
-        # Lines about states that were printed, of a view that is not live.
+        # Lines about states that were printed, for a view that is not live.
         self._said: set[tuple[str, str]] = set()
-        # Outputs outside rounds: the last value of each, and how many there were.
+        # Outputs outside rounds: the last value of each, and their number.
         self._values: dict[tuple[str, str], tuple[Any, int]] = {}
         super().__init__(
             console, notes=_SHOWN_NOTES, get_renderable=self._draw, refresh_per_second=8
@@ -70,7 +70,7 @@ class RoundsView(LiveView):
         return self._live is not None
 
     def state(self, node: str, text: str) -> None:
-        """Show what a node is doing, in a word or with a reason."""
+        """Show the state of a node, in a word or with a reason."""
         if self._states.get(node) == text:
             return
         was = self._states.get(node)
@@ -84,7 +84,7 @@ class RoundsView(LiveView):
         self._console.print(Text(printable(text)), soft_wrap=True)
 
     def round_started(self, number: int, node: str = "") -> None:
-        """Show that a round is under way."""
+        """Show that a round is running."""
         self._running[node] = number
         self._answered = []
 
@@ -103,7 +103,7 @@ class RoundsView(LiveView):
             self._console.print(Text(self._line(row)), soft_wrap=True)
 
     def value(self, node: str, output: str, value: Any) -> int:
-        """Show an output that belongs to no round; return how many there were of it."""
+        """Show an output outside rounds; return how many there were of it."""
         count = self._values.get((node, output), (None, 0))[1] + 1
         self._values[node, output] = value, count
         return count
@@ -174,10 +174,10 @@ def print_summary(
     *,
     named: bool = False,
 ) -> None:
-    """Print of the rounds of a run what is not on the screen yet.
+    """Print the part of a run's rounds that is not on the screen yet.
 
-    On a terminal that is the table of many rounds: of few, the last picture of the live view has
-    it. Elsewhere each round has had its line, and the courses of the metrics are left.
+    On a terminal that is the table if there are many rounds; few are in the last picture of the
+    live view. Elsewhere each round has had its line, and the courses of the metrics are left.
     """
     if console.is_terminal and len(rows) <= SHOWN_ROUNDS:
         return
@@ -189,7 +189,7 @@ def print_summary(
 
 
 def states_text(states: Mapping[str, str]) -> str:
-    """Return the states of nodes on one line: those that are ready are counted."""
+    """Return the states of nodes on one line, with a count of those that are ready."""
     counts = Counter(states.values())
     others = [f"{name}: {state}" for name, state in states.items() if state != READY]
     text = f"{counts[READY]} of {len(states)} nodes ready"
@@ -199,7 +199,7 @@ def states_text(states: Mapping[str, str]) -> str:
 
 
 def value_text(value: Any, names: Mapping[str, str]) -> str:
-    """Return any output on one line, cut where it is long, nodes by their names."""
+    """Return any output on one line, cut if it is long, with the names of nodes."""
     text = f"{value:.6g}" if isinstance(value, float) else _named(value, names)
     text = printable(text)
     return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…"
@@ -215,6 +215,6 @@ def _named(value: Any, names: Mapping[str, str]) -> str:
 
 
 def _coded(row: Mapping[str, Any]) -> str:
-    """Return what the codecs of a round saved, "" without any."""
+    """Return the saving by the codecs of a round, "" without any."""
     raw, code = (row.get(name) for name in CODED_METRICS)
     return f"codecs {size(raw)} as {size(code)}  " if raw and code else ""

@@ -1,7 +1,7 @@
-"""Units of systemd, which come with the package and are written where a service needs one.
+"""Units of systemd, which come with the package and are written for services that need one.
 
-Rule: a unit that somebody else wrote, or changed so that our first line is gone, is left alone;
-one of ours is written anew, as after an upgrade. It runs the program that writes it.
+Rule: a unit of another author, or one without our first line, is left alone; one of ours is written
+again, as after an upgrade. It runs the program that writes it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ USER_UNIT = "bbnode-user@.service"
 SYSUSERS = "bbnode.sysusers.conf"
 MARK = "# Written by bbnode, which replaces it; for changes: systemctl edit, or remove this line.\n"
 
-# The program in the files, which an installation as in deploy/README.md has.
+# The program in the files, as an installation by deploy/README.md has it.
 _PROGRAM = re.compile(r"^(Exec(?:Start|Reload))=(\S+)", re.MULTILINE)
-# What means something to systemd in a path (systemd.service(5), "COMMAND LINES").
+# Paths without characters that are special to systemd (systemd.service(5), "COMMAND LINES").
 _PLAIN = re.compile(r"[A-Za-z0-9_/.,:+@=-]+")
-# Folders of which a unit sees nothing, or an empty one: PrivateTmp, ProtectHome.
+# Folders that a unit does not see, or sees empty: PrivateTmp, ProtectHome.
 _HIDDEN = ("/tmp", "/var/tmp")
 _HIDDEN_FROM_SYSTEM = (*_HIDDEN, "/home", "/root", "/run/user")
 
@@ -36,9 +36,9 @@ def file(name: str) -> Path:
 
 
 def wanted(*, system: bool) -> tuple[Path, str] | None:
-    """Return where the unit of a service is to be written, and its text; None if it is there.
+    """Return the destination of a service's unit, and its text; None if it exists.
 
-    Raises ConfigError where the unit could not run this program.
+    Raises ConfigError if the unit could not run this program.
     """
     name = SYSTEM_UNIT if system else USER_UNIT
     folders = paths.unit_dirs(system=system)
@@ -54,10 +54,10 @@ def install(*, system: bool) -> Path | None:
 
     Raises ConfigError as `wanted`, and StorageError.
     """
-    found = wanted(system=system)
-    if found is None:
+    missing = wanted(system=system)
+    if missing is None:
         return None
-    target, text = found
+    target, text = missing
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -67,7 +67,7 @@ def install(*, system: bool) -> Path | None:
 
 
 def user_command() -> str:
-    """Return the command that makes the user which the system's services run as."""
+    """Return the command that creates the user of the system's services."""
     return f"systemd-sysusers {shlex.quote(str(file(SYSUSERS)))}"
 
 
@@ -76,7 +76,7 @@ def _text(name: str, *, system: bool) -> str:
     script = installation.program()
     command = [str(script)] if script else [sys.executable, "-m", "bbnode"]
     hidden = _HIDDEN_FROM_SYSTEM if system else _HIDDEN
-    # The script, and what it leads to: the environment, and the interpreter of that.
+    # The script, and its dependencies: the environment, and the interpreter of that.
     for place in (command[0], sys.prefix, sys.executable):
         for seen in (Path(place), Path(place).resolve()):
             if any(seen.is_relative_to(folder) for folder in hidden):
@@ -93,10 +93,10 @@ def _text(name: str, *, system: bool) -> str:
 
 
 def _read(unit: Path) -> str | None:
-    """Return the text of a unit, as far as it is one; None without the file."""
+    """Return the text of a unit, "" if it is none; None without the file."""
     try:
         return unit.read_text("utf-8", "replace")
     except FileNotFoundError:
         return None
     except OSError:
-        return ""  # somebody's: a link to /dev/null masks a unit, a folder is no unit of ours
+        return ""  # not ours: a link to /dev/null masks a unit, and a folder is no unit

@@ -1,1 +1,1 @@
-"""Upgrades of a node that peers offer: what is offered, what it would run, and the switch to it."""
+"""Upgrades of a node that peers offer: the offers, the candidate program, and the switch to it."""

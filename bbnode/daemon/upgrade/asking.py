@@ -1,7 +1,7 @@
-"""Fetching what a node's peers offer while the node does not run: dialled as a join does.
+"""Fetching an offered program while the node does not run: peers are dialled as in a join.
 
-Rule: the bootstrap peers are asked in their order, and the first that runs another program is the
-one that offers it.
+Rule: the bootstrap peers are asked in their order, and the first that runs another program offers
+it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ async def asked(
     max_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[PeerId, Obtained, Release | None]:
-    """Return who offers a program, the program, and the owner's release if it shows one.
+    """Return the offering peer, the program, and the owner's release if the peer shows one.
 
-    Raises NotOffered, where each peer says why; ArtifactTooLarge; StateDirInUse; the errors of the
-    node's identity and membership.
+    Raises NotOffered with the reason of each peer; ArtifactTooLarge; StateDirInUse; the errors of
+    the node's identity and membership.
     """
     sources: dict[PeerId, list[Multiaddr]] = {}
     for text in resolved.config.network.bootstrap:
@@ -49,14 +49,14 @@ async def asked(
     with paths.lock_state_dir(state_dir):
         identity = load_identity(paths.identity_file(state_dir))
         access = access_files.load_node(state_dir, identity.peer_id)
-        said = []
+        reasons = []
         for peer, addresses in sources.items():
             source = Source(inviter=peer, addresses=tuple(addresses))
             try:
                 async with dialled(identity, source, access.credentials) as connection:
                     digest = connection.hello.artifact_sha256.lower()
                     if digest in ("", present.sha256, not_again(resolved)):
-                        said.append(f"{peer.short} offers nothing else than this node has")
+                        reasons.append(f"{peer.short} offers nothing else than this node has")
                         continue
                     release = await _release(connection, peer, access.network, digest)
                     obtained = await obtain(
@@ -72,8 +72,8 @@ async def asked(
             except ArtifactTooLarge:
                 raise
             except BbnodeError as error:
-                said.append(str(error))
-    raise NotOffered("; ".join(said))
+                reasons.append(str(error))
+    raise NotOffered("; ".join(reasons))
 
 
 async def _release(

@@ -1,6 +1,6 @@
-"""The program that an upgrade would bring, shown before anybody agrees to it.
+"""The program that an upgrade would bring, shown before the user agrees to it.
 
-Rule: as in a join, nothing of the artifact runs here, and no component is made.
+Rule: as in a join, nothing of the artifact runs here, and no component is created.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from bbnode.ir.caps import MAX_ARTIFACT_BYTES
 from bbnode.ir.crossing import shapes_fit
 from bbnode.ir.errors import BbnodeError
 
-# An upgrade may be so many times as large as what it replaces, unless somebody agrees to more.
+# The largest ratio of an upgrade to the current program, unless the user agrees to more.
 LARGER = 4
 LEAST_BYTES = 64 << 20
 
 
 def most_bytes(present: int) -> int:
-    """Return how large an artifact is taken without a word, in the place of one of that size."""
+    """Return the largest artifact that replaces one of size `present` without a question."""
     return min(MAX_ARTIFACT_BYTES, max(LEAST_BYTES, LARGER * present))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An artifact that a node could run, and what becomes of the node's state there."""
+    """An artifact that a node could run, and its effect on the node's state."""
 
     artifact: Artifact
     file: Path
     plan: Plan
     targets: tuple[str, ...]
-    # By slot: what is taken over of the last checkpoint.
+    # By slot: the state that is taken over from the last checkpoint.
     taken_over: Mapping[str, str] = field(default_factory=dict)
-    # By slot or port: what has another size than in the present program.
+    # By slot or port: the sizes that differ from the current program's.
     resized: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -62,16 +62,19 @@ class Candidate:
 
 
 def make_candidate(resolved: ResolvedConfig, artifact: Artifact, file: Path) -> Candidate:
-    """Return an artifact with what a node's targets need of it. Takes long for a large model.
+    """Return an artifact with the needs of a node's targets. Takes long for a large model.
 
-    Raises as `join.plan.make_plan`; what is missing or not set here is `Plan.check`.
+    Raises as `join.plan.make_plan`; `Plan.check` raises for missing components and settings.
     """
-    given = resolved.config.artifact
-    # A name with a hash is of one version; the class goes on.
+    section_before = resolved.config.artifact
+    # A name with a hash belongs to one version; the class stays.
     targets = tuple(
-        name if name in artifact.targets else name.partition("#")[0] for name in given.targets
+        name if name in artifact.targets else name.partition("#")[0]
+        for name in section_before.targets
     )
-    section = given.model_copy(update={"sha256": artifact.sha256, "targets": list(targets)})
+    section = section_before.model_copy(
+        update={"sha256": artifact.sha256, "targets": list(targets)}
+    )
     assembly.import_components(resolved)
     config = resolved.config.model_copy(update={"artifact": section})
     plan = make_plan(artifact, config)
@@ -92,27 +95,27 @@ def _resized(
 
     A peer that runs the other program does no work with this node there.
     """
-    given = resolved.config.artifact
+    section = resolved.config.artifact
     try:
-        old = load_artifact(present(resolved), expected_sha256=given.sha256)
-        before = plan_program(old.model, list(given.targets))
+        old = load_artifact(present(resolved), expected_sha256=section.sha256)
+        before = plan_program(old.model, list(section.targets))
     except BbnodeError as error:
         return {"(all)": f"unknown: {error}"}
     now = plan_program(artifact.model, list(targets))
     own = {slot.name for slot in now.slots}
-    found = {}
+    resized = {}
     for slot, size in before.model_sizes.items():
         other = now.model_sizes.get(slot, size).parameters
         if slot in own and other != size.parameters:
-            found[f"slot {slot}"] = f"{size.parameters:,} parameters before, {other:,} now"
+            resized[f"slot {slot}"] = f"{size.parameters:,} parameters before, {other:,} now"
     shapes = {each.counterpart: each.shape for each in before.crossings}
     for each in now.crossings:
         shape = shapes.get(each.counterpart, "")
         if not shapes_fit(shape, each.shape):
             kind = "" if each.kind == "send" else f"{each.kind} "
             name = f"{kind}port {each.port} of class {each.receiver}"
-            found[name] = f"{shape} before, {each.shape} now"
-    return found
+            resized[name] = f"{shape} before, {each.shape} now"
+    return resized
 
 
 def _taken_over(
@@ -125,28 +128,28 @@ def _taken_over(
         return {"(all)": "nothing: the node has no checkpoint yet"}
     except (checkpoint.CheckpointRefused, SnapshotRefused, paths.StorageError) as error:
         return {"(all)": f"nothing: {error}"}
-    found = {}
+    taken_over = {}
     slots = {slot.name: slot for slot in plan_program(artifact.model, list(targets)).slots}
     for name, (type_name, state) in before.items():
         slot = slots.get(name)
         if slot is None:
-            found[name] = "nothing: the new program has no such slot"
+            taken_over[name] = "nothing: the new program has no such slot"
         elif slot.binding.type_name != type_name:
-            found[name] = f"nothing: it is of a {type_name}, the slot holds another component"
+            taken_over[name] = f"nothing: it is of a {type_name}, the slot holds another component"
         elif state:
-            found[name] = _of_model(slot, state, resolved.config.slots.get(name, {}))
-    return found
+            taken_over[name] = _of_model(slot, state, resolved.config.slots.get(name, {}))
+    return taken_over
 
 
-def _of_model(slot: SlotPlan, state: bytes, given: Mapping[str, Any]) -> str:
-    """Return what a slot takes over of a state of its type: of a model, by its parameters."""
+def _of_model(slot: SlotPlan, state: bytes, settings: Mapping[str, Any]) -> str:
+    """Return what a slot takes over from a state of its type; for a model, by its parameters."""
     usual = "its state, if the component takes it"
     try:
         cls = component_class(slot.binding.type_name)
         if not issubclass(cls, Model):
             return usual
         weights = cls.saved_weights(state)
-        _, carried = cls.initialized(build_config(cls, slot.name, slot.config, given), weights)
+        _, carried = cls.initialized(build_config(cls, slot.name, slot.config, settings), weights)
     except (NotExportable, UnknownComponentType):
         return usual
     except (ComponentError, BbnodeError) as error:

@@ -1,10 +1,10 @@
-"""Programs that connected peers offer in the place of a node's own, and taking one of them.
+"""Programs that connected peers offer as replacements of a node's own, and taking one of them.
 
 Rule: an offer is the digest in the hello of a peer that this node trusts to bring one: a bootstrap
-peer (of a joined node, who invited it), the owner of the private network, or a member that may
-invite. It costs a line in the log. Nothing is fetched before somebody asks for it, or, with
-`upgrade.auto`, before the network's owner has signed it; and nothing changes before it is whole,
-checked, and all that it needs is here. The node restarts between two rounds.
+peer (for a joined node, the inviting peer), the owner of the private network, or a member that may
+invite. It causes a line in the log. Nothing is fetched before the user asks for it, or, with
+`upgrade.auto`, before the network's owner has signed it; and nothing changes before it is complete
+and checked, and everything that it needs is installed. The node restarts between two rounds.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ logger = logging.getLogger(__name__)
 
 _Key = TypeVar("_Key")
 
-# A restart waits so long for a moment in which nothing is under way, and looks so often.
+# The longest wait of a restart for a moment without executions, and the period of its checks.
 QUIET_S: Final = 600.0
 LOOK_EVERY_S: Final = 0.2
-# Offers that were looked at and are remembered.
+# Offers that were checked and are remembered.
 _REMEMBERED: Final = 256
 
 
@@ -59,7 +59,7 @@ class Offer:
     sha256: str
 
     def as_json(self) -> dict[str, str]:
-        """Return it as the status shows it."""
+        """Return it for the status."""
         return {
             "peer": str(self.peer),
             "version": version_of(self.sha256),
@@ -69,7 +69,7 @@ class Offer:
 
 @dataclass(slots=True)
 class _Fetch:
-    """A fetch that somebody asked for."""
+    """A requested fetch."""
 
     have: int = 0
     size: int = 0
@@ -91,10 +91,10 @@ class UpgradedNode:
     backend: Transport
     resolved: Callable[[], ResolvedConfig]
     is_bootstrap: Callable[[PeerId], bool]
-    # True where a restart now interrupts nothing.
+    # True if a restart now interrupts nothing.
     is_quiet: Callable[[], bool]
     publish: Callable[[Mapping[str, Any]], None]
-    # Stop in order and begin anew; None where the process is not the node's own.
+    # Stops cleanly and starts again; None if the process is not the node's own.
     restart: Callable[[], None] | None
 
 
@@ -133,11 +133,11 @@ class Upgrades:
                 self._offers.pop(peer, None)
 
     def offers(self) -> Iterator[Offer]:
-        """Yield what connected peers offer now."""
+        """Yield the current offers of connected peers."""
         return (each for each in self._offers.values() if self._is_news(each.sha256))
 
     def as_json(self) -> list[dict[str, str]]:
-        """Return the offers as the status shows them."""
+        """Return the offers for the status."""
         return [each.as_json() for each in self.offers()]
 
     def _is_news(self, sha256: str) -> bool:
@@ -158,15 +158,15 @@ class Upgrades:
         self._offers[offer.peer] = offer
         if offer.sha256 not in self._told:
             _remember(self._told, offer.sha256)
-            said = {"peer": str(offer.peer), "program": version_of(offer.sha256)}
-            logger.info("an upgrade is offered; see `bbnode upgrade`", extra=said)
+            logged = {"peer": str(offer.peer), "program": version_of(offer.sha256)}
+            logger.info("an upgrade is offered; see `bbnode upgrade`", extra=logged)
             self._node.publish({"type": "upgrade_offered", **offer.as_json()})
         self._auto_wanted.set()
 
     # -- fetching --------------------------------------------------------------------------
 
     def fetch(self, sha256: str, max_bytes: int | None) -> dict[str, Any]:
-        """Begin to fetch an offered artifact to the cache, or tell how far that is.
+        """Start to fetch an offered artifact to the cache, or return the progress.
 
         Raises NotOffered.
         """
@@ -178,7 +178,7 @@ class Upgrades:
             elif offer is None or self._nursery is None:
                 return no_offers(sha256, max_bytes)
             else:
-                self._fetches.clear()  # one at a time is remembered
+                self._fetches.clear()  # only one is remembered
                 known = self._fetches[sha256] = _Fetch()
                 self._nursery.start_soon(self._fetch, known, offer, max_bytes)
         return {
@@ -194,7 +194,8 @@ class Upgrades:
             await self._obtained(offer, max_bytes, fetch.note)
             network = self._node.network
             if network is not None:
-                # To be kept beside it, for others and as the number to be outdone.
+                # Kept beside it, to show it to others, and as the number that later releases must
+                # exceed.
                 with contextlib.suppress(releases.NoRelease, AccessRefused):
                     asked = releases.ask(self._node.backend, offer.peer, network, offer.sha256)
                     fetch.release = (await asked).text
@@ -222,7 +223,7 @@ class Upgrades:
     # -- taking what the owner signed --------------------------------------------------------
 
     async def run(self) -> None:
-        """Fetch what is asked for, take what the owner signed, and restart; for ever."""
+        """Fetch requested programs, take those that the owner signed, and restart; for ever."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._restart_when_quiet)
@@ -238,24 +239,24 @@ class Upgrades:
                         return
 
     def look_again(self) -> None:
-        """Look at the offers again: the configuration was read anew."""
+        """Check the offers again, since the configuration was reloaded."""
         self._auto_wanted.set()
 
     async def _take(self, offer: Offer) -> bool:
         """Switch to an offered program if the network's owner signed it; False if not."""
-        said = {"peer": str(offer.peer), "program": version_of(offer.sha256)}
+        logged = {"peer": str(offer.peer), "program": version_of(offer.sha256)}
         try:
             release = await self._release(offer)
             obtained = await self._obtained(offer, None, lambda _have, _size: None)
             resolved = self._node.resolved()
             await trio.to_thread.run_sync(_switch, resolved, obtained, release)
         except BbnodeError as error:
-            # What this machine or a connection failed at may work the next time.
+            # A failure of this machine or of a connection may not happen the next time.
             if not isinstance(error, EnvironmentFault | NotOffered):
                 _remember(self._refused, (offer.peer, offer.sha256))
-            logger.warning("upgrade not taken", extra={**said, "reason": str(error)})
+            logger.warning("upgrade not taken", extra={**logged, "reason": str(error)})
             return False
-        logger.info("upgraded to what the owner signed", extra=said)
+        logger.info("upgraded to what the owner signed", extra=logged)
         self._node.publish({"type": "upgraded", **offer.as_json()})
         return True
 
@@ -279,7 +280,7 @@ class Upgrades:
     # -- restarting ------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Restart at the next moment in which nothing is under way. Raises RestartRefused."""
+        """Restart at the next moment without executions. Raises RestartRefused."""
         if self._node.restart is None:
             no_restart()
         self._restart_wanted.set()
@@ -294,7 +295,7 @@ class Upgrades:
         if scope.cancelled_caught:
             logger.warning("no quiet moment came, restarting", extra={"waited_s": QUIET_S})
         logger.info("restarting")
-        assert self._node.restart is not None  # `restart` has seen to that
+        assert self._node.restart is not None  # `restart` has checked that
         self._node.restart()
 
 
@@ -306,12 +307,12 @@ def _switch(resolved: ResolvedConfig, obtained: Obtained, release: Release) -> P
 
 def newest_number(resolved: ResolvedConfig, network: PeerId, running: str) -> int:
     """Return the greatest number of the releases that this node runs, or ran before."""
-    found = [(present(resolved), running)]
+    candidates = [(present(resolved), running)]
     previous = resolved.config.upgrade.previous
     if previous is not None:
         path = resolved.absolute(previous.path, "upgrade.previous.path")
-        found.append((path, previous.sha256))
-    return max(releases.release_number(path, network, sha256) for path, sha256 in found)
+        candidates.append((path, previous.sha256))
+    return max(releases.release_number(path, network, sha256) for path, sha256 in candidates)
 
 
 def _remember(seen: dict[_Key, None], key: _Key) -> None:

@@ -1,7 +1,7 @@
-"""Releases beside artifacts, and asking a peer for the one of the artifact that it runs.
+"""Releases beside artifacts, and requests to a peer for that of the artifact that it runs.
 
-Rule: the file is `<artifact>.signed`, one line. A peer is asked with a digest of 32 bytes, and
-answers with the release, or with nothing; what it answers counts only once it is opened.
+Rule: the file is `<artifact>.signed`, one line. A request is a digest of 32 bytes, and the answer
+is the release, or nothing; an answer counts only once it is opened.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from bbnode.transport.base import ProtocolStream, Transport, read_exactly
 from bbnode.transport.errors import StreamBrokenError
 
 RELEASE_PROTOCOL: Final = "/bbnode/release/1.0.0"
-# 4 characters for 3 bytes, the prefix, and the end of the line.
+# Base64 turns 3 bytes into 4 characters; the rest is for the prefix and the end of the line.
 _LINE_BYTES: Final = RELEASE.max_bytes * 4 // 3 + 64
 
 
 class NoRelease(PeerError):
-    """A peer shows no release of what it offers, or did not answer."""
+    """A peer shows no release of the program that it offers, or did not answer."""
 
 
 def release_file(artifact: Path) -> Path:
-    """Return where the release of an artifact's file is kept."""
+    """Return the file of the release beside an artifact."""
     return artifact.with_name(artifact.name + ".signed")
 
 
 def read_release(artifact: Path) -> bytes:
-    """Return the release beside an artifact, unchecked; empty where there is none.
+    """Return the release beside an artifact, unchecked; empty if there is none.
 
-    Raises StorageError, and ReleaseRefused for a file that holds something else.
+    Raises StorageError, and ReleaseRefused for a file with other content.
     """
     path = release_file(artifact)
     try:
@@ -62,7 +62,7 @@ def release_number(artifact: Path, network: PeerId, sha256: str) -> int:
 
 
 def serve(transport: Transport, sha256: str, read: Callable[[], bytes]) -> None:
-    """Answer who asks for the release of the artifact of that digest; before the transport runs."""
+    """Serve the release of the artifact of that digest; call it before the transport runs."""
 
     async def handle(stream: ProtocolStream) -> None:
         with trio.fail_after(ACCESS_STALL_S), contextlib.suppress(StreamBrokenError):
@@ -81,7 +81,7 @@ def serve(transport: Transport, sha256: str, read: Callable[[], bytes]) -> None:
 async def ask(transport: Transport, peer: PeerId, network: PeerId, sha256: str) -> Release:
     """Return the release of an artifact that a connected peer shows.
 
-    Raises NoRelease, ReleaseRefused, and as `open_stream`.
+    Raises NoRelease, ReleaseRefused, and the errors of `open_stream`.
     """
     raw = b""
     with trio.move_on_after(ACCESS_STALL_S) as scope:

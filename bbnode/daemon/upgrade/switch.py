@@ -1,9 +1,9 @@
 """The switch of a node to another program: its file beside the old one, then the configuration.
 
-Rule: the artifact is whole on disk before the configuration names it, and the configuration is
-replaced at once: a crash leaves the node with the old program or the new one. The old artifact
-stays, and `[upgrade.previous]` names it, so that the switch back is the same one. Of the
-configuration nothing changes but the tables `artifact` and `upgrade`.
+Rule: the artifact is complete on disk before the configuration names it, and the configuration is
+replaced atomically: a crash leaves the node with the old program or the new one. The old artifact
+stays, and `[upgrade.previous]` names it, so that the switch back works in the same way. Only the
+tables `artifact` and `upgrade` of the configuration change.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from bbnode.ir.errors import DeploymentError
 _TABLES: Final = ("artifact", "upgrade")
 _ARTIFACT_MODE: Final = 0o644
 _SHA256_DIGITS: Final = 8
-# A name that an upgrade gave.
+# A file name that an upgrade chose.
 _OURS: Final = re.compile(r"(?P<stem>.+)\.[0-9a-f]{8}")
-# The first line of a table, or of one of a list of tables.
+# The first line of a table, or of one in a list of tables.
 _HEADING: Final = re.compile(r"\s*\[\[?\s*(?P<name>[A-Za-z0-9_-]+)")
 
 
 class NotUpgradable(DeploymentError):
-    """A node's program is not from a file that its configuration names."""
+    """A node's program does not come from a file that its configuration names."""
 
 
 class NothingBefore(DeploymentError):
@@ -43,7 +43,7 @@ class NothingBefore(DeploymentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """An artifact as a configuration names it; `path` is as the file has it."""
+    """An artifact in a configuration; `path` is as in the file."""
 
     path: str
     sha256: str
@@ -52,22 +52,22 @@ class Named:
 
 def present(resolved: ResolvedConfig) -> Path:
     """Return the file of the node's artifact. Raises NotUpgradable."""
-    given = resolved.config.artifact
+    section = resolved.config.artifact
     named_there = (
         resolved.origins.get("artifact.path") == "file"
         and resolved.origins.get("artifact.targets") == "file"
         and resolved.origins.get("artifact.sha256", "file") == "file"
     )
-    if resolved.file is None or given.path is None or not named_there:
+    if resolved.file is None or section.path is None or not named_there:
         raise NotUpgradable(
             "the program is not one that the configuration's file names (artifact.path): give the "
             "node the new one where it gets it from"
         )
-    return resolved.absolute(given.path, "artifact.path")
+    return resolved.absolute(section.path, "artifact.path")
 
 
 def not_again(resolved: ResolvedConfig) -> str:
-    """Return the digest of the program before, which is not offered; "" without one."""
+    """Return the digest of the previous program, which is not offered; "" without one."""
     previous = resolved.config.upgrade.previous
     return "" if previous is None else previous.sha256.lower()
 
@@ -80,9 +80,9 @@ def switch(
 
     Args:
         resolved: the node's configuration.
-        artifact: what is in `source`, checked.
-        source: where it lies, as in the cache.
-        targets: what the node plays of it.
+        artifact: the content of `source`, checked.
+        source: its file, for example in the cache.
+        targets: the targets that the node plays.
         release: the owner's release, a line of text; "" without one.
 
     Raises NotUpgradable, ConfigError, StorageError, and as `load_artifact` for the present one.
@@ -101,16 +101,16 @@ def switch(
     if release:
         line = f"{release}\n".encode("ascii")
         paths.write_atomically(release_file(file), line, mode=_ARTIFACT_MODE)
-    given = resolved.config.artifact
+    section = resolved.config.artifact
     oldest = resolved.config.upgrade.previous
     _name(
         resolved,
         Named(
-            path=str(Path(str(given.path)).with_name(file.name)),
+            path=str(Path(str(section.path)).with_name(file.name)),
             sha256=artifact.sha256,
             targets=targets,
         ),
-        Named(path=str(given.path), sha256=before.sha256, targets=given.targets),
+        Named(path=str(section.path), sha256=before.sha256, targets=section.targets),
     )
     if oldest is not None:
         _drop(resolved.absolute(oldest.path, "upgrade.previous.path"), keep=(now, file))
@@ -120,8 +120,8 @@ def switch(
 def back(resolved: ResolvedConfig) -> Named:
     """Switch a node to the program before the last upgrade, from its next start on; return it.
 
-    A second time it is the newer one. Raises NothingBefore, NotUpgradable, ConfigError,
-    StorageError, and as `load_artifact` where the file is gone or changed.
+    A second call returns to the newer one. Raises NothingBefore, NotUpgradable, ConfigError,
+    StorageError, and as `load_artifact` if the file is gone or changed.
     """
     now = present(resolved)
     previous = resolved.config.upgrade.previous
@@ -129,10 +129,10 @@ def back(resolved: ResolvedConfig) -> Named:
         raise NothingBefore(f"{resolved.file}: no upgrade was made, so that there is no way back")
     path = resolved.absolute(previous.path, "upgrade.previous.path")
     load_artifact(path, expected_sha256=previous.sha256)
-    given = resolved.config.artifact
-    sha256 = given.sha256 or load_artifact(now).sha256
+    section = resolved.config.artifact
+    sha256 = section.sha256 or load_artifact(now).sha256
     after = Named(path=str(previous.path), sha256=previous.sha256, targets=previous.targets)
-    _name(resolved, after, Named(path=str(given.path), sha256=sha256, targets=given.targets))
+    _name(resolved, after, Named(path=str(section.path), sha256=sha256, targets=section.targets))
     return after
 
 
@@ -155,7 +155,7 @@ def _table(named: Named) -> dict[str, Any]:
 
 
 def _drop(file: Path, keep: Sequence[Path]) -> None:
-    """Remove the program before the last two, where it is a file that an upgrade wrote."""
+    """Remove the program before the last two, if an upgrade wrote its file."""
     if file in keep or not _OURS.fullmatch(file.stem):
         return
     for each in (file, release_file(file)):
@@ -169,7 +169,7 @@ def _raw(resolved: ResolvedConfig) -> dict[str, Any]:
 
 def _text(resolved: ResolvedConfig) -> str:
     file = resolved.file
-    assert file is not None  # `present` has seen to that
+    assert file is not None  # `present` has checked that
     try:
         return file.read_text("utf-8")
     except (OSError, ValueError) as error:
@@ -188,7 +188,8 @@ def _write(resolved: ResolvedConfig, raw: Mapping[str, Any], tables: Mapping[str
     except tomllib.TOMLDecodeError:
         is_right = False
     if not is_right:
-        # Written in a way that lines do not tell apart: all of it anew, without its comments.
+        # The tables are written in a form that lines cannot separate, so the whole file is written
+        # again, without its comments.
         text = tomli_w.dumps(wanted)
     paths.write_atomically(file, text.encode("utf-8"), mode=0o644)
 
