@@ -50,7 +50,8 @@ async def test_js_reaches_a_node_through_our_relay(nursery, py_libp2p):
         command = node("dial", str(address), script="relay.mjs")
         done = await trio.run_process(command, capture_stdout=True)
     assert json.loads(done.stdout)["remote"] == str(address)
-    assert b.counters()["foreign.taken"] == 1
+    # js may open two circuits at once, and keep one.
+    assert b.counters()["foreign.taken"] in (1, 2)
 
 
 async def test_a_node_reaches_js_through_our_relay(nursery):
