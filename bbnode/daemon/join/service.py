@@ -125,7 +125,7 @@ class Service:
             raise paths.StorageError(f"{error.filename}: {error.strerror}") from error
 
     def give(self) -> None:
-        """Give existing state to the service's user. Raises StorageError."""
+        """Hand existing state over to the service's user. Raises StorageError."""
         if not self.system or not self.exists:
             return
         uid, gid = self._owner()

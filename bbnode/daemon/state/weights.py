@@ -338,9 +338,9 @@ def _origin(saved: Checkpoint, rounds: Sequence[Mapping[str, Any]]) -> WeightsOr
     else:
         done = {target: number for target, number in saved.rounds_done.items() if number}
     # The newest round of each number: after a restarted count, numbers repeat.
-    kept = {(each_round["target"], each_round["round"]): each_round for each_round in rounds}
-    each_round = [kept.get(each, {"target": each[0], "round": each[1]}) for each in done.items()]
-    return WeightsOrigin.of_rounds(saved.artifact_sha256, each_round)
+    kept = {(each["target"], each["round"]): each for each in rounds}
+    last = [kept.get(each, {"target": each[0], "round": each[1]}) for each in done.items()]
+    return WeightsOrigin.of_rounds(saved.artifact_sha256, last)
 
 
 def check_output(out: Path, *, force: bool) -> None:
