@@ -166,17 +166,17 @@ def check_program(
     for use, main in _models(model, mains.values()):
         where = "/".join(use.slots[0])
         try:
-            made = _make(model, main, use, own=own)
+            component = _make(model, main, use, own=own)
         except _LeftOut as error:
             report.skipped.append(f"{where}: {error}")
             continue
-        size = int(np.size(made.params(cast(OpContext, RehearsalContext()))))
+        size = int(np.size(component.params(cast(OpContext, RehearsalContext()))))
         if size > most_parameters:
             report.postponed.append(
                 f"{where}: no dry run, as {size} parameters are many; `bbnode check` makes it"
             )
             continue
-        trial = _Trial(program, model, mains, use, made, given, own=own, budget_s=budget_s)
+        trial = _Trial(program, model, mains, use, component, given, own=own, budget_s=budget_s)
         try:
             rows, report_of_model = trial.run(main)
         except DryRunFailed as error:
@@ -187,7 +187,7 @@ def check_program(
             let_stop(error)
             why = ": ".join(describe(error))
             raise DryRunFailed(
-                f"{where}: {made.TYPE_NAME} fails on {report.examples} examples: {why}"
+                f"{where}: {component.TYPE_NAME} fails on {report.examples} examples: {why}"
             ) from error
         report.rows.extend(replace(row, where=where) for row in rows)
         report.warnings.extend(f"{where}: {line}" for line in report_of_model.warnings)

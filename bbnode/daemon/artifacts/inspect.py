@@ -59,7 +59,7 @@ def describe(model: onnx.ModelProto) -> dict[str, Any]:
         ],
         "functions": [f.name for f in program.functions if f not in mains],
         "parts": part_names(program),
-        "models": {slot: told for slot, (told, _) in models.items()},
+        "models": {slot: parameters for slot, (parameters, _) in models.items()},
         "parameters": {
             slot: [
                 {"name": p.name, "shape": list(p.shape), "trained": p.trained, "why": p.why}
@@ -86,9 +86,9 @@ def _models(program: Program) -> Iterator[tuple[str, tuple[str, ParameterList]]]
                 cls = component_class(type_name)
                 if issubclass(cls, Model):
                     config = build_config(cls, slot, stored.value, {})
-                    told = cls.parameters_told(config)
-                    if told:
-                        yield slot, (told, cls.parameters_listed(config))
+                    parameters = cls.parameters_told(config)
+                    if parameters:
+                        yield slot, (parameters, cls.parameters_listed(config))
             except BbnodeError as error:
                 yield slot, (str(error), ParameterList())
 

@@ -149,9 +149,9 @@ def write_project(file: Path, schemas: Mapping[str, SharedSchema]) -> None:
         "\n".join((f"[{SCHEMA_TABLE}.{_key(slot)}]", *_lines(plain(schema))))
         for slot, schema in sorted(schemas.items())
     ]
-    made = "\n\n".join((*([kept] if kept else []), *tables)) + "\n"
+    written = "\n\n".join((*([kept] if kept else []), *tables)) + "\n"
     try:
-        read: Any = tomllib.loads(made)
+        read: Any = tomllib.loads(written)
         for name in SCHEMA_TABLE.split("."):
             read = read[name]
         for slot, schema in schemas.items():
@@ -161,7 +161,7 @@ def write_project(file: Path, schemas: Mapping[str, SharedSchema]) -> None:
                 )
     except (tomllib.TOMLDecodeError, LookupError) as error:
         raise SchemaRefused(f"{file}: the schema can't be written: {error}") from error
-    paths.write_atomically(file, made.encode("utf-8"), mode=0o644)
+    paths.write_atomically(file, written.encode("utf-8"), mode=0o644)
 
 
 def plain(schema: SharedSchema) -> dict[str, Any]:

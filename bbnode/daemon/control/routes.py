@@ -159,14 +159,14 @@ async def rounds(host: Host, query: RoundsQuery) -> answers.RoundsAnswer:
                 )
         except StorageError as error:
             trouble = str(error)
-    known = {(made["target"], made["execution"], made["started_at"]) for made in listed}
+    known = {(row["target"], row["execution"], row["started_at"]) for row in listed}
     for each in host.rounds:
         # The rounds that are not on disk, for example since it is full.
         fresh = [
-            made
-            for made in each.finished()[-query.last :]
-            if made["round"] > query.since
-            and (made["target"], made["execution"], made["started_at"]) not in known
+            row
+            for row in each.finished()[-query.last :]
+            if row["round"] > query.since
+            and (row["target"], row["execution"], row["started_at"]) not in known
         ]
         listed += fresh
     return {
@@ -278,7 +278,7 @@ async def model(host: Host, slot: str) -> StreamedResponse:
         raise Problem(503, "Busy", text, headers={"Retry-After": "1"})
     # A copy: a component changes only by ops of the program.
     make, initial = host.node.copy_of(name), partial(host.initial, name)
-    ended = [made for each in host.rounds for made in each.finished()[-1:]]
+    ended = [row for each in host.rounds for row in each.finished()[-1:]]
     if not ended and host.history is not None:
         with contextlib.suppress(StorageError):
             # Rounds from before the start.

@@ -104,18 +104,22 @@ class InvokeOutcome:
                 self._fail(step.as_json())
             case steps.PeerResolveFailed() if self._has_room():
                 self.refused[str(step.peer)] = step.reason
-            case steps.Telemetry(name="request.closed", attributes=said):
-                for peer in said["missing"]:
-                    reason = said["reasons"].get(str(peer), "no answer by the deadline")
+            case steps.Telemetry(name="request.closed", attributes=attributes):
+                for peer in attributes["missing"]:
+                    reason = attributes["reasons"].get(str(peer), "no answer by the deadline")
                     self._refuse(str(peer), reason)
-            case steps.Telemetry(name="codec.encoded" | "codec.decoded", attributes=said):
+            case steps.Telemetry(name="codec.encoded" | "codec.decoded", attributes=attributes):
                 for name in ("raw_bytes", "code_bytes"):
-                    self.coded[name] = self.coded.get(name, 0) + said[name]
-            case steps.Telemetry(name="contribution.refused", attributes=said):
-                self._refuse(str(said["peer"]), said["reason"])
-            case steps.Telemetry(name="send.refused", attributes=said):
-                failure = {"op": said["where"], "kind": said["kind"], "detail": said["detail"]}
-                self._fail(failure, peer=str(said["peer"]))
+                    self.coded[name] = self.coded.get(name, 0) + attributes[name]
+            case steps.Telemetry(name="contribution.refused", attributes=attributes):
+                self._refuse(str(attributes["peer"]), attributes["reason"])
+            case steps.Telemetry(name="send.refused", attributes=attributes):
+                failure = {
+                    "op": attributes["where"],
+                    "kind": attributes["kind"],
+                    "detail": attributes["detail"],
+                }
+                self._fail(failure, peer=str(attributes["peer"]))
         if self._ended and (self.failures or not self.missing) and not self.over.is_set():
             self.ok = not self.failures
             self.over.set()

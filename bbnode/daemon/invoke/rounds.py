@@ -506,15 +506,17 @@ class Rounds:
                     self._final = step.detail
             case steps.Telemetry() if step.attributes.get("execution") != current.execution:
                 return
-            case steps.Telemetry(name="request.closed", attributes=said):
-                missing = {str(p): said["reasons"].get(str(p), LATE) for p in said["missing"]}
-                current.take_answers(list(map(str, said["responded"])), missing)
-                for peer in said["responded"]:
-                    current.say(str(peer), said.get("numbers", {}).get(peer, {}))
-            case steps.Telemetry(name="codec.encoded" | "codec.decoded", attributes=said):
-                current.take_coded(said["raw_bytes"], said["code_bytes"])
-            case steps.Telemetry(name="contribution.refused", attributes=said):
-                current.refused[str(said["peer"])] = said["reason"]
+            case steps.Telemetry(name="request.closed", attributes=attributes):
+                missing = {
+                    str(p): attributes["reasons"].get(str(p), LATE) for p in attributes["missing"]
+                }
+                current.take_answers(list(map(str, attributes["responded"])), missing)
+                for peer in attributes["responded"]:
+                    current.say(str(peer), attributes.get("numbers", {}).get(peer, {}))
+            case steps.Telemetry(name="codec.encoded" | "codec.decoded", attributes=attributes):
+                current.take_coded(attributes["raw_bytes"], attributes["code_bytes"])
+            case steps.Telemetry(name="contribution.refused", attributes=attributes):
+                current.refused[str(attributes["peer"])] = attributes["reason"]
             case steps.ExecutionFinished() if step.execution == current.execution:
                 current.ok = step.ok
                 current.seconds = trio.current_time() - current.started_s

@@ -214,10 +214,10 @@ def with_absolute_paths(config: NodeConfig, plan: Plan, base: Path) -> NodeConfi
     The node's configuration is written to another folder than the one in which they were typed, and
     a joined node runs in a directory of its own.
     """
-    slots = {name: dict(given) for name, given in config.slots.items()}
+    slots = {name: dict(own) for name, own in config.slots.items()}
     for slot in plan.slots:
-        given = slots.get(slot.slot, {})
+        own = slots.get(slot.slot, {})
         for name in slot.paths:
-            if isinstance(given.get(name), str) and given[name]:
-                given[name] = str(base / Path(given[name]).expanduser())
+            if isinstance(own.get(name), str) and own[name]:
+                own[name] = str(base / Path(own[name]).expanduser())
     return config.model_copy(update={"slots": slots})

@@ -86,15 +86,15 @@ def slot_settings(
 
     `exposed`: strangers can reach the node, so that stricter settings replace missing ones.
     """
-    made = {slot: dict(settings) for slot, settings in resolved.config.slots.items()}
+    absolute = {slot: dict(settings) for slot, settings in resolved.config.slots.items()}
     for slot, cls in _bound_classes(artifact):
         for name in path_settings(cls.Config):
-            value = made.get(slot, {}).get(name)
+            value = absolute.get(slot, {}).get(name)
             if isinstance(value, str) and value:
-                made[slot][name] = str(resolved.absolute(Path(value), f"slots.{slot}.{name}"))
+                absolute[slot][name] = str(resolved.absolute(Path(value), f"slots.{slot}.{name}"))
         if exposed and cls.exposed_settings:
-            made[slot] = {**cls.exposed_settings, **made.get(slot, {})}
-    return made
+            absolute[slot] = {**cls.exposed_settings, **absolute.get(slot, {})}
+    return absolute
 
 
 def _bound_classes(artifact: Artifact) -> Iterator[tuple[str, type[Component]]]:

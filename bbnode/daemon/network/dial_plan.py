@@ -136,7 +136,7 @@ class TurnedAway:
     """
 
     def __init__(self) -> None:
-        # By peer: the reason, the end of its pause, and the length of the next pause.
+        # The reason of each peer, the end of its pause, and the length of the next pause.
         self._peers: dict[PeerId, tuple[str, float, float]] = {}
 
     def note(self, peer: PeerId, reason: str, now_s: float) -> bool:
@@ -201,7 +201,7 @@ class DialBudget:
     """A rate limit on dialling peers at addresses that others claim."""
 
     def __init__(self) -> None:
-        # By source: the time up to which its dials are paid for.
+        # The time up to which the dials of each source are paid for.
         self._paid_s = dict.fromkeys(HintSource, -math.inf)
         # The time of the last dial by each peer's own hint, the oldest first.
         self._taken_s: OrderedDict[PeerId, float] = OrderedDict()

@@ -202,10 +202,10 @@ def _family(
     """Return a metric of one value, or of a value by label."""
     if not isinstance(rows, Mapping):
         return kind(f"bbnode_{name}", text, value=rows)
-    made = kind(f"bbnode_{name}", text, labels=labels)
+    family = kind(f"bbnode_{name}", text, labels=labels)
     for label, value in rows.items():
-        made.add_metric([label] if isinstance(label, str) else label, float(value))
-    return made
+        family.add_metric([label] if isinstance(label, str) else label, float(value))
+    return family
 
 
 def _disk_metrics(host: Host) -> Iterator[Metric]:
@@ -280,14 +280,14 @@ def _round_metrics(host: Host) -> Iterator[Metric]:
     last = {t: ended[-1] for t, rounds in by_target.items() if (ended := rounds.finished())}
     for name, text in _LAST_ROUND.items():
         rows = {
-            target: float(len(made[name]) if isinstance(made[name], list) else made[name])
-            for target, made in last.items()
+            target: float(len(row[name]) if isinstance(row[name], list) else row[name])
+            for target, row in last.items()
         }
         yield _gauge(f"last_round_{name}", text, rows, "target")
     outputs: dict[tuple[str, ...], float] = {
         (target, name): float(value)
-        for target, made in last.items()
-        for name, value in made["outputs"].items()
+        for target, row in last.items()
+        for name, value in row["outputs"].items()
         if isinstance(value, int | float)
     }
     text = "outputs of the last round that are single numbers"

@@ -213,7 +213,7 @@ def failures_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
     text = "; ".join(row["failures"]) or "no reason was given"
     for peer, name in names.items():
         text = text.replace(peer, name)
-    return _PEER_ID.sub(lambda found: found[0][-_SHORT_CHARS:], text)
+    return _PEER_ID.sub(lambda match: match[0][-_SHORT_CHARS:], text)
 
 
 def missing_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:

@@ -160,8 +160,8 @@ def _unfit(kind: Kind, what: str) -> ExamplesRefused:
     return ExamplesRefused(f"{what} is not what the model takes; give it {_WANTED[kind]}")
 
 
-def _refuse_tokenizer(given: Given, why: str) -> None:
-    if given.tokenizer is not None:
+def _refuse_tokenizer(examples: Given, why: str) -> None:
+    if examples.tokenizer is not None:
         raise TokenizerDiffers(f"the model {why}; leave --tokenizer out")
 
 

@@ -315,8 +315,7 @@ def from_checkpoint(
             raise OtherVersionsWeights(
                 f"the checkpoint is of another version ({saved.artifact_sha256[:8]}), whose model "
                 f"differs in {len(carried.left)} weights ({first!r}: {why}); give the artifact "
-                "that "
-                "made it (--artifact)"
+                "that made it (--artifact)"
             )
         return component
 
@@ -339,9 +338,9 @@ def _origin(saved: Checkpoint, rounds: Sequence[Mapping[str, Any]]) -> WeightsOr
     else:
         done = {target: number for target, number in saved.rounds_done.items() if number}
     # The newest round of each number: after a restarted count, numbers repeat.
-    kept = {(made["target"], made["round"]): made for made in rounds}
-    made = [kept.get(each, {"target": each[0], "round": each[1]}) for each in done.items()]
-    return WeightsOrigin.of_rounds(saved.artifact_sha256, made)
+    kept = {(each["target"], each["round"]): each for each in rounds}
+    last = [kept.get(each, {"target": each[0], "round": each[1]}) for each in done.items()]
+    return WeightsOrigin.of_rounds(saved.artifact_sha256, last)
 
 
 def check_output(out: Path, *, force: bool) -> None:

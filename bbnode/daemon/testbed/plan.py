@@ -86,7 +86,8 @@ class AskedRounds:
     times: int
     # Further keys of [[invoke]].
     options: Mapping[str, Any] = field(default_factory=dict)
-    # By class: the peers that are enough once the time to start is over; one for all other classes.
+    # Peers of each class that are enough once the time to start is over; one for classes not
+    # listed.
     enough: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -453,7 +454,9 @@ def _invoke_entry(
 
 def _with_own_settings(config: NodeConfig, node: PlannedNode, plan: LocalPlan) -> NodeConfig:
     """Add the program's own settings for this machine, and make paths absolute."""
-    slots: dict[str, dict[str, Any]] = {name: dict(given) for name, given in config.slots.items()}
+    slots: dict[str, dict[str, Any]] = {
+        name: dict(settings) for name, settings in config.slots.items()
+    }
     for name, slot in _slots(node, plan.program).items():
         own = plan.program.own_settings.get(name, {})
         if own:

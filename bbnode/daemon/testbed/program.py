@@ -129,11 +129,13 @@ def describe_program(
     """
     program = as_graph(artifact.model)
     mains: dict[str, Function] = {main.metadata[keys.HOME_KEY]: main for main in mains_of(program)}
-    found = {name: _played(program, name, main) for name, main in mains.items()}
-    if home not in found:
+    by_name = {name: _played(program, name, main) for name, main in mains.items()}
+    if home not in by_name:
         # A class with inputs starts executions.
-        home = next((name for name, played in found.items() if played.inputs), next(iter(found)))
-    classes = {home: found.pop(home), **found}
+        home = next(
+            (name for name, played in by_name.items() if played.inputs), next(iter(by_name))
+        )
+    classes = {home: by_name.pop(home), **by_name}
     # The program's module may bring ops of its own beside components.
     brought = (author,) if author and custom_ops_of(program) else ()
     modules = tuple(dict.fromkeys((*_modules_of(classes), *brought)))

@@ -89,7 +89,7 @@ def _text(name: str, *, system: bool) -> str:
             f"{command[0]!r}: a unit is not written for a path with blanks or other signs of "
             "systemd's; install bbnode elsewhere"
         )
-    return _PROGRAM.sub(lambda found: f"{found[1]}={' '.join(command)}", text)
+    return _PROGRAM.sub(lambda match: f"{match[1]}={' '.join(command)}", text)
 
 
 def _read(unit: Path) -> str | None:

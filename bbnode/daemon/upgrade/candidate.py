@@ -45,9 +45,9 @@ class Candidate:
     file: Path
     plan: Plan
     targets: tuple[str, ...]
-    # By slot: the state that is taken over from the last checkpoint.
+    # The state that each slot takes over from the last checkpoint.
     taken_over: Mapping[str, str] = field(default_factory=dict)
-    # By slot or port: the sizes that differ from the current program's.
+    # The sizes of slots and ports that differ from the current program's.
     resized: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -66,13 +66,13 @@ def make_candidate(resolved: ResolvedConfig, artifact: Artifact, file: Path) -> 
 
     Raises as `join.plan.make_plan`; `Plan.check` raises for missing components and settings.
     """
-    section_before = resolved.config.artifact
+    present_section = resolved.config.artifact
     # A name with a hash belongs to one version; the class stays.
     targets = tuple(
         name if name in artifact.targets else name.partition("#")[0]
-        for name in section_before.targets
+        for name in present_section.targets
     )
-    section = section_before.model_copy(
+    section = present_section.model_copy(
         update={"sha256": artifact.sha256, "targets": list(targets)}
     )
     assembly.import_components(resolved)

@@ -64,9 +64,9 @@ Point = tuple[float, float]
 class PictureTooLarge(DeploymentError):
     """The program has more ops, or more edges between them, than a picture can show."""
 
-    def __init__(self, found: str, most: int) -> None:
+    def __init__(self, content: str, most: int) -> None:
         super().__init__(
-            f"the artifact has {found}, a picture shows at most {most}; use `bbnode inspect` "
+            f"the artifact has {content}, a picture shows at most {most}; use `bbnode inspect` "
             "without --svg and --html, or `bbnode compile --dump-after` for the text"
         )
 

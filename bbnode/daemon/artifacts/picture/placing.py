@@ -22,8 +22,7 @@ POINT_WIDTH = 10.0
 GAP = 26.0
 ORDER_SWEEPS = 12
 PLACE_SWEEPS = 16
-# How strongly an edge pulls on its ends, by how many of them are points: long edges become
-# straight.
+# The pull of an edge on its ends, by how many of them are points: long edges become straight.
 PULLS = (1.0, 3.0, 8.0)
 
 
