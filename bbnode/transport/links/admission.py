@@ -6,9 +6,9 @@ with a standing; one with a host that speaks no protocol of bbnode stays only in
 places. Waiting connections have a bound of their own, so that silent sockets take no places from
 others; strangers never get the last places, which are reserved for members and known peers. A
 connection that is dropped for a newcomer belongs to the most crowded prefix and is past its grace
-period. Prefixes are counted at two lengths: IPv4 as /32 and /24, IPv6 as /64 and /48. Addresses that
-are not global (this machine, and private networks, as in test beds and containers) have no bound
-per prefix, since many peers may share one.
+period. Prefixes are counted at two lengths: IPv4 as /32 and /24, IPv6 as /64 and /48. Addresses
+that are not global (this machine, and private networks, as in test beds and containers) have no
+bound per prefix, since many peers may share one.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Admission:
         self._visited: dict[Place, None] = {}
         self._settled_of: Counter[PeerId] = Counter()
         self._shares = CoreShares(limits, counters, known)
-        # Narrow prefixes from which strangers flooded us, the latest last -> end and duration of the
-        # time in which they get no connection.
+        # Narrow prefixes from which strangers flooded us, the latest last -> end and duration of
+        # the ban in which they get no connection.
         self._cooling: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     @property

@@ -1,13 +1,13 @@
 """Frames on our streams: a fixed header, then the body.
 
 Rule: the header is 16 bytes, big-endian: type (1), flags (1, zero), reserved (2, zero), body
-length (4), number (8). The table FRAME_CAPS has the types that a lane carries and the maximum length
-of each; a length is checked against it before anything is stored. An end of stream within a frame
-is a truncation. This module does no I/O.
+length (4), number (8). The table FRAME_CAPS has the types that a lane carries and the maximum
+length of each; a length is checked against it before anything is stored. An end of stream within a
+frame is a truncation. This module does no I/O.
 
-The number is: for ENVELOPE, OPEN and CHUNK, the message's position in its lane; for ACK, the message
-that is expected next; for RESUME and START, the round (see `receiver`); for PING, the number that
-the PONG repeats; for BYE_ACK, the lane.
+The number is: for ENVELOPE, OPEN and CHUNK, the message's position in its lane; for ACK, the
+message that is expected next; for RESUME and START, the round (see `receiver`); for PING, the
+number that the PONG repeats; for BYE_ACK, the lane.
 """
 
 from __future__ import annotations

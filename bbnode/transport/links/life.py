@@ -1,8 +1,8 @@
 """The timers of all links of a node, in one task.
 
-Rule: a link requests a look at a time, as often as it likes; times that are close together share one
-wake-up, so that a thousand idle links wake the process only a few times a second. A look is never
-early, and at most `COARSE_S` late (`FINE_S` for a time less than `SOON_S` away).
+Rule: a link requests a look at a time, as often as it likes; times that are close together share
+one wake-up, so that a thousand idle links wake the process only a few times a second. A look is
+never early, and at most `COARSE_S` late (`FINE_S` for a time less than `SOON_S` away).
 """
 
 from __future__ import annotations

@@ -367,8 +367,8 @@ class Link:
         self.wakes = {lane: Signal() for lane in Lane}
         # The reader of the newest incoming stream of each lane.
         self.readers: dict[Lane, LaneReader] = {}
-        # The writer of small messages; `hurried` is set after a message that was sent at once, until
-        # the task has run or data has arrived. So a burst is sent in two writes.
+        # The writer of small messages; `hurried` is set after a message that was sent at once,
+        # until the task has run or data has arrived. So a burst is sent in two writes.
         self.writer: LaneWriter | None = None
         self.hurried = False
         self.tasks = 0
@@ -534,7 +534,7 @@ class Link:
 
     async def _write_lane(self, lane: Lane) -> None:
         with self._task():
-            # A foreign host would refuse our lanes, so wait until the peer speaks bbnode's protocols.
+            # A foreign host would refuse our lanes: wait until the peer speaks our protocols.
             await self.spoken.wait()
             while not self.is_aborted():
                 try:
