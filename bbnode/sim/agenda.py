@@ -1,10 +1,10 @@
 """The event queue of a simulation.
 
 Rule: the order depends on the events alone and not on the process that computes them, so that it is
-the same in one process and in several. At one time the author's calls come first, in planning order;
-then the nodes, in the order of their addition: each gets its arrivals (by sender, in sending order),
-then the ends of its tasks, and is polled. An envelope without latency arrives in the next round of
-the same time.
+the same in one process and in several. At one time the author's calls come first, in planning
+order; then the nodes, in the order of their addition: each gets its arrivals (by sender, in sending
+order), then the ends of its tasks, and is polled. An envelope without latency arrives in the next
+round of the same time.
 
 Events are tuples for speed: a simulation creates several per envelope. An event that has become
 obsolete (its node may have crashed, its connection may be gone) is discarded when it is due.

@@ -55,7 +55,7 @@ def send(end: socket.socket, message: Any) -> None:
 
 
 def receive(end: socket.socket) -> Any:
-    """Return the next message. Raises EOFError if the other end is gone."""
+    """Return the next message. Raises EOFError if the other end has closed."""
     (size,) = _SIZE.unpack(_exactly(end, _SIZE.size))
     return unpack(_exactly(end, size))
 

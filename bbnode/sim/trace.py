@@ -60,10 +60,10 @@ class Trace:
     def lines(self) -> list[str]:
         """Return the newest lines, oldest first."""
         self._take_up()
-        lines_: list[str] = []
+        newest: list[str] = []
         for _, text in self._texts:
-            lines_ += text.split("\n") if isinstance(text, str) else text
-        return lines_[max(len(lines_) - self._kept, 0) :]
+            newest += text.split("\n") if isinstance(text, str) else text
+        return newest[max(len(newest) - self._kept, 0) :]
 
     def _take_up(self) -> None:
         fresh = self._fresh

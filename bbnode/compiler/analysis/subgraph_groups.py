@@ -237,7 +237,7 @@ class _Finder:
         )
 
     def _raise(self, marks: list[Marks]) -> set[int]:
-        """Give ops that only one group reads the marks of that group; return the constants to copy.
+        """Assign a group's marks to ops that only it reads; return the constants to copy.
 
         An op that can fail keeps its own marks, unless it runs in the same executions anyway.
         """

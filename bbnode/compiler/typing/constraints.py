@@ -746,7 +746,7 @@ class TypeNetwork:
             self.changes += 1
 
     def compose(self, value: int, parts: Sequence[int], within: tuple[str, ...] = ()) -> None:
-        """Give these parts to the value, the part `within` another one. Raises Conflict."""
+        """Set the parts of the value, the part `within` another one. Raises Conflict."""
         root = self.find(value)
         known = self._parts.get(root)
         if known is None:

@@ -3,8 +3,8 @@
 Rule: work that a connection causes has a price in microseconds of a core (the constants below,
 measured and rounded up), which it owes once the work is done. A connection in debt is not read
 until time has paid the debt, so that TCP makes its peer wait. Data within its windows is free,
-since the windows and the inbox bound it. All connections without standing share one account and take
-turns in the order of their requests, with one pass of all other tasks between two turns. The
+since the windows and the inbox bound it. All connections without standing share one account and
+take turns in the order of their requests, with one pass of all other tasks between two turns. The
 connection of a member, of a known peer or of one that we dialled has its own account. Meaningless
 frames (unsolicited answers, frames of no stream) are counted separately: too many are a flood,
 which ends the connection. Opening streams is ordinary work: a peer that opens them in a burst
