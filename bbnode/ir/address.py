@@ -1,4 +1,4 @@
-"""Addresses: multiaddrs, with three protocols more.
+"""Addresses: multiaddrs, extended by three protocols.
 
 Rule: `/site/<id>` (0xE2, 8 bytes big-endian), `/component/<ref>` (0xE3, 4 bytes big-endian)
 and `/op/<name>` (0xE4, length-prefixed UTF-8) are registered with the multiaddr package
@@ -25,10 +25,10 @@ P_SITE = 0xE2
 P_COMPONENT = 0xE3
 P_OP = 0xE4
 
-# Reading an address takes 200 us, and peers name the same ones again and again; one takes 1 KB.
+# Cached addresses: parsing one takes 200 us, peers repeat the same ones, and one takes 1 KB.
 _KEPT = 4096
 
-# Stands between the address of a relay and the peer behind it (multiaddr's protocol table).
+# Separates the address of a relay from the peer behind it (multiaddr's protocol table).
 CIRCUIT = "p2p-circuit"
 
 _OP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
@@ -76,8 +76,8 @@ class _OpNameCodec(multiaddr_codecs.CodecBase):  # type: ignore[misc]  # untyped
 
 
 def _register() -> None:
-    # The package's registry is locked; an unlocked copy in its place is what every lookup
-    # of the package then reads.
+    # The package's registry is locked, so an unlocked copy replaces it for all lookups of the
+    # package.
     registry = multiaddr_protocols.REGISTRY.copy(unlock=True)
     for name, code, codec in (
         ("site", P_SITE, _UintCodec(8)),
@@ -94,7 +94,7 @@ _register()
 
 
 def parse_address(text: str) -> Multiaddr:
-    """Parse multiaddr text; raise DecodeError that quotes it when it is none."""
+    """Parse multiaddr text; raises DecodeError, which quotes it, for anything else."""
     if len(text) > MAX_ADDRESS_CHARS:
         raise DecodeError(f"not a multiaddr: {len(text)} characters; at most {MAX_ADDRESS_CHARS}")
     try:
@@ -119,8 +119,8 @@ def forget_parsed() -> None:
 def _parsed(raw: bytes) -> Multiaddr:
     try:
         address = Multiaddr(raw)
-        # The package decodes lazily, and reads a cut-off part as zeros: only bytes that it
-        # would write itself are an address.
+        # The package decodes lazily, and reads a truncated part as zeros: accept only bytes that it
+        # would write itself.
         canonical = Multiaddr(str(address)).to_bytes() == raw
     except Exception as error:
         raise refused(f"not multiaddr bytes: {raw[:16].hex()}…", error) from error
@@ -130,12 +130,12 @@ def _parsed(raw: bytes) -> Multiaddr:
 
 
 def site_suffix(site: int) -> bytes:
-    """Return bytes of `/site/<site>`: where a fill lands inside a node (data plane)."""
+    """Return the bytes of `/site/<site>`, the destination of a fill in a node (data plane)."""
     return _SITE_HEADER + site.to_bytes(8, "big")
 
 
 def component_suffix(component_ref: int, op: str) -> bytes:
-    """Return bytes of `/component/<ref>/op/<name>` (control plane)."""
+    """Return the bytes of `/component/<ref>/op/<name>` (control plane)."""
     return bytes(Multiaddr(f"/component/{component_ref}/op/{op}").to_bytes())
 
 
@@ -145,7 +145,7 @@ def parse_component_suffix(suffix: bytes) -> tuple[int, str] | None:
         return None
     at = len(_COMPONENT_HEADER) + 4
     end = at + len(_OP_HEADER)
-    # A name is shorter than 128 bytes, so that its length is one byte.
+    # A name is shorter than 128 bytes, so its length is one byte.
     name = suffix[end + 1 :]
     if suffix[at:end] != _OP_HEADER or len(suffix) <= end or suffix[end] != len(name):
         return None
@@ -158,13 +158,12 @@ def parse_component_suffix(suffix: bytes) -> tuple[int, str] | None:
 _SITE_HEADER = bytes(Multiaddr("/site/0").to_bytes())[:-8]
 _COMPONENT_HEADER = bytes(Multiaddr("/component/0").to_bytes())[:-4]
 _OP_HEADER = bytes(Multiaddr("/op/x").to_bytes())[:-2]
-# Where a peer is told that what it sent was refused: the same on every node, as it needs no
-# knowledge of the program there.
+# The destination of refusals: the same on every node, independent of the program there.
 REFUSED_SUFFIX = bytes(Multiaddr("/op/refused").to_bytes())
 
 
 def parse_site_suffix(suffix: bytes) -> int | None:
-    """Return the site id of a `/site/<id>` suffix, or None when it is another address."""
+    """Return the site id of a `/site/<id>` suffix, or None for another address."""
     header = len(_SITE_HEADER)
     if len(suffix) != header + 8 or suffix[:header] != _SITE_HEADER:
         return None
@@ -177,9 +176,9 @@ def is_relayed(address: Multiaddr) -> bool:
 
 
 def peer_of_address(address: Multiaddr) -> PeerId:
-    """Return the PeerId in the `/p2p/<id>` part, of a relayed address behind the relay's own part.
+    """Return the PeerId in the `/p2p/<id>` part, which follows the relay's in a relayed address.
 
-    Raises DecodeError when there is none.
+    Raises DecodeError if there is none.
     """
     parts = str(address).split("/")
     if CIRCUIT in parts:

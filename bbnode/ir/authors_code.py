@@ -1,7 +1,7 @@
-"""The code of a program's author, where bbnode runs it: what it raises becomes one typed error.
+"""The boundary around the code of a program's author: its exceptions become one typed error.
 
-Rule: the error says what was raised and where; its `frames` are those of the author's own files, in
-the order of the calls. Errors of bbnode are not touched, as they say more.
+Rule: the error has the exception and its location; its `frames` are those of the author's own
+files, in call order. Errors of bbnode pass unchanged, since they are more specific.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.interrupts import let_stop
 from bbnode.ir.texts import printable
 
-_MAX_TEXT: Final = 400  # characters of what was raised
-_MAX_FRAMES: Final = 8  # the last ones; a recursion has a thousand
+_MAX_TEXT: Final = 400  # characters of the exception's message
+_MAX_FRAMES: Final = 8  # the innermost ones; a recursion has a thousand
 
 _OURS: Final = Path(__file__).parent.parent
 _OTHERS: Final = tuple(
@@ -28,29 +28,29 @@ _OTHERS: Final = tuple(
 
 
 class AuthorsCodeFailed(AuthorError):
-    """A Module or a module of components raised something.
+    """A Module or a module of components raised an exception.
 
     `frames`: file, line and code of each call in the author's own files, as they are shown.
     """
 
     def __init__(self, what: str, error: BaseException) -> None:
-        found = authors_frames(error)
+        frames = authors_frames(error)
         self.frames = tuple(
             f"{frame.filename}:{frame.lineno}, in {frame.name}: {(frame.line or '').strip()}"
-            for frame in found[-_MAX_FRAMES:]
+            for frame in frames[-_MAX_FRAMES:]
         )
         text = printable(str(error).partition("\n")[0])[:_MAX_TEXT]
         place = ""
         if isinstance(error, SyntaxError) and error.filename:
             text, place = error.msg, f" ({Path(error.filename).name}:{error.lineno})"
-        elif found:
-            place = f" ({Path(found[-1].filename).name}:{found[-1].lineno})"
+        elif frames:
+            place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
         super().__init__(f"{what}: {type(error).__name__}: {text}{place}; mend the program")
 
 
 @contextmanager
 def authors_code(what: str) -> Iterator[None]:
-    """Turn what an author's code raises into AuthorsCodeFailed; `what` names the code."""
+    """Turn exceptions of an author's code into AuthorsCodeFailed; `what` names the code."""
     try:
         yield
     except BbnodeError:

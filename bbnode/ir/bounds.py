@@ -1,10 +1,10 @@
-"""Bounds of a model of any origin, checked before anything is done with it.
+"""Bounds of a model of any origin, checked before anything else is done with it.
 
-Rule: one walk, linear in the size of the model and without recursion. All else may then rely
-on it: texts are texts, a name fits into a message, no node or function is so large that a
-look through its parts costs more than its bytes, and graphs nest no deeper than they are
-followed. Nothing in it names a file: a runtime would read that file of the machine it runs on,
-and the program could send it away. Weights themselves are not looked at.
+Rule: one walk, linear in the size of the model and without recursion. All other code relies on the
+result: texts are valid, names fit into messages, no node or function is so large that a walk
+through its parts costs more than its bytes, and graphs nest no deeper than they are followed.
+Nothing in the model names a file: a runtime would read that file on the machine it runs on, and
+the program could send it away. The weights themselves are not inspected.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from bbnode.ir.caps import (
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.shapes import MAX_AXES
 
-# Of a file's name in an error.
+# Characters of a file's name in an error.
 _SHOWN_CHARS = 80
 
 _LISTS = frozenset({keys.AFTER_KEY, keys.CONTROL_AFTER_KEY})
 
-# ONNX Runtime's op whose code may stand in a file that its attribute names.
+# ONNX Runtime's op that may load code from a file named by an attribute.
 _FILE_OPS = frozenset({"EPContext"})
-# ONNX Runtime's settings, files to write among them, as a model may bring them.
+# ONNX Runtime's settings in a model, which may name files to write.
 _RUNTIME_SETTINGS = frozenset({"ort_config"})
 
 
 class OutOfBounds(AuthorError):
-    """A model holds something that no program needs."""
+    """A model exceeds a bound that no legitimate program needs."""
 
 
 class FileReference(OutOfBounds):
@@ -55,9 +55,9 @@ class FileReference(OutOfBounds):
 
 
 def check_bounds(model: ModelProto) -> None:
-    """Raise OutOfBounds when a model is larger or deeper than anything here is made for.
+    """Raise OutOfBounds if a model is larger or deeper than the code is designed for.
 
-    FileReference is raised when anything in it names a file.
+    Raises FileReference if anything in it names a file.
     """
     _parts("the model", model.metadata_props, MAX_FUNCTION_PARTS, "metadata entries")
     _metadata("the model", model.metadata_props)
@@ -112,7 +112,7 @@ def _check_graph(where: str, graph: GraphProto) -> None:
 def _check_nodes(
     where: str, nodes: Iterable[NodeProto], todo: list[tuple[GraphProto, int]]
 ) -> None:
-    """The nodes, and those of the graphs in `todo` and in their attributes."""
+    """Check the nodes, and those of the graphs in `todo` and in their attributes."""
     for node in nodes:
         _check_node(where, node, 1, todo)
     while todo:
@@ -146,7 +146,7 @@ def _check_node(
     texts = (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
     try:
         long = len("".join(texts)) > MAX_NAME_CHARS
-    except TypeError:  # bytes, which are no UTF-8
+    except TypeError:  # bytes, which are not valid UTF-8
         long = True
     if long:
         _names(where, texts)
@@ -179,7 +179,7 @@ def _check_attribute(
     todo: list[tuple[GraphProto, int]],
     node: NodeProto | None = None,
 ) -> None:
-    # Whatever its `type` says: others may look at the fields alone.
+    # Check all fields, whatever `type` is: other readers may ignore it.
     _names(where, (attribute.name, attribute.ref_attr_name))
     if holds_plain_values(attribute):
         return
@@ -208,12 +208,12 @@ def _check_attribute(
 
 
 def holds_plain_values(attribute: AttributeProto) -> bool:
-    """Return whether an attribute is numbers and texts alone, which name nothing."""
+    """Return True if an attribute holds only numbers and texts, which can name no value."""
     return not (attribute.HasField("t") or nests(attribute))
 
 
 def nests(attribute: AttributeProto) -> bool:
-    """Return whether an attribute holds more than numbers, texts and one tensor."""
+    """Return True if an attribute holds more than numbers, texts and one tensor."""
     return bool(
         attribute.HasField("g")
         or attribute.HasField("tp")
@@ -231,12 +231,12 @@ def _check_sparse(where: str, sparse: SparseTensorProto) -> None:
 
 
 def check_tensor(where: str, tensor: TensorProto) -> None:
-    """Raise FileReference when a tensor's values stand in a file."""
+    """Raise FileReference if a tensor's values are in a file."""
     if tensor.data_location == TensorProto.DEFAULT and not tensor.external_data:
         return
-    found = next((e.value for e in tensor.external_data if e.key == "location"), "")
+    place = next((e.value for e in tensor.external_data if e.key == "location"), "")
     raise FileReference(
-        f"{where}: tensor {tensor.name!r:.80} is to be read from a file ({found[:_SHOWN_CHARS]!r}) "
+        f"{where}: tensor {tensor.name!r:.80} is to be read from a file ({place[:_SHOWN_CHARS]!r}) "
         "of whoever runs it; write it into the model: onnx.load(path) reads such files in, then "
         "save it without external data"
     )
@@ -262,7 +262,7 @@ def _check_axes(where: str, axes: Any) -> None:
 
 
 def check_type(where: str, kind: Any) -> None:
-    """Raise OutOfBounds when a TypeProto nests too deep or holds a long text."""
+    """Raise OutOfBounds if a TypeProto nests too deep or holds a long text."""
     for _ in range(MAX_TYPE_DEPTH):
         _names(where, (kind.denotation, kind.opaque_type.domain, kind.opaque_type.name))
         inner = kind.WhichOneof("value")

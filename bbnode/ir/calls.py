@@ -1,7 +1,7 @@
-"""Sizes of bodies with all that they call in the place of the calls, before any is inlined.
+"""Sizes of bodies with all calls inlined, computed before any call is.
 
-Rule: one look at each body, however often it is called: a few functions that call each other twice
-stand for billions of ops. Nothing is inlined whose size was not counted here.
+Rule: each body is counted once, however often it is called, since a few functions that call each
+other twice amount to billions of ops. Nothing is inlined before its size was counted here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROOT: FunctionKey = ("", "", "")  # no function has such a name
 
 
 class InliningRefused(AuthorError):
-    """Functions call each other so often, or so deep, that they can't be inlined."""
+    """The calls of functions are too many, or nested too deep, to be inlined."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class Counted:
     """One body before inlining.
 
     Attributes:
-        ops: that are no calls.
-        weight: of these, in whatever unit the caller counts.
-        calls: functions that are called, each with the weight that every op of it gains there.
+        ops: number of ops that are no calls.
+        weight: total weight of these ops, in the caller's unit.
+        calls: called functions, each with the weight that every op of it gains in this call.
     """
 
     ops: int = 0
@@ -45,7 +45,7 @@ class Counted:
 def inlined_size(root: FunctionKey, bodies: Mapping[FunctionKey, Counted]) -> tuple[int, int]:
     """Return the ops and the weight of `root` with all calls inlined.
 
-    Raises InliningRefused for calls in a ring, or nested deeper than `MAX_CALL_DEPTH`.
+    Raises InliningRefused for a cycle of calls, or calls nested deeper than `MAX_CALL_DEPTH`.
     """
     done: dict[FunctionKey, tuple[int, int, int]] = {}  # ops, weight, levels below
     open_: set[FunctionKey] = set()
@@ -79,10 +79,10 @@ def inlined_size(root: FunctionKey, bodies: Mapping[FunctionKey, Counted]) -> tu
 
 
 def check_calls(model: ModelProto) -> None:
-    """Raise InliningRefused where a model's functions can't be inlined within bounds.
+    """Raise InliningRefused if a model's functions can't be inlined within bounds.
 
-    What they stand for may have `MAX_INLINED_OPS` ops and `MAX_INLINED_BYTES`, or
-    `MAX_INLINED_GROWTH` times what the model itself has.
+    The result may have `MAX_INLINED_OPS` ops and `MAX_INLINED_BYTES`, or `MAX_INLINED_GROWTH`
+    times those of the model itself.
     """
     if not model.functions:
         return
@@ -96,12 +96,12 @@ def check_calls(model: ModelProto) -> None:
     ops, weight = inlined_size(_ROOT, bodies)
     own_ops = sum(body.ops + len(body.calls) for body in bodies.values())
     own_bytes = sum(body.weight for body in bodies.values())
-    for found, own, least, unit in (
+    for inlined, own, least, unit in (
         (ops, own_ops, MAX_INLINED_OPS, "ops"),
         (weight, own_bytes, MAX_INLINED_BYTES, "bytes"),
     ):
         most = max(least, MAX_INLINED_GROWTH * own)
-        if found > most:
+        if inlined > most:
             raise InliningRefused(
                 f"the model's functions call each other so often that they stand for more than "
                 f"{most} {unit}, and the model itself has {own}; inline them "
@@ -110,24 +110,24 @@ def check_calls(model: ModelProto) -> None:
 
 
 def _counted(nodes: Sequence[NodeProto], functions: Mapping[FunctionKey, FunctionProto]) -> Counted:
-    made = Counted()
+    counted = Counted()
     todo: list[NodeProto | GraphProto] = list(nodes)
     while todo:
         part = todo.pop()
         if isinstance(part, GraphProto):
             todo += part.node
-            made.weight += sum(tensor.ByteSize() for tensor in part.initializer)
+            counted.weight += sum(tensor.ByteSize() for tensor in part.initializer)
             continue
         inner = [graph for each in part.attribute for graph in each.graphs]
         inner += [each.g for each in part.attribute if each.HasField("g")]
         todo += inner
         key = _key(part.domain, part.op_type, part.overload)
         if key in functions:
-            made.calls.append((key, 0))
+            counted.calls.append((key, 0))
         else:
-            made.ops += 1
-            made.weight += 0 if inner else part.ByteSize()
-    return made
+            counted.ops += 1
+            counted.weight += 0 if inner else part.ByteSize()
+    return counted
 
 
 def _key(domain: str, name: str, overload: str) -> FunctionKey:

@@ -1,10 +1,10 @@
-"""Every bound on what others can make a node read, keep, do or wait for.
+"""All bounds on the data, work and waits that others can cause in a node.
 
-Rule: a bound stands here once, with its unit and its reason, and is imported by whoever checks it;
-beyond each is a typed error or a counter. Those that a host or an operator sets stand with their
-defaults in `TransportLimits`, `Limits`, `RelaySettings` and the configuration. `bbnode config
-reference --limits` prints them all; a bound of an author's or owner's own job may stand beside its
-use, and is then named in `daemon/config/limits.py`.
+Rule: a bound is defined here once, with its unit and its reason, and imported by the code that
+checks it; exceeding it is a typed error or counted. Bounds that a host or an operator sets are
+defined with their defaults in `TransportLimits`, `Limits`, `RelaySettings` and the configuration.
+`bbnode config reference --limits` prints them all; a bound of an author's or owner's own job may be
+defined beside its use, and is then named in `daemon/config/limits.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cap:
-    """One bound: what it counts, in which unit, and why it is what it is.
+    """One bound, with its unit and its reason.
 
     Attributes:
-        value: None is no bound.
-        setting: how it is changed; "" where it can't be.
+        value: None means unbounded.
+        setting: the setting that changes it; "" if there is none.
     """
 
     section: str
@@ -38,13 +38,13 @@ _rows: list[tuple[str, float, str, str]] = []
 
 
 def bound(value: Value, unit: str, reason: str) -> Value:
-    """Return a dataclass field for a bound that can be set, with this default."""
-    made: Value = field(default=value, metadata={"unit": unit, "reason": reason})
-    return made
+    """Return a dataclass field for a configurable bound, with this default."""
+    configurable: Value = field(default=value, metadata={"unit": unit, "reason": reason})
+    return configurable
 
 
 def settable(section: str, limits: Any) -> list[Cap]:
-    """Return the bounds among the fields of a dataclass instance, with the values that it has."""
+    """Return the bounds among the fields of a dataclass instance, with its values."""
     return [
         Cap(
             section=section,
@@ -70,7 +70,7 @@ def _cap(value: Number, unit: str, reason: str) -> Number:
 
 
 _part("Addresses and ids")
-# What a peer may say of itself, or of others, wherever it says it.
+# For everything that a peer states about itself or others.
 MAX_ADDRESS_BYTES: Final = _cap(
     256, "bytes", "one multiaddr; an IP address, a port and two PeerIds are under 120"
 )
@@ -88,7 +88,7 @@ MAX_DIGEST_BYTES: Final = _cap(
 MAX_PEER_ID_CHARS: Final = _cap(128, "characters", "of a PeerId as text: 66 bytes are 91 of base58")
 
 _part("Payloads")
-# Each bound holds for all that nests in one payload.
+# Each bound holds for one payload, including everything nested in it.
 MAX_DIMENSIONS: Final = _cap(
     32, "dimensions", "of a tensor; numpy's own bound for decades, ONNX sets none"
 )
@@ -259,7 +259,7 @@ MAX_DETAIL_BYTES: Final = _cap(1024, "bytes", "what a refusal says")
 MAX_LISTS_WAITING: Final = _cap(4096, "peers", "whose revocation lists are still to be exchanged")
 
 _part("Models")
-# Of any model, whoever it comes from, before anything is done with it.
+# For models of any origin, checked before anything else is done with them.
 MAX_NAME_CHARS: Final = _cap(
     16_384, "characters", "one name; names grow by one step per inlined call"
 )
@@ -303,7 +303,7 @@ MAX_INLINED_GROWTH: Final = _cap(4, "times", "what the model itself has, where t
 MAX_CALL_DEPTH: Final = _cap(64, "levels", "functions in functions")
 
 _part("The engine")
-# Those that a node can be given stand in its configuration, [limits].
+# Configurable bounds of the engine are in the node's configuration, [limits].
 MAX_BOOK_PEERS: Final = _cap(16_384, "peers", "in the address book; one takes about 1 KB")
 MAX_ADDRESSES_PER_PEER: Final = _cap(
     16, "addresses", "in the address book: twice what may be claimed, for what was observed"
@@ -506,7 +506,7 @@ MIN_FREE_BYTES: Final = _cap(
     "of disk, below which a node is not well: room for two checkpoints several times over",
 )
 
-# All bounds above, in their order; each is called as its constant.
+# All bounds above, in order, each named like its constant.
 TABLE: Final = [
     Cap(section=section, name=name.lower(), value=value, unit=unit, reason=reason)
     for name, (section, value, unit, reason) in zip(

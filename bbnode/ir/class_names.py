@@ -1,7 +1,7 @@
-"""Classes and functions that a setting names: `package.module:Name`, or `folder/file.py:Name`.
+"""The lookup of classes and functions named in settings: `package.module:Name`, `file.py:Name`.
 
-Rule: a module that is not there is a wrong name; one that raises when it is imported is at fault
-itself, and says where.
+Rule: a missing module is a wrong name; an exception during its import is the fault of the module,
+and the error gives the location.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ class ClassNotLoaded(DeploymentError):
 
 
 def load_class(module: str, name: str, base: type[Named]) -> type[Named]:
-    """Import a module and return its class of that name, one that derives from `base`.
+    """Import a module and return a class derived from `base`, by name.
 
-    The current directory is searched as well, as `python -m` would. Raises ClassNotLoaded, and
-    AuthorsCodeFailed for what the module raises.
+    The current directory is searched as well, as by `python -m`. Raises ClassNotLoaded, and
+    AuthorsCodeFailed for an exception of the module.
     """
     return _class_in(load_module_named(module), name, base)
 
 
 def load_module_named(module: str) -> ModuleType:
-    """Import a module, that of a file in the current directory too. Raises ClassNotLoaded."""
+    """Import a module, also from the current directory. Raises ClassNotLoaded."""
     search(Path.cwd())
     return _imported(module)
 
 
 def load_from_file(path: Path, name: str, base: type[Named]) -> type[Named]:
-    """Import a Python file as the module that it is, and return its class, as `load_class` does.
+    """Import a Python file under its module name, and return its class, as `load_class` does.
 
-    A file of a package keeps its dotted name. `name` may be "" where the file defines exactly one
-    class that derives from `base`. Raises ClassNotLoaded, AuthorsCodeFailed.
+    A file of a package keeps its dotted name. `name` may be "" if the file defines exactly one
+    class derived from `base`. Raises ClassNotLoaded, AuthorsCodeFailed.
     """
-    found = _imported_file(path)
+    module = _imported_file(path)
     if name:
-        return _class_in(found, name, base)
-    own = [n for n in _classes(found, base) if getattr(found, n).__module__ == found.__name__]
+        return _class_in(module, name, base)
+    own = [n for n in _classes(module, base) if getattr(module, n).__module__ == module.__name__]
     if len(own) != 1:
         known = ", ".join(own) or "none"
         raise ClassNotLoaded(
             f"{path} does not define exactly one {base.__name__} class (it has: {known}); say "
             f"which, as {path}:Class"
         )
-    return _class_in(found, own[0], base)
+    return _class_in(module, own[0], base)
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """Return the function that `package.module:name` or `folder/file.py:name` names.
+    """Return the function with the name `package.module:name` or `folder/file.py:name`.
 
     The current directory is searched as well. Raises ClassNotLoaded.
     """
@@ -70,13 +70,13 @@ def load_function(target: str) -> Callable[..., Any]:
     else:
         search(Path.cwd())
         module = _imported(where)
-    found = getattr(module, name, None)
-    if not callable(found):
+    candidate = getattr(module, name, None)
+    if not callable(candidate):
         known = sorted(key for key, value in vars(module).items() if callable(value))
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ClassNotLoaded(f"{where} has no function {name!r}{hint}")
-    return cast(Callable[..., Any], found)
+    return cast(Callable[..., Any], candidate)
 
 
 def _imported_file(path: Path) -> ModuleType:
@@ -89,14 +89,14 @@ def _imported_file(path: Path) -> ModuleType:
     if not all(part.isidentifier() for part in module.split(".")):
         raise ClassNotLoaded(f"{path}: {module!r} is no name of a Python module; rename the file")
     search(folder)
-    found = _imported(module)
-    origin = getattr(found, "__file__", None)
+    loaded = _imported(module)
+    origin = getattr(loaded, "__file__", None)
     if origin is None or not file.samefile(origin):
         raise ClassNotLoaded(
             f"{path}: the name {module!r} belongs to another module"
             f"{f' ({origin})' if origin else ''}; rename the file"
         )
-    return found
+    return loaded
 
 
 def _imported(module: str) -> ModuleType:

@@ -1,10 +1,10 @@
 """Codecs of values: to payload bytes, and back.
 
-Rule: one strict codec per leaf type, found by wire hash. Encoding yields a list of
-buffers so that a tensor is not copied here; decoding slices the input, and a tensor is
-a read-only numpy view of it. Everything is bounded before anything is allocated:
-children, depth, dimensions and lengths, and all values of one payload together. msgpack carries
-scalars, without ext types. Whatever a decoder raises is a DecodeError to its caller.
+Rule: one strict codec per leaf type, looked up by wire hash. Encoding yields a list of buffers, so
+that tensors are not copied; decoding slices the input, and a tensor is a read-only numpy view of
+it. Everything is bounded before anything is allocated: children, depth, dimensions and lengths, and
+the total of values in one payload. msgpack carries scalars, without ext types. Every exception of a
+decoder becomes a DecodeError for its caller.
 
 Layouts (integers little-endian):
   tensor     u8 element type (onnx), u8 ndim, 6 zero bytes, ndim x u64 dims, raw bytes (`packing`)
@@ -12,7 +12,7 @@ Layouts (integers little-endian):
   sequence   u32 count, count x u64 length, tensors
   optional   u8: 0 for nothing, or 1 and the value
   composite  u32 count, count x (u64 type hash, u64 length), bodies
-  the rest   one msgpack object
+  others     one msgpack object
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from bbnode.ir.values import (
 
 Buffer = bytes | memoryview
 
-_TENSOR = TypeKind.TENSOR  # every value asks: looking a member up in its enum takes longer
+_TENSOR = TypeKind.TENSOR  # needed for every value: the look-up of an enum member is slower
 _new_array = np.ndarray
 _TENSOR_HEADER = struct.Struct("<BB6x")
 _HEADER_BYTES = _TENSOR_HEADER.size
 _DIMENSIONS = tuple(struct.Struct(f"<{ndim}Q") for ndim in range(MAX_DIMENSIONS + 1))
 _HOST_IS_LITTLE = sys.byteorder == "little"
-# Element types whose arrays are, byte for byte, what travels.
+# Element types whose arrays equal the wire format, byte for byte.
 _AS_ON_THE_WIRE = {
     node.elem_type: values.dtype_of(node)
     for node in types.registered_types()
@@ -80,11 +80,11 @@ _AS_ON_THE_WIRE = {
 # The head of a composite: its number of children, and for each its type and length.
 _COUNT = struct.Struct("<I")
 _CHILD = struct.Struct("<QQ")
-_LENGTH = struct.Struct("<Q")  # of a tensor in a sequence
+_LENGTH = struct.Struct("<Q")  # the length of a tensor in a sequence
 
 
 def encode_parts(value: Value, node: TypeNode | None = None) -> list[Buffer]:
-    """Return the payload of `value` as buffers to be written one after the other.
+    """Return the payload of `value` as buffers to write one after the other.
 
     Buffers larger than SMALL_BYTES are not copied. `node` is the value's type, if it is known.
     """
@@ -105,7 +105,7 @@ def encode_value(value: Value) -> bytes:
 def decode_value(node: TypeNode, payload: Buffer, budget: Budget | None = None) -> Value:
     """Decode a payload of the leaf type `node`; tensors are views of `payload`.
 
-    `budget` bounds what it may hold; by default, the budget of a payload from a peer. Raises
+    `budget` bounds its content; by default, it is the budget of a payload from a peer. Raises
     DecodeError for anything but exactly one well-formed value within the budget.
     """
     try:
@@ -123,7 +123,7 @@ def register_codec(
     encode: Callable[[Any], list[Buffer]],
     decode: Callable[[memoryview], Any],
 ) -> None:
-    """Add the codec of a leaf type that third parties registered."""
+    """Register the codec of a third party's leaf type."""
     _ENCODERS[node.id] = encode
     _DECODERS[node.id] = lambda view, _: decode(view)
 
@@ -248,9 +248,9 @@ def _encode_tensor(array: np.ndarray[Any, Any], node: TypeNode) -> list[Buffer]:
 
 @lru_cache(256)
 def _plain_head(head: bytes) -> tuple[int, tuple[int, ...], np.dtype[Any], int] | None:
-    """Return element type, shape, dtype and whole size of the tensor that begins with these bytes.
+    """Return element type, shape, dtype and total size of a tensor from its head.
 
-    None for heads that are not well-formed, and for tensors that are not plainly their bytes.
+    None for malformed heads, and for tensors whose arrays differ from the wire format.
     """
     elem, ndim = _TENSOR_HEADER.unpack_from(head)
     dtype = _AS_ON_THE_WIRE.get(elem)
@@ -275,7 +275,7 @@ def _decode_tensor(node: TypeNode, view: Buffer) -> np.ndarray[Any, Any]:
                 try:
                     return _new_array(shape, plain, view, start)
                 except (ValueError, OverflowError):
-                    pass  # said below
+                    pass  # the general path below raises the error
     elem, ndim = _TENSOR_HEADER.unpack_from(view)
     if elem != node.elem_type:
         raise DecodeError(f"tensor of element type {elem} where {node.name} was announced")
@@ -392,7 +392,7 @@ def _decode_children(view: memoryview, depth: int, budget: Budget) -> list[Value
 
 
 def _count_of(view: memoryview, most: int, budget: Budget) -> tuple[int, int]:
-    """Return the number of children of a composite, and where the first one starts."""
+    """Return the number of children of a composite, and the offset of the first one."""
     if len(view) < _COUNT.size:
         raise DecodeError("a composite payload has no count")
     (count,) = _COUNT.unpack_from(view)
@@ -431,7 +431,7 @@ def _decode_response_batch(view: memoryview, depth: int, budget: Budget) -> Resp
     count, offset = _count_of(view, MAX_CHILDREN + 1, budget)
     if not count:
         raise DecodeError("a response batch has no head")
-    # Its head is a Metadata, which may be larger than others: all PeerIds of a cohort.
+    # The head is a Metadata that may be larger than others: it has all PeerIds of a cohort.
     node, size = _child(view, 0, offset)
     if node is not types.METADATA:
         raise DecodeError("a response batch has no head")
@@ -461,20 +461,20 @@ def _reasons(
         max_values=1 + 5 * MAX_BATCH_REASONS,
         max_depth=2,
     )
-    found = {}
+    reasons = {}
     for row in _need_list(rows):
         peer, *fields = _need_list(row)
         budget.take(1)
         if len(fields) != len(WireRefusal.__dataclass_fields__):
             raise DecodeError("a reason in a response batch is malformed")
-        found[PeerId.from_bytes(_need_bytes(peer))] = refusal_of(*fields)
-    if len(found) != len(rows) or not found.keys() <= set(missing):
+        reasons[PeerId.from_bytes(_need_bytes(peer))] = refusal_of(*fields)
+    if len(reasons) != len(rows) or not reasons.keys() <= set(missing):
         raise DecodeError("a response batch has reasons for peers that are not missing, or twice")
-    return tuple(found.items())
+    return tuple(reasons.items())
 
 
 def _unpack_list(view: Buffer, each: int, max_bytes: int = MAX_SCALAR_BYTES) -> list[Any]:
-    """Return a list; each item holds up to `each` values: itself, or itself and what is in it."""
+    """Return a list whose items hold up to `each` values, counting the item and its content."""
     return _need_list(
         decoding.unpack(
             view,
@@ -504,15 +504,15 @@ def _need_list(item: Any) -> list[Any]:
 
 
 def _peer_list(raw: Buffer, budget: Budget) -> list[PeerId]:
-    found = _unpack_list(raw, 1, MAX_PEER_LIST_BYTES)
-    budget.take(len(found))
-    return [PeerId.from_bytes(_need_bytes(each)) for each in found]
+    items = _unpack_list(raw, 1, MAX_PEER_LIST_BYTES)
+    budget.take(len(items))
+    return [PeerId.from_bytes(_need_bytes(each)) for each in items]
 
 
 def _address_list(raw: Buffer, budget: Budget) -> values.AddressVec:
-    found = [_need_bytes(each) for each in _unpack_list(raw, 1)]
-    budget.take_addresses(sum(map(len, found)))
-    return values.AddressVec(map(address_from_bytes, found))
+    items = [_need_bytes(each) for each in _unpack_list(raw, 1)]
+    budget.take_addresses(sum(map(len, items)))
+    return values.AddressVec(map(address_from_bytes, items))
 
 
 def _metadata(view: Buffer, budget: Budget) -> Metadata:
@@ -612,8 +612,8 @@ def _add_integer(carrier: type[int]) -> None:
     node = values.type_of(carrier(0))
 
     def decode(view: memoryview) -> int:
-        found = decoding.unpack_scalar(view, max_bytes=MAX_INTEGER_BYTES)
-        return carrier(_need_u64(found))
+        integer = decoding.unpack_scalar(view, max_bytes=MAX_INTEGER_BYTES)
+        return carrier(_need_u64(integer))
 
     register_codec(node, lambda value: [msgpack.packb(int(value))], decode)
 
@@ -627,8 +627,8 @@ for _carrier in (
 
 # --- estimates -------------------------------------------------------------------------
 
-# Rough microseconds per byte of a payload: a PeerId has 36 bytes, and addresses are parsed by slow
-# code. A Bytes is copied. Nothing is known of types that third parties add.
+# Rough microseconds per byte of a payload: a PeerId has 36 bytes, addresses are parsed by slow
+# code, and a Bytes is copied. Types of third parties have no estimate.
 _COST_PER_BYTE: dict[str, float] = {
     types.TRIGGER.id: 0,
     types.PEER_ID.id: 1 / 32,
@@ -645,15 +645,15 @@ _COST_OF_CHILD = 3
 
 
 def cost_of(node: TypeNode, payload: Buffer, most: int, depth: int = 0) -> int:
-    """Return about how many microseconds `decode_value` will take, or something beyond `most`.
+    """Estimate the microseconds that `decode_value` will take, up to somewhat beyond `most`.
 
     The estimate is the same on every machine. Nothing is decoded, and the estimate of a composite
-    ends once it is beyond `most`.
+    stops once it exceeds `most`.
     """
     if node is types.TENSOR_STRING or node.kind in (TypeKind.SEQUENCE, TypeKind.OPTIONAL):
         return 1 + (len(payload) >> 4)  # a short text takes about as long as a PeerId
     if node.kind is _TENSOR:
-        # A view; but each byte of a bool is checked.
+        # Tensors become views, but each byte of a bool is checked.
         return 1 if node is not types.TENSOR_BOOL else 1 + (len(payload) >> 10)
     if node is types.COMPOSITE or node is types.RESPONSE_BATCH:
         return _cost_of_children(memoryview(payload), most, depth)
@@ -666,7 +666,7 @@ def _cost_of_children(view: memoryview, most: int, depth: int) -> int:
     (count,) = _COUNT.unpack_from(view)
     offset = _COUNT.size + count * _CHILD.size
     if count > MAX_CHILDREN + 1 or len(view) < offset:
-        return 1  # it is refused at once
+        return 1  # the decoder refuses it at once
     cost: int = 1 + _COST_OF_CHILD * count
     for index in range(count):
         if cost > most:

@@ -1,10 +1,10 @@
 """Crossings: what a program's targets send and take, by site, as peers tell each other.
 
-Rule: two peers whose programs differ work together where their crossings agree, which is where
-they have the same site, and the sizes that both sides state for it fit. Where sizes do not fit
-nothing is sent there, and the peer is chosen for no work. Everything else is there to be read: it
-decides nothing but which of the other's crossings is shown as the counterpart of one's own. A size
-that nobody states is not compared; and what arrives is checked in any case.
+Rule: two peers with different programs work together on the crossings that agree: those with the
+same site and compatible sizes on both sides. Nothing is sent to a site with incompatible sizes, and
+its peer is chosen for no work. Everything else is informative: it only determines which of the
+other's crossings is shown as the counterpart of one's own. Sizes that one side does not state are
+not compared; arriving values are checked in any case.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _KIND_OF: Final = {
     keys.OP_RECV_RESP_BATCHED: "response",
 }
 _SENDS, _TAKES = 1, 2
-# Ops behind which a value is still the same one.
+# Ops that hand a value on unchanged.
 _PASS_ON: Final = keys.GATE_OPS | {keys.OP_DEADLINE_CHECK, "PassThrough"}
 _CODEC: Final = keys.role_domain("Codec")
 _FIELDS = 6
-# Behind the type, in one text with it, so that earlier releases show it and refuse nothing.
+# Separates type and shape in one text, which earlier releases display and accept.
 _OF = " of "
 _SHAPE = r"(?:\[[^][]*\]|\?)"
 _SHAPES = re.compile(rf"{_SHAPE}(?:, {_SHAPE})*")
 _NUMBER = re.compile(r"[0-9]+")
 _SIZE = re.compile(r"[0-9]{1,18}")
 _MAX_SITE = (1 << 64) - 1
-# Encodings of other versions that are kept decoded; a network has two or three versions at a time.
+# Decoded encodings of other versions in the cache; a network has two or three versions at a time.
 _KEPT_VERSIONS = 16
 
 
@@ -79,7 +79,7 @@ class Crossing:
 
     @property
     def sized_type(self) -> str:
-        """The type, with the shape where there is one: `Tensor.FLOAT of [4, 3]`."""
+        """The type, with the shape if there is one: `Tensor.FLOAT of [4, 3]`."""
         return f"{self.type}{_OF}{self.shape}" if self.type and self.shape else self.type
 
     @property
@@ -96,29 +96,29 @@ def crossings_of(
     `others` are the mains of the program's other classes: what they send or take here may be the
     only one to say its shape, as that of an answer.
     """
-    found = _crossings_by_site(mains)
+    by_site = _crossings_by_site(mains)
     known = _crossings_by_site(others)
-    for site, each in found.items():
+    for site, each in by_site.items():
         if site in known:
-            found[site] = _with_shapes(each, known[site])
-    return tuple(found[site] for site in sorted(found))
+            by_site[site] = _with_shapes(each, known[site])
+    return tuple(by_site[site] for site in sorted(by_site))
 
 
 def _with_shapes(crossing: Crossing, other: Crossing) -> Crossing:
-    """Return a crossing with what another end of its site says of its shape."""
+    """Return a crossing with the shape that another end of its site declares."""
     declared = crossing.declared or other.declared
     inferred = crossing.inferred or other.inferred
     return replace(crossing, shape=inferred or declared, declared=declared, inferred=inferred)
 
 
 def _crossings_by_site(mains: Iterable[Function]) -> dict[int, Crossing]:
-    found: dict[int, Crossing] = {}
+    by_site: dict[int, Crossing] = {}
     for main in mains:
         for node in main.nodes:
             if not is_wire(node):
                 continue
             for each in _crossings(main, node):
-                known = found.get(each.site)
+                known = by_site.get(each.site)
                 if known is not None:
                     each = replace(
                         _with_shapes(known, each),
@@ -126,8 +126,8 @@ def _crossings_by_site(mains: Iterable[Function]) -> dict[int, Crossing]:
                         takes=known.takes or each.takes,
                         models=known.models or each.models,
                     )
-                found[each.site] = each
-    return found
+                by_site[each.site] = each
+    return by_site
 
 
 def port_of(node: OpNode) -> str | None:
@@ -186,7 +186,7 @@ def _crossings(main: Function, node: OpNode) -> Iterator[Crossing]:
 
 
 def _shape(main: Function, value: str) -> str:
-    """Return the declared shape of a value, and of a bundle those of its parts."""
+    """Return the declared shape of a value, or of each part of a bundle."""
     maker = main.producer(value)
     seen: set[str] = set()
     while maker is not None and maker.op_type in _PASS_ON and maker.inputs and value not in seen:
@@ -221,7 +221,7 @@ def _read(main: Function, value: str) -> tuple[str, ...]:
 
 
 def _source(main: Function, value: str) -> tuple[str, OpNode | None]:
-    """Return a value as it was before it was handed on and encoded, and the op that made it."""
+    """Return the original of a value that was handed on or encoded, and the op that made it."""
     maker, seen = main.producer(value), {value}
     while maker is not None and _hands_on(maker, "Encode") and maker.inputs[0] not in seen:
         value = maker.inputs[0]
@@ -237,8 +237,8 @@ def _loaded(main: Function, value: str) -> tuple[str, ...]:
         for node, _ in _ends(main, value)
         if node.op_type == keys.OP_UNBUNDLE and node.domain == keys.COMPOSITE_DOMAIN
     ]
-    found = max(in_parts, default=(_loader(main, value),))
-    return found if any(found) else ()
+    loaders = max(in_parts, default=(_loader(main, value),))
+    return loaders if any(loaders) else ()
 
 
 def _loader(main: Function, value: str) -> str:
@@ -247,7 +247,7 @@ def _loader(main: Function, value: str) -> str:
 
 
 def _ends(main: Function, value: str) -> Iterator[tuple[OpNode, str]]:
-    """Yield the ops that read a value behind all that hand it on or decode it, and as what."""
+    """Yield the ops that read a value, past ops that pass it on or decode it, and the name read."""
     names, seen = [value], {value}
     while names:
         name = names.pop()
@@ -284,13 +284,13 @@ class ModelSize:
 
 def model_sizes(metadata: Mapping[str, str]) -> dict[str, ModelSize]:
     """Return what a program's metadata say of its models, by slot; malformed ones are left out."""
-    found = {}
+    sizes = {}
     for key, text in metadata.items():
         number = text.removesuffix(keys.MODEL_SIZE_FIXED)
         if key.startswith(keys.MODEL_SIZE_PREFIX) and _SIZE.fullmatch(number):
             slot = key.removeprefix(keys.MODEL_SIZE_PREFIX)
-            found[slot] = ModelSize(int(number), fixed=number != text)
-    return found
+            sizes[slot] = ModelSize(int(number), fixed=number != text)
+    return sizes
 
 
 def at_node(
@@ -322,7 +322,7 @@ def at_node(
         for at, slot in enumerate(models):
             if slot in sizes:
                 parts[at] = f"[{sizes[slot]}]"
-        # Others that have the size of a model are parameters, too, which an op had in its hands.
+        # Other vectors with the size of a model are taken for parameters, too.
         known = by_size if follows else {}
         named = tuple(s or known.get(part, "") for s, part in zip(models, parts, strict=True))
         shape = ", ".join(parts) if any(part != "?" for part in parts) else ""
@@ -331,7 +331,7 @@ def at_node(
 
 
 def with_size(shapes: str, size: int, other: int) -> str:
-    """Return shapes in which all axes of a length have another one."""
+    """Return the shapes with all axes of length `size` changed to `other`."""
     return _with_sizes(shapes, {size: other})
 
 
@@ -342,7 +342,7 @@ def _with_sizes(shapes: str, moved: Mapping[int, int]) -> str:
 def unrunnable(
     sizes: Mapping[str, int], expected: Mapping[str, ModelSize]
 ) -> dict[str, tuple[int, int]]:
-    """Return models with which the program can't be run: by slot, their size and the fixed one."""
+    """Return the slots whose models can't run the program, with their size and the fixed size."""
     return {
         slot: (size, expected[slot].parameters)
         for slot, size in sizes.items()
@@ -354,17 +354,17 @@ def _declared(main: Function, value: str) -> Sequence[Dim] | None:
     declared = main.types.get(value)
     if declared is None or declared.shape is None:
         return None
-    # A name may be any text, and only lengths are compared.
+    # Names of axes are arbitrary; only lengths are compared.
     return [a if isinstance(a, int) or str(a).isidentifier() else None for a in declared.shape]
 
 
-# --- the form in which peers tell them -------------------------------------------------------
+# --- encoding --------------------------------------------------------------------------------
 
 
 def encode_crossings(crossings: Sequence[Crossing]) -> bytes:
-    """Return the encoded form; with fewer texts where they are too long.
+    """Return the encoded form, with fewer texts if it would be too long.
 
-    The shapes are the first to go, then all texts; empty where even that is too long.
+    The shapes are dropped first, then all texts; the result is empty if that is still too long.
     """
     if len(crossings) > MAX_CROSSINGS:
         return b""
@@ -384,7 +384,7 @@ def _row(each: Crossing, *, sizes: bool, texts: bool) -> list[object]:
 
 
 def _clipped(text: str) -> str:
-    """Return a text that a reader takes: printable, and short."""
+    """Return the text in an acceptable form: printable and short."""
     text = "".join(char if char.isprintable() else "?" for char in text)
     while len(text.encode("utf-8", "replace")) > MAX_CROSSING_TEXT_BYTES:
         text = text[: MAX_CROSSING_TEXT_BYTES // 4 - 1] + "…"
@@ -392,14 +392,14 @@ def _clipped(text: str) -> str:
 
 
 def _typed(each: Crossing, *, sizes: bool) -> str:
-    """Return the text for the type; without the shape where both are too long."""
+    """Return the text for the type, without the shape if both are too long."""
     text = _clipped(each.sized_type)
     return text if sizes and text == each.sized_type else _clipped(each.type)
 
 
 @lru_cache(maxsize=_KEPT_VERSIONS)
 def decode_crossings(raw: bytes) -> tuple[Crossing, ...] | None:
-    """Return the crossings that a peer tells; None where it tells none. Raises DecodeError."""
+    """Return the crossings in a peer's hello; None if it states none. Raises DecodeError."""
     if not raw:
         return None
     with Boundary("a list of crossings is malformed", DecodeError):
@@ -411,11 +411,11 @@ def decode_crossings(raw: bytes) -> tuple[Crossing, ...] | None:
         )
         if not isinstance(rows, list) or len(rows) > MAX_CROSSINGS:
             raise DecodeError(f"crossings that are no list of at most {MAX_CROSSINGS}")
-        found = tuple(map(_decoded, rows))
-    sites = [each.site for each in found]
+        crossings = tuple(map(_decoded, rows))
+    sites = [each.site for each in crossings]
     if any(one >= other for one, other in pairwise(sites)):
         raise DecodeError("crossings whose sites do not rise")
-    return found
+    return crossings
 
 
 def _decoded(row: object) -> Crossing:
@@ -455,11 +455,11 @@ class Sites:
 
 
 def sites_of(raw: bytes) -> Sites:
-    """Return the sites of encoded crossings; none where a peer tells none. Raises DecodeError."""
-    found = decode_crossings(raw) or ()
+    """Return the sites of encoded crossings, empty if a peer states none. Raises DecodeError."""
+    crossings = decode_crossings(raw) or ()
     return Sites(
-        sends=frozenset(each.site for each in found if each.sends),
-        takes=frozenset(each.site for each in found if each.takes),
+        sends=frozenset(each.site for each in crossings if each.sends),
+        takes=frozenset(each.site for each in crossings if each.takes),
     )
 
 
@@ -508,18 +508,20 @@ def disagreements(
     ours: Sequence[Crossing], our_classes: Collection[str],
     theirs: Sequence[Crossing] | None, their_classes: Collection[str],
 ) -> tuple[Disagreement, ...]:  # fmt: skip
-    """Return where two sides send each other what the other does not take.
+    """Return the crossings of which one side sends what the other does not take.
 
-    What is sent to a class that the other side does not play is none of it; None for `theirs`:
-    it does not tell, so that nothing is known.
+    Sends to a class that the other side does not play do not count; None for `theirs` means
+    that the peer states no crossings, so that nothing is known.
     """
     if theirs is None or ours == theirs:
         return ()
-    found = [
+    differing = [
         *_unmatched(ours, theirs, their_classes, ours=True),
         *_unmatched(theirs, ours, our_classes, ours=False),
     ]
-    return tuple(sorted(found, key=lambda each: (each.receiver, each.port, each.kind, each.ours)))
+    return tuple(
+        sorted(differing, key=lambda each: (each.receiver, each.port, each.kind, each.ours))
+    )
 
 
 def _unmatched(
@@ -546,7 +548,7 @@ def _unmatched(
 
 
 def _models(theirs: Crossing, ours: Crossing) -> tuple[int, int] | None:
-    """Return the parameters of the models on both sides of a crossing, where these differ."""
+    """Return the parameter counts of the models on both sides of a crossing, if they differ."""
     pairs = zip(
         ours.models, re.findall(_SHAPE, ours.shape), re.findall(_SHAPE, theirs.shape), strict=False
     )
@@ -574,7 +576,7 @@ def unfit(
     ours: Sequence[Crossing], our_classes: Collection[str],
     theirs: Sequence[Crossing] | None, their_classes: Sequence[str],
 ) -> Unfit | None:  # fmt: skip
-    """Return what two sides can't do with each other for the sizes that they state; or None."""
+    """Return the work that two sides can't share because of their sizes; None if there is none."""
     found = disagreements(ours, our_classes, theirs, their_classes)
     found = tuple(each for each in found if each.sized)
     if not found:
@@ -584,7 +586,7 @@ def unfit(
     suffixes: list[bytes] = []
     for each in found:
         asked = requests.get(each.port) if each.kind == "response" and not each.ours else None
-        # A peer that sends without being asked does not say which of its classes does.
+        # It is unknown which class of a peer sends a one-way message.
         to: Sequence[str] = their_classes
         if each.ours:
             to, site = (each.receiver,), each.site
@@ -594,16 +596,16 @@ def unfit(
             site = None
         suffixes += [] if site is None else [site_suffix(site)]
         classes += to if each.inferred else ()
-    told = min(found, key=lambda each: (each.models is None, not each.inferred))
+    worst = min(found, key=lambda each: (each.models is None, not each.inferred))
     return Unfit(
         classes=tuple(name for name in their_classes if name in classes),
         suffixes=tuple(dict.fromkeys(suffixes)),
-        reason=f"{told}; let both run the same program{' and model' if told.inferred else ''}",
+        reason=f"{worst}; let both run the same program{' and model' if worst.inferred else ''}",
     )
 
 
 def shapes_fit(one: str, other: str) -> bool:
-    """Return True unless two declared shapes (`Crossing.shape`) say that no tensor has both."""
+    """Return True unless two declared shapes (`Crossing.shape`) exclude each other."""
     ones, others = re.findall(_SHAPE, one), re.findall(_SHAPE, other)
     if len(ones) != len(others):
         return True  # one of them is not declared
@@ -615,7 +617,7 @@ def _axes(shape: str) -> list[str] | None:
 
 
 def _fits(one: list[str] | None, other: list[str] | None) -> bool:
-    """Compare two shapes: an axis that is no length may be any."""
+    """Compare two shapes; an axis without a length matches any."""
     if one is None or other is None:
         return True
     lengths = [(a, b) for a, b in zip(one, other, strict=False) if a.isdigit() and b.isdigit()]
@@ -627,19 +629,19 @@ def not_taken(
 ) -> tuple[bytes, ...]:
     """Return the suffixes of the sites that this side sends to and the other one cannot serve.
 
-    Those are sites that it has not; and those of requests whose answer it would send to a site
-    that this side has not.
+    Those are sites that it does not have, and sites of requests whose answer it would send to a
+    site that this side does not have.
     """
     if theirs is None or ours == theirs:
         return ()
     taken = {each.site for each in theirs if each.takes}
     answered = {each.site for each in theirs if each.sends and each.kind == "response"}
     answers = {each.port: each.site for each in ours if each.takes and each.kind == "response"}
-    found = []
+    suffixes = []
     for each in ours:
         if not each.sends or each.receiver not in their_classes:
             continue
         wanted = answers.get(each.port) if each.kind == "request" else None
         if each.site not in taken or (wanted is not None and wanted not in answered):
-            found.append(site_suffix(each.site))
-    return tuple(found)
+            suffixes.append(site_suffix(each.site))
+    return tuple(suffixes)

@@ -1,10 +1,10 @@
 """The boundary of all decoders of untrusted bytes: typed errors, bounds, and msgpack.
 
-Rule: whatever a decoder raises leaves it as its own typed error, with a short text. Data of a peer
-is shown with `shown`, never with `repr` or `str`, which recurse without a bound. msgpack is read
-only here: a scan of its bytes counts values and depth before an object is made, since msgpack's own
-limits hold for each array by itself, but not for their sum or depth (one MiB of empty arrays makes
-60 MiB of lists).
+Rule: every exception of a decoder leaves it as a typed error with a short message. Data of a peer
+is displayed with `shown`, never with `repr` or `str`, which recurse without a bound. msgpack is
+read only here: a scan of its bytes counts values and depth before objects are created, since
+msgpack's own limits apply to each array separately, but not to their sum or depth (one MiB of empty
+arrays becomes 60 MiB of lists).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_REASON_CHARS = 400
 
 
 def clip(text: str, chars: int = _MAX_SHOWN_CHARS) -> str:
-    """Return the beginning of a text, with a dot for what can't be printed."""
+    """Return the beginning of a text, with dots for unprintable characters."""
     cut = text[:chars]
     if not cut.isprintable():
         cut = "".join(c if c.isprintable() else "·" for c in cut)
@@ -56,7 +56,7 @@ def shown(value: object) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return why a decoder failed, without what it failed on."""
+    """Return the reason of a decoder's failure, without the data."""
     if isinstance(error, DecodeError):
         return clip(str(error), _MAX_REASON_CHARS)
     if isinstance(error, MemoryError):
@@ -64,8 +64,8 @@ def reason(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it nests too deeply"
     name = type(error).__name__
-    said = error.args[0] if len(error.args) == 1 else None
-    return f"{name}: {clip(said)}" if type(said) is str and said else name
+    message = error.args[0] if len(error.args) == 1 else None
+    return f"{name}: {clip(message)}" if type(message) is str and message else name
 
 
 # --- the boundary --------------------------------------------------------------------
@@ -84,8 +84,8 @@ def refused(
 class Boundary(ContextDecorator):
     """A decorator or context that turns exceptions in a decoder into the decoder's error.
 
-    `what` begins the message, and `make` makes the error from it. Exceptions of the class `passes`,
-    by default the one that `make` makes, are raised unchanged.
+    `what` begins the message, from which `make` creates the error. Exceptions of the class
+    `passes`, by default the class that `make` creates, are raised unchanged.
     """
 
     __slots__ = ("_make", "_passes", "_what")
@@ -121,20 +121,20 @@ class Boundary(ContextDecorator):
 
 @dataclass(slots=True)
 class Budget:
-    """Bounds of one payload, with all that nests in it; None: no bound."""
+    """The bounds of one payload, including everything nested in it; None: no bound."""
 
     values: int | None = MAX_VALUES
     address_bytes: int | None = MAX_PAYLOAD_ADDRESS_BYTES
 
     def take(self, count: int) -> None:
-        """Count values, before they are made; raises DecodeError."""
+        """Count values before they are created; raises DecodeError."""
         if self.values is not None:
             self.values -= count
             if self.values < 0:
                 raise DecodeError(f"a payload of more than {MAX_VALUES} values")
 
     def take_addresses(self, size: int) -> None:
-        """Count bytes of addresses, before they are parsed; raises DecodeError."""
+        """Count bytes of addresses before they are parsed; raises DecodeError."""
         if self.address_bytes is not None:
             self.address_bytes -= size
             if self.address_bytes < 0:
@@ -160,14 +160,14 @@ _SIZES[0xC0] = _SIZES[0xC2] = _SIZES[0xC3] = 1  # nil, false, true
 _SIZES[0xCA], _SIZES[0xCB] = 5, 9  # floats
 for _tag, _width in zip(range(0xCC, 0xD4), (1, 2, 4, 8) * 2, strict=True):
     _SIZES[_tag] = 1 + _width  # integers
-# Bytes of the length behind the first byte: of bytes and text, of lists, of maps.
+# First byte -> size of the length field after it: for bytes and text, for lists, for maps.
 _LONG = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 _LISTS = {0xDC: 2, 0xDD: 4}
 _MAPS = {0xDE: 2, 0xDF: 4}
 
 
 def count_values(data: Buffer, *, max_depth: int, max_values: int) -> int:
-    """Return the number of values in the msgpack of `data`, nested ones included, unmade.
+    """Return the number of values in the msgpack of `data`, nested ones included, by scanning.
 
     Raises DecodeError for more than `max_values`, for lists and maps that nest deeper than
     `max_depth`, for ext types, and for bytes that are cut short or left over.

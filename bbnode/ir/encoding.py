@@ -1,8 +1,8 @@
-"""From a graph to the bytes of its file.
+"""The encoder of graphs into the bytes of an ONNX file.
 
-Rule: the fields of each message stand in the order of their numbers, as protobuf's deterministic
-encoding has them, so that these bytes are those of the model that is read from them. Protobuf's own
-messages take three times as long: a node has a dozen texts, most of which others have too.
+Rule: the fields of each message are written in the order of their numbers, as in protobuf's
+deterministic encoding, so that a model read from these bytes encodes to the same bytes. Protobuf's
+own messages take three times as long: a node has a dozen texts, most of which other nodes share.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from bbnode.ir.graph import (
     ValueType,
 )
 
-# Bytes that are no text are a tensor of uint8 of this name in the file: ONNX's printer, and every
-# reader that is strict, take a STRING for UTF-8.
+# Binary attributes are written as uint8 tensors of this name, since ONNX's printer, and every
+# strict reader, expect a STRING to be UTF-8.
 BYTES_NAME = keys.PREFIX + "bytes"
 
 # The field that holds the value of each kind of attribute.
@@ -46,19 +46,19 @@ FIELD_OF = {
     AttributeKind.TYPE_PROTO: "tp",
     AttributeKind.TYPE_PROTOS: "type_protos",
 }
-# What is too large to be compared, or has nodes of its own.
+# Kinds of attributes that are too large to compare, or that contain nodes.
 WEIGHTS_AND_GRAPHS: frozenset[int] = frozenset(
     {
         *(AttributeKind.TENSOR, AttributeKind.TENSORS, AttributeKind.GRAPH, AttributeKind.GRAPHS),
         *(AttributeKind.SPARSE_TENSOR, AttributeKind.SPARSE_TENSORS),
     }
 )
-# A piece of a function is joined up to here, while it is in the processor's cache; a node with more
-# weights is a piece of its own.
+# Size up to which nodes are joined into a piece, while they are in the processor's cache; a node
+# with more weights is a piece of its own.
 _PIECE_BYTES = 1 << 16
 # Texts and entries of metadata that an encoder remembers from one piece to the next.
 _REMEMBERED = 4096
-# What is longer says what became of one node.
+# Longer entries are specific to one node, so they are not remembered.
 _LONG_ENTRY_BYTES = 128
 
 
@@ -68,7 +68,7 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def head_of_field(number: int, size: int) -> bytes:
-    """Return what stands before the content of a field of so many bytes."""
+    """Return the head (tag and length) of a field of `size` bytes."""
     return _TAGS[number] + _length(size)
 
 
@@ -97,7 +97,7 @@ def _entry(number: int, key: str, text: str) -> bytes:
 
 
 class _TextFields(dict[str, bytes]):
-    """Texts as one field holds them; the same ones stand at many nodes."""
+    """A cache of encoded text fields, since the same texts occur at many nodes."""
 
     def __init__(self, number: int) -> None:
         self._tag = _TAGS[number]
@@ -111,7 +111,7 @@ class _TextFields(dict[str, bytes]):
 
 
 class _EntryFields(dict[tuple[str, str], bytes]):
-    """Entries of metadata as a node holds them; most stand at many nodes, long ones at one."""
+    """A cache of encoded metadata entries; most occur at many nodes, long ones at one."""
 
     def __init__(self) -> None:
         self._keys = _TextFields(1)
@@ -129,10 +129,10 @@ class _EntryFields(dict[tuple[str, str], bytes]):
 
 
 class GraphEncoder:
-    """Encodes graphs; what it made for one op serves all others with the same attribute."""
+    """Encodes graphs, with caches of texts, entries and attributes that nodes share."""
 
     def __init__(self) -> None:
-        # By the field of a node that holds them.
+        # One cache per field of a node.
         self._inputs, self._outputs = _TextFields(1), _TextFields(2)
         self._op_types, self._domains = _TextFields(4), _TextFields(7)
         self._entries = _EntryFields()
@@ -142,7 +142,7 @@ class GraphEncoder:
     # --- functions and graphs -------------------------------------------------------------
 
     def function(self, function: Function) -> Iterator[bytes]:
-        """Yield a function in pieces, each of whole fields; those with weights are large."""
+        """Yield a function in pieces of complete fields; pieces with weights are large."""
         parts = [_text(1, function.name)]
         parts += [_text(4, name) for name in function.inputs]
         parts += [_text(5, name) for name in function.outputs]
@@ -174,7 +174,7 @@ class GraphEncoder:
         yield b"".join(parts)
 
     def _forget(self) -> None:
-        """Forget texts if they are many: those of a long program do not fit the cache."""
+        """Clear caches that have become too large for the processor's cache."""
         for known in (self._inputs, self._outputs, self._entries):
             if len(known) > _REMEMBERED:
                 known.clear()
@@ -230,7 +230,7 @@ class GraphEncoder:
         parts = [*map(self._inputs.__getitem__, node.inputs)]
         parts += map(self._outputs.__getitem__, node.outputs)
         if node.name:
-            parts.append(_text(3, node.name))  # it stands here alone
+            parts.append(_text(3, node.name))  # unique, so not cached
         parts.append(self._op_types[node.op_type])
         if node.attributes:
             parts += self._listed_attributes(5, node.attributes)
@@ -276,7 +276,7 @@ class GraphEncoder:
         return made
 
     def attribute(self, name: str, attribute: Attribute, into: AttributeProto) -> None:
-        """Write an attribute under a name into a protobuf that is empty."""
+        """Write an attribute under a name into an empty protobuf."""
         kind, value = attribute.kind, attribute.value
         if kind is AttributeKind.UNDEFINED:
             into.MergeFromString(value)
@@ -340,7 +340,7 @@ def _is_text(value: bytes) -> bool:
 
 
 def _with_names(node: OpNode) -> bytes:
-    """Return device configurations with the names of values in the place of the ports."""
+    """Return device configurations with ports replaced by the names of values."""
     proto = NodeProto.FromString(node.extras)
     for configuration in proto.device_configurations:
         kept = []

@@ -1,6 +1,6 @@
 """The base classes of all errors that bbnode raises.
 
-Rule: a class says whose fault it is, a message says what, where, and how to fix it.
+Rule: the class tells whose fault it is; the message has the fault, the place and the remedy.
 The command line maps the four families to exit codes in one place.
 """
 
@@ -13,7 +13,7 @@ class BbnodeError(Exception):
     """Base of all errors raised on purpose by bbnode.
 
     Attributes:
-        is_final: whoever tries the same again meets it again, however often.
+        is_final: True if every retry would fail in the same way.
     """
 
     is_final: ClassVar[bool] = False
@@ -36,7 +36,7 @@ class PeerError(BbnodeError):
 
 
 class MissingFile(DeploymentError):
-    """A file that somebody named is not there: the name is wrong, or the file is to be made."""
+    """A named file does not exist: the name is wrong, or the file has to be created."""
 
 
 class EnvironmentFault(BbnodeError):

@@ -1,15 +1,15 @@
-"""From a partition main to one flat list of ops.
+"""The flattening of a partition main into one list of ops.
 
-Rule: calls of sub-Modules are inlined here, each call site with values of its own, so that a
-call costs nothing while running and two calls never see each other. A call is strict: its
-body starts when all arguments are there (op `Enter`). Ops that fire on the first of several
-inputs (Any, Threshold, DeadlineMatch) become one `Relay` per input; relays of one op share
-its outputs and are told apart from rivals by `group`. A join over executions becomes one
-`Deposit` per input, in the executions that bring the values, and a `Joined`, which starts the
-execution that goes on.
+Rule: calls of sub-Modules are inlined here, each call site with its own values, so that a call
+costs nothing at run time and two calls never see each other. A call is strict: its body starts
+once all arguments exist (op `Enter`). Ops that fire on the first of several inputs (Any,
+Threshold, DeadlineMatch) become one `Relay` per input; relays of one op share its outputs and its
+`group`, which distinguishes them from rival makers. A join over executions becomes one `Deposit`
+per input, in the executions that bring the values, and a `Joined`, which starts the execution that
+continues.
 
-The compiler checks programs by this form and the engine plans them from it, so that both mean the
-same by "this op can fire".
+The compiler checks programs in this form and the engine plans them from it, so that both agree on
+which ops can fire.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MalformedFlow(AuthorError):
 
 
 def is_join(node: OpNode) -> bool:
-    """Return True if an op gathers values of several executions and goes on in one of its own.
+    """Return True if an op gathers values of several executions and continues in a new one.
 
     These are Collect, and a Threshold that waits for more arrivals than it has inputs.
     """
@@ -60,7 +60,7 @@ def is_join(node: OpNode) -> bool:
 
 
 def join_fault(node: OpNode) -> str | None:
-    """Return what is wrong with the numbers of a Collect or a Threshold; None if nothing is."""
+    """Describe a fault in the numbers of a Collect or a Threshold; None if there is none."""
     gathers = node.op_type == keys.OP_COLLECT
     numbers = {name: node.attr(name, 0) for name in ("n", "until_ns", "quorum", "per_peer")}
     for name, number in numbers.items():
@@ -104,7 +104,7 @@ class FlatOp:
 
 @dataclass(slots=True, kw_only=True)
 class FlatFunction:
-    """A whole partition, flat."""
+    """A flattened partition."""
 
     name: str
     inputs: tuple[str, ...]
@@ -117,32 +117,32 @@ class FlatFunction:
 def flatten(main: Function, library: Mapping[FunctionKey, Function]) -> FlatFunction:
     """Return `main` with every call of `library` inlined.
 
-    Raises MalformedFlow for a call in a ring, or one that does not fit its function.
+    Raises MalformedFlow for a cycle of calls, or a call that does not fit its function.
     """
     _check_size(main, library)
-    made = FlatFunction(
+    flat = FlatFunction(
         name=main.name,
         inputs=tuple(main.inputs),
         outputs=tuple(name for name in main.outputs if name),
         ops=[],
         types={},
     )
-    _Flattener(made, library).body(main, _Scope(names={name: name for name in main.inputs}))
-    return made
+    _Flattener(flat, library).body(main, _Scope(names={name: name for name in main.inputs}))
+    return flat
 
 
 def _check_size(main: Function, library: Mapping[FunctionKey, Function]) -> None:
-    """Raise MalformedFlow where inlining all calls would make too much."""
+    """Raise MalformedFlow if inlining all calls would exceed a bound."""
     bodies: dict[FunctionKey, Counted] = {}
     for key, function in ((main.key, main), *library.items()):
-        bodies[key] = made = Counted()
+        bodies[key] = counted = Counted()
         for node in function.nodes:
             called = call_key(node)
             chars = len(node.name) + 1
             if called in library:
-                made.calls.append((called, chars))
-            made.ops += 1  # of a call, its Enter
-            made.weight += chars + sum(map(len, node.outputs))
+                counted.calls.append((called, chars))
+            counted.ops += 1  # of a call, its Enter
+            counted.weight += chars + sum(map(len, node.outputs))
     try:
         ops, chars = inlined_size(main.key, bodies)
     except InliningRefused as error:
@@ -170,7 +170,7 @@ class _Flattener:
         self._library = library
 
     def body(self, function: Function, scope: _Scope) -> list[int]:
-        """Add a body; returns the positions that it added."""
+        """Add a body; return the positions of its ops."""
         ops, names = self._flat.ops, scope.names
         first = len(ops)
         by_node: dict[str, list[int]] = {}
@@ -179,20 +179,24 @@ class _Flattener:
             for output in node.outputs:
                 if output and output not in names:
                     names[output] = scope.prefix + output
-            made = self._node(node, scope)
-            by_node[node.name] = by_node[node.name] + made if node.name in by_node else made
+            positions = self._node(node, scope)
+            by_node[node.name] = (
+                by_node[node.name] + positions if node.name in by_node else positions
+            )
             control = node.metadata.get(keys.CONTROL_AFTER_KEY)
             if control:
-                # The first op of a call is its Enter: holding that back holds the body back.
-                waiting.append((made, [name for name in control.split(",") if name], node.name))
+                # The first op of a call is its Enter, whose control edges hold back the body.
+                waiting.append(
+                    (positions, [name for name in control.split(",") if name], node.name)
+                )
         for name, kind in function.kinds().items():
             if name in names:
                 self._flat.types.setdefault(names[name], kind)
         for name, declared in function.types.items():
             if declared.shape is not None and name in names:
                 self._flat.shapes.setdefault(names[name], declared.shape)
-        for made, control_after, node_name in waiting:
-            held = [p for p in made if ops[p].group == ops[made[0]].group]
+        for positions, control_after, node_name in waiting:
+            held = [p for p in positions if ops[p].group == ops[positions[0]].group]
             for before in control_after:
                 if before not in by_node:
                     raise self._wrong(
@@ -270,7 +274,7 @@ class _Flattener:
         enter = self._add(
             inner + OP_ENTER, OP_ENTER, node, given, (*names.values(), entered), after
         )
-        # A result that is made inside gets the caller's name; one that is handed through (an
+        # A result that the body makes gets the caller's name; one that is handed through (an
         # argument, or listed twice) needs an op that copies it.
         copies: list[tuple[str, str]] = []
         for formal, outer in zip(callee.outputs, outputs, strict=False):
@@ -320,7 +324,7 @@ class _Flattener:
 
 
 def check_values(flat: FlatFunction) -> dict[str, list[int]]:
-    """Return the positions that make each value; MalformedFlow when rivals make the same one."""
+    """Return the positions that make each value. Raises MalformedFlow for rival makers."""
     makers: dict[str, list[int]] = {name: [] for name in flat.inputs}
     for op in flat.ops:
         for name in op.outputs:
@@ -343,7 +347,7 @@ def check_values(flat: FlatFunction) -> dict[str, list[int]]:
 
 
 def check_acyclic(flat: FlatFunction, makers: Mapping[str, Sequence[int]]) -> None:
-    """Raise MalformedFlow when ops wait for each other in a ring."""
+    """Raise MalformedFlow if ops wait for each other in a cycle."""
     needs = [{p for name in op.needs for p in makers[name]} | {*op.control} for op in flat.ops]
     if all(not before or max(before) < at for at, before in enumerate(needs)):
         return

@@ -1,4 +1,4 @@
-"""Numbers that name things across peers, and the hash they are made with.
+"""Numeric ids that peers share, and the hash that derives them.
 
 Rule: an id that two peers must agree on is a pure function of names in the artifact.
 """
@@ -25,16 +25,16 @@ def wire_hash(name: str, opset_version: int = 1) -> int:
 
 
 def site_id(program: str, receiver: str, port: str, kind: str, crosses: str) -> int:
-    """Return the stable NodeSiteId of a Recv: a hash of what crosses, and of nothing around it.
+    """Return the stable NodeSiteId of a Recv: a hash of the crossing alone.
 
     Args:
         program: name of the root Module.
-        receiver: class that receives.
-        port: the author's name of it, behind the names of the calls that lead there.
-        kind: of the Recv: one-way, request or response.
-        crosses: type of what crosses.
+        receiver: the receiving class.
+        port: the author's name of the port, after the names of the calls that lead to it.
+        kind: kind of the Recv: one-way, request or response.
+        crosses: type of the crossing value.
     """
-    # No part holds a NUL: so two sites never make one text.
+    # No part contains a NUL, so the joined text is unambiguous.
     return fnv1a_64("\0".join((program, receiver, port, kind, crosses)).encode())
 
 

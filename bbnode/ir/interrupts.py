@@ -1,8 +1,8 @@
-"""Stops by a person or the system, told from what somebody's code raises to the same effect.
+"""The distinction of real interrupts from like exceptions that third-party code raises.
 
-Rule: code of a component's, an op's or a program's author ends nobody's process: `sys.exit`,
-`raise KeyboardInterrupt` and every other exception of it is a failure like any other. Ctrl-C, and
-what a signal handler of the host raises, pass through it.
+Rule: code of an author (of a component, an op or a program) can't end the process: `sys.exit`,
+`raise KeyboardInterrupt` and all its other exceptions are ordinary failures. Ctrl-C, and exceptions
+of the host's signal handlers, pass through it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RAISE: Final = dis.opmap["RAISE_VARARGS"]
 
 
 def let_stop(error: BaseException) -> None:
-    """Raise an exception again if a person or the system stops the process by it."""
+    """Reraise an exception with which a person or the system stops the process."""
     if isinstance(error, _STOPS) and _is_from_outside(error):
         raise error
 
@@ -35,18 +35,18 @@ def _is_from_outside(error: BaseException) -> bool:
         last, link = link, link.tb_next
     if isinstance(error, SystemExit):
         return False
-    # Python's own handler of Ctrl-C raises wherever the thread happens to be; somebody's code
-    # raises by a statement.
+    # Python's own handler of Ctrl-C raises at an arbitrary instruction of the thread, an
+    # author's code at a `raise` statement.
     return last is None or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE
 
 
 def _handlers() -> set[CodeType]:
     """Return the code of the signal handlers that are written in Python."""
-    found = set()
+    handlers = set()
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
         for function in (handler, getattr(handler, "__wrapped__", None)):
             code = getattr(getattr(function, "__func__", function), "__code__", None)
             if isinstance(code, CodeType):
-                found.add(code)
-    return found
+                handlers.add(code)
+    return handlers

@@ -30,7 +30,7 @@ HOIST_PREFIX = "Hoist_"  # + Module name + "_" + body hash: a body that several 
 BB_OPSET_VERSION = 1
 RUNTIME_OPSET_VERSION = 1  # the only one that ONNX Runtime's domain has had
 ONNX_OPSET_VERSION = 25  # what the DSL records; ONNX Runtime 1.32 and later run it
-# The newest one that it runs: of models with ops that opset 25 has not, or has in another form.
+# The newest one that it runs, for models with ops that opset 25 lacks or has in another form.
 NEWEST_OPSET_VERSION = 28
 FRAMEWORK_IR_VERSION = 13  # ONNX IR version that goes with opset 25
 OLDEST_IR_VERSION = 10  # of programs that are still taken: those recorded at opset 21
@@ -117,15 +117,15 @@ PEER_CLASS_KEY = PREFIX + "peer_class"
 INCLUDE_SELF_KEY = PREFIX + "include_self"  # "true": a node of that class selects itself too
 HOME_CLASS_KEY = PREFIX + "home_class"
 PORT_KEY = PREFIX + "port"  # the author's name of a net_out or request
-# On a wire op: the calls of Modules that lead from the root to the one that names the port.
+# On a wire op: the path of Module calls from the root to the Module that names the port.
 PORT_SCOPE_KEY = PREFIX + "port_scope"
 CALL_KEY = PREFIX + "call"  # on a call: its name there
 FAN_IN_KEY = PREFIX + "fan_in"  # on a later send of a port: what its first send delivers
 CHAIN_DEPTH_KEY = PREFIX + "chain_depth"  # hops from a send to the end of its chain
 BUDGET_NS_KEY = PREFIX + "budget_ns"  # of a Send that begins a time budget of its own
 DEADLINE_NS_KEY = PREFIX + "deadline_ns"
-# Beside `deadline_ns`, where that is not the author's word on this very op: DEADLINE_FROM_CHAIN or
-# DEADLINE_FROM_NOBODY. The engine then takes what the execution has left, if that is bounded.
+# Beside a `deadline_ns` that the author did not set on this op: DEADLINE_FROM_CHAIN or
+# DEADLINE_FROM_NOBODY. The engine then uses the rest of the execution's time, if it is bounded.
 DEADLINE_FROM_KEY = PREFIX + "deadline_from"
 DEADLINE_FROM_CHAIN = "chain"  # the send or request that starts the execution
 DEADLINE_FROM_NOBODY = "nobody"  # the limit `wait_s` of the node that runs it stands for it
@@ -150,8 +150,8 @@ RECV_SLOT_ID_KEY = PREFIX + "recv_slot_id"
 RX_CHAIN_HEAD_KEY = PREFIX + "rx_chain_head"
 AFTER_KEY = PREFIX + "after"  # comma-joined value names that must be there first
 CONTROL_AFTER_KEY = PREFIX + "control_after"  # comma-joined node names that must have fired
-# What a compiled program keeps of the recorded one (`bbnode/ir/reopen.py`): on nodes, functions,
-# the model; and on a call of a subgraph, of the ops that it stands for.
+# Parts of the recorded program that a compiled one keeps (`bbnode/ir/reopen.py`): on nodes,
+# functions and the model; and on the call of a subgraph, for the ops that it replaces.
 RECORDED_KEY = PREFIX + "recorded"
 MEMBERS_KEY = PREFIX + "members"
 # Of the quantization annotation of values that a node makes (or, of a function's inputs, reads

@@ -1,8 +1,8 @@
-"""Models that ONNX Runtime takes though ONNX has no such op, said in ONNX's own ops.
+"""The translation of ONNX Runtime's own `ai.onnx` ops into ONNX's ops.
 
-Rule: what is said otherwise computes the same. It happens in two steps: before ONNX's checker sees
-the model, where ops that it does not know go out of its sight, and at the opset of programs, where
-ONNX has an op for each of them.
+Rule: the translation computes the same. It has two steps: before ONNX's checker sees the model, ops
+that it does not know are moved to another domain; at the opset of programs, where ONNX has an op
+for each of them, they are replaced.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def with_onnx_ops(model: ModelProto) -> ModelProto:
 
 
 def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """Yield the nodes of a graph, and those of the graphs inside of them."""
+    """Yield the nodes of a graph, and those of nested graphs."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -146,7 +146,7 @@ def _ends_in_a_map(node: NodeProto, graph: GraphProto) -> bool:
 
 
 def _unzip(graph: GraphProto, node: NodeProto) -> None:
-    """Let the output be the tensor that a ZipMap reads."""
+    """Replace the output of a ZipMap by the tensor that it reads."""
     tensor, name = node.input[0], node.output[0]
     labels: Sequence[Any] = next(
         (helper.get_attribute_value(a) for a in node.attribute if a.name in _MAP_LABELS), ()
@@ -166,18 +166,18 @@ def _unzip(graph: GraphProto, node: NodeProto) -> None:
 
 def _small_axes(model: ModelProto) -> dict[str, TensorProto]:
     """Return the int32 tensors that are the axes of a Pad."""
-    found = {}
+    axes = {}
     known = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in all_nodes(model.graph):
         if node.op_type == "Constant":
             known.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
         name = _reads_axes(node)
         if name in known and known[name].data_type == TensorProto.INT32:
-            found[name] = known[name]
-    return found
+            axes[name] = known[name]
+    return axes
 
 
 def _reads_axes(node: NodeProto) -> str:
-    """Return the name of a Pad's axes, "" where it has none."""
+    """Return the name of a Pad's axes, "" if it has none."""
     is_pad = node.op_type == "Pad" and is_onnx_domain(node.domain)
     return node.input[3] if is_pad and len(node.input) > 3 else ""

@@ -1,12 +1,12 @@
 """Signatures of every op of the `ai.bytesandbrains.*` opsets, and of those that packages add.
 
-Rule: this table is the one source of an op's ports, attributes and types. The DSL records
-by it, `validate` and `type_solver` check by it, the engine binds by it. `ai.onnx` ops are
-not here, as ONNX has schemas for them. A port's type is a lattice node, or a name such as "T":
-ports of the same name have the same type.
+Rule: this table is the only source of an op's ports, attributes and types, used by the DSL to
+record, by `validate` and `type_solver` to check, and by the engine to bind. `ai.onnx` ops are not
+here, as ONNX has schemas for them. A port's type is a lattice node, or a variable such as "T":
+ports with the same variable have the same type.
 
-Ops of a protocol or of another domain are here once the package that adds them is imported, which
-happens, by its entry point, when one of them is first looked up.
+Ops of a protocol or of another domain are added by the import of their package, which happens, by
+its entry point, when one of them is first looked up.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Port:
 
     Attributes:
         type: a TypeNode, or a type variable such as "T".
-        bound: what a type variable has at least to be.
-        parts: of a composite its children, of answers or a sequence the one of them; empty where
-            any will do.
-        batch: a tensor, or a composite of tensors; its component says which.
+        bound: upper bound of a type variable.
+        parts: children of a composite, or the element of answers or a sequence; empty if any
+            are allowed.
+        batch: True for a tensor or a composite of tensors, as the component chooses.
     """
 
     name: str
@@ -53,13 +53,13 @@ class OpSpec:
 
     Attributes:
         attributes: defaults by name, or REQUIRED.
-        role: of the component that carries it out.
-        suspends: it may finish in a later poll, so it carries a deadline. An op of a role always
-            may: its component can hand work out of the engine's thread.
-        changes: it changes what other ops of its component give.
-        feeds: ops of its component that take up what it leaves there.
-        version: of its opset.
-        kinds: ONNX's numbers of the kinds of its attributes, where defaults do not tell them.
+        role: role of the component that runs it.
+        suspends: True if it may finish in a later poll, so that it carries a deadline. An op of
+            a role always may: its component can offload work from the engine's thread.
+        changes: True if it changes the results of other ops of its component.
+        feeds: ops of its component that use the state it leaves there.
+        version: version of its opset.
+        kinds: ONNX's numbers of its attributes' kinds, where defaults do not reveal them.
         package: the Python package that adds it; "" for ours.
     """
 
@@ -79,12 +79,12 @@ class OpSpec:
 
     @property
     def method(self) -> str:
-        """Name of the contract method or DSL helper: `NextBatch` to `next_batch`."""
+        """The name of the contract method or DSL helper: `NextBatch` to `next_batch`."""
         return keys.snake_case(self.op_type.replace(".", ""))
 
     @property
     def keeps_order(self) -> bool:
-        """True if ops of its component must not overtake it, nor it them."""
+        """True if it must not be reordered with other ops of its component."""
         return self.changes or bool(self.feeds)
 
 
@@ -92,7 +92,7 @@ _TABLE: dict[str, dict[str, OpSpec]] = {}  # by domain and op type
 
 
 def register_op(spec: OpSpec) -> OpSpec:
-    """Add an op; AuthorError when `(domain, op_type)` is taken by another signature."""
+    """Add an op. Raises AuthorError if `(domain, op_type)` has another signature already."""
     known = _TABLE.setdefault(spec.domain, {}).setdefault(spec.op_type, spec)
     if known is not spec:
         raise AuthorError(f"op {spec.domain}::{spec.op_type} is registered already")
@@ -101,22 +101,22 @@ def register_op(spec: OpSpec) -> OpSpec:
 
 def lookup_op(domain: str, op_type: str) -> OpSpec | None:
     """Return the spec of an op, or None. Raises BrokenPlugin."""
-    found = _TABLE.get(domain, _NONE).get(op_type)
-    if found is None and domain and _load(domain):
-        found = _TABLE.get(domain, _NONE).get(op_type)
-    return found
+    spec = _TABLE.get(domain, _NONE).get(op_type)
+    if spec is None and domain and _load(domain):
+        spec = _TABLE.get(domain, _NONE).get(op_type)
+    return spec
 
 
 _NONE: Mapping[str, OpSpec] = {}
 
-# Ports of the ops of a Model that are its whole parameter vector, or of its size: [P].
+# Ports of a Model's ops that hold the parameter vector, or a vector of its size: [P].
 _VECTORS = frozenset({"params", "delta", "grads", "anchor", "correction"})
 
 
 def model_vectors(
     domain: str, op_type: str, inputs: Sequence[str], outputs: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return those values that an op of a Model reads, and makes, in the size of its parameters."""
+    """Return the inputs and the outputs of a Model's op that have the size of its parameters."""
     spec = lookup_op(domain, op_type) if domain == keys.role_domain("Model") else None
     if spec is None:
         return (), ()
@@ -140,7 +140,7 @@ def is_custom(domain: str) -> bool:
 
 
 def _load(domain: str) -> bool:
-    """Import the module that registers the ops of a domain, where a package brings one."""
+    """Import the module that registers the ops of a domain, if a package has one."""
     if is_custom(domain):
         group, name = CUSTOM_OPS, domain
     elif domain.startswith(keys.PROTOCOL_DOMAIN_PREFIX):

@@ -1,4 +1,4 @@
-"""Tensors of elements that are smaller than a byte, and the bytes that several of them share.
+"""The packing of tensor elements that are smaller than a byte.
 
 Rule: as in ONNX's `raw_data`, the first element has the lowest bits, and the last byte is filled
 with zeros. In memory, numpy has one such element in each byte (dtypes of ml_dtypes).
@@ -18,18 +18,18 @@ def packed(array: npt.NDArray[Any], bits: int) -> Bytes:
     """Return the elements of an array, uint8 [ceil(size · bits / 8)], row-major.
 
     Args:
-        array: of a dtype of one byte, whose lowest bits are the element.
-        bits: of one element, 2 or 4.
+        array: array of a one-byte dtype, whose lowest bits are the element.
+        bits: bits of one element, 2 or 4.
     """
     each = 8 // bits
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & ((1 << bits) - 1)
     padded = np.zeros(-(-flat.size // each) * each, np.uint8)
     padded[: flat.size] = flat
     rows = padded.reshape(-1, each)
-    found = rows[:, 0].copy()
+    packed_bytes = rows[:, 0].copy()
     for place in range(1, each):
-        found |= rows[:, place] << (bits * place)
-    return found
+        packed_bytes |= rows[:, place] << (bits * place)
+    return packed_bytes
 
 
 def unpacked(data: Bytes, count: int, bits: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -39,7 +39,7 @@ def unpacked(data: Bytes, count: int, bits: int, dtype: np.dtype[Any]) -> npt.ND
         data: uint8 [ceil(count · bits / 8)].
         bits: of one element, 2 or 4.
 
-    Raises ValueError when bits behind the last element are set.
+    Raises ValueError if bits after the last element are set.
     """
     each = 8 // bits
     mask = (1 << bits) - 1
@@ -51,6 +51,6 @@ def unpacked(data: Bytes, count: int, bits: int, dtype: np.dtype[Any]) -> npt.ND
         raise ValueError("bits behind the last element are set")
     flat = flat[:count]
     if dtype.name.startswith("int"):
-        # ml_dtypes keeps negative whole numbers with their sign in the whole byte.
+        # ml_dtypes sign-extends negative integers to the whole byte.
         return ((flat.view(np.int8) << (8 - bits)) >> (8 - bits)).view(dtype)
     return flat.view(dtype)

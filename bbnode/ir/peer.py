@@ -28,8 +28,8 @@ _ED25519_PUBLIC_KEY_PREFIX = b"\x08\x01\x12\x20"
 class PeerId:
     """An immutable multihash PeerId; ordered and hashed by its bytes.
 
-    Order matters: reductions over peers run in PeerId order on every node. `raw` is what `to_bytes`
-    returns, for what asks with every envelope.
+    Order matters: reductions over peers run in PeerId order on every node. `raw` is the result of
+    `to_bytes`, as an attribute for hot paths.
     """
 
     __slots__ = ("_hash", "_text", "raw")
@@ -73,8 +73,8 @@ class PeerId:
 
     @classmethod
     def parse(cls, text: str) -> PeerId:
-        """Parse base58btc text; raise DecodeError that quotes it when it is none."""
-        if len(text) > MAX_PEER_ID_CHARS:  # base58 takes time by the square of the length
+        """Parse base58btc text; raises DecodeError, which quotes it, for anything else."""
+        if len(text) > MAX_PEER_ID_CHARS:  # base58 takes quadratic time
             raise DecodeError(f"not a PeerId: {len(text)} characters")
         try:
             raw = base58.b58decode(text)
@@ -88,7 +88,7 @@ class PeerId:
 
     @property
     def short(self) -> str:
-        """The last six characters, as tables show a peer."""
+        """The last six characters, for display in tables."""
         return str(self)[-6:]
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
-"""Content that is read piece by piece, from memory or from a file.
+"""Content that is read in pieces, from memory or from a file.
 
 Rule: a file is read through one descriptor and never mapped: a mapped file that shrinks ends the
-process with SIGBUS, where a read that falls short is an error with a name. A file of which size or
-time of change differ at the end is refused.
+process with SIGBUS, while a short read is a typed error. A file whose size or modification time has
+changed at the end is refused.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-_WINDOW_BYTES = 1 << 16  # read at once for those who look at a few bytes
+_WINDOW_BYTES = 1 << 16  # read at once to serve small glances
 _MAX_READ_BYTES = 1 << 30  # Linux reads at most 2 GiB - 4 KiB in one call
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_NO_WAITING = getattr(os, "O_NONBLOCK", 0)  # for the writer of a pipe
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0)  # do not wait for the writer of a pipe
 
 
 class NotRead(Exception):
-    """Content cannot be read; the text says why. Never leaves `bbnode.ir`."""
+    """Content cannot be read; the message has the reason. Never leaves `bbnode.ir`."""
 
 
 class Content(Protocol):
-    """Bytes at places that are counted from the beginning."""
+    """Bytes that are addressed by offset."""
 
     @property
     def size(self) -> int:
         """The number of bytes."""
 
     def glance(self, start: int, count: int) -> bytes | memoryview:
-        """Return some few bytes, fewer at the end."""
+        """Return a few bytes, fewer at the end."""
 
     def read(self, start: int, end: int) -> bytes | memoryview:
-        """Return the bytes of a range. Raises NotRead where they are not all there."""
+        """Return the bytes of a range. Raises NotRead if some are missing."""
 
     def read_into(self, start: int, place: memoryview) -> None:
         """Fill a writeable buffer of bytes. Raises NotRead."""
 
 
 class InMemory:
-    """Bytes that somebody else holds; what is read of them are views."""
+    """Bytes in memory; reads return views."""
 
     def __init__(self, content: bytes) -> None:
         self._view = memoryview(content)
@@ -62,22 +62,22 @@ class InMemory:
 
 
 class InFile:
-    """The bytes of an open file. Not for several threads at once."""
+    """The bytes of an open file. Not thread-safe."""
 
     def __init__(self, path: Path, *, follow: bool = True) -> None:
-        """Open a file; with `follow` a link, too.
+        """Open a file; `follow` also allows a link.
 
-        Raises OSError, ValueError (a NUL in the path), NotRead for what is no file.
+        Raises OSError, ValueError (a NUL in the path), NotRead if it is no regular file.
         """
         flags = _FLAGS | _NO_WAITING | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
         self.name = path.name
         self._descriptor = os.open(path, flags)
-        told = os.fstat(self._descriptor)
-        if not stat.S_ISREG(told.st_mode):  # a device has no size, and may have no end
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):  # a device has no size, and may have no end
             self.close()
             raise NotRead(f"{self.name!r} is not a file")
-        self._found = _version(told)
-        self.size = told.st_size
+        self._found = _version(status)
+        self.size = status.st_size
         self._window, self._window_at = b"", 0
 
     def glance(self, start: int, count: int) -> bytes:
@@ -106,23 +106,23 @@ class InFile:
             done += count
 
     def check_unchanged(self) -> None:
-        """Raise NotRead if somebody has written to the file since it was opened."""
+        """Raise NotRead if the file has changed since it was opened."""
         if _version(os.fstat(self._descriptor)) != self._found:
             raise NotRead(f"{self.name!r} changed while it was read")
 
     def close(self) -> None:
-        """Close the file; nothing is read any more."""
+        """Close the file, after which nothing can be read."""
         os.close(self._descriptor)
 
 
 class OpenFiles:
-    """Files that are closed together, each opened once."""
+    """A set of files that are opened once each and closed together."""
 
     def __init__(self) -> None:
         self._files: dict[Path, InFile] = {}
 
     def open(self, path: Path, *, follow: bool = True) -> InFile:
-        """Open a file, or return it where it is open. Raises what `InFile` raises."""
+        """Open a file, or return it if it is open already. Raises what `InFile` raises."""
         if path not in self._files:
             self._files[path] = InFile(path, follow=follow)
         return self._files[path]
@@ -135,9 +135,9 @@ class OpenFiles:
 
 @contextmanager
 def open_files() -> Iterator[OpenFiles]:
-    """Yield what opens files, and close these at the end.
+    """Yield an OpenFiles, and close its files at the end.
 
-    Raises NotRead at the end where one of them changed meanwhile.
+    Raises NotRead at the end if one of them has changed.
     """
     files = OpenFiles()
     try:
@@ -148,5 +148,5 @@ def open_files() -> Iterator[OpenFiles]:
             file.close()
 
 
-def _version(told: os.stat_result) -> tuple[Any, ...]:
-    return told.st_size, told.st_mtime_ns
+def _version(status: os.stat_result) -> tuple[Any, ...]:
+    return status.st_size, status.st_mtime_ns

@@ -1,7 +1,7 @@
-"""Plugins of installed packages, found by their entry points.
+"""Plugins of installed packages, discovered by their entry points.
 
-Rule: a plugin is imported only when it is asked for, and a broken one is told by the name of the
-package that brought it. Which packages are installed is read once in a process.
+Rule: a plugin is imported only when it is requested, and the error of a broken one names its
+package. The installed packages are read once per process.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ def names(group: str) -> dict[str, str]:
 
 
 def load(group: str, name: str) -> object:
-    """Import a plugin and return what its entry point names: a module, or an object in one.
+    """Import a plugin and return the module or object that its entry point names.
 
     Raises:
-        UnknownPlugin: no installed package brings one of this name.
-        BrokenPlugin: it cannot be imported, or two packages bring one of this name.
+        UnknownPlugin: no installed package has a plugin of this name.
+        BrokenPlugin: it cannot be imported, or two packages have one of this name.
     """
-    found = _installed(group).get(name)
-    if found is None:
+    entry_points_ = _installed(group).get(name)
+    if entry_points_ is None:
         near = difflib.get_close_matches(name, _installed(group), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UnknownPlugin(
             f"no installed package brings {name!r} of the entry points {group!r}{hint}"
         )
-    packages = sorted({_package(entry) for entry in found})
+    packages = sorted({_package(entry) for entry in entry_points_})
     if len(packages) > 1:
         raise BrokenPlugin(
             group, name, " and ".join(packages), "both bring it; remove all but one of them"
         )
     try:
-        return found[0].load()
+        return entry_points_[0].load()
     except BaseException as error:
         let_stop(error)
         raise BrokenPlugin(
@@ -66,7 +66,7 @@ def load(group: str, name: str) -> object:
 
 
 def rescan() -> None:
-    """Read anew which packages are installed: for processes that install some themselves."""
+    """Read the installed packages again, for processes that install some themselves."""
     _read.cache_clear()
     _installed.cache_clear()
     _name_of.cache_clear()
@@ -80,7 +80,7 @@ def _installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
     return found
 
 
-# Takes tens of milliseconds, whichever groups are wanted.
+# Cached for all groups, since a read takes tens of milliseconds.
 _read = cache(entry_points)
 
 
@@ -88,7 +88,7 @@ def _package(entry: EntryPoint) -> str:
     return _name_of(entry.dist) if entry.dist is not None else "(unknown)"
 
 
-# The name stands in a file that is parsed anew each time, with the whole README in it.
+# Cached, since each access parses the package's metadata, including the README.
 @cache
 def _name_of(package: Distribution) -> str:
     return package.name

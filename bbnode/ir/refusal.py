@@ -1,14 +1,14 @@
-"""Refusals: what a node tells a peer whose request or message it will not answer or take.
+"""Refusals: the reply to a peer whose request or message a node will not answer or accept.
 
 Rule: one msgpack map with exactly the fields of `WireRefusal`, each a text within its bound. It
 travels as a fill to `REFUSED_SUFFIX` with type hash 0, in an envelope with the correlation RESPONSE
-and the id of the request, or with NONE and the id of the one-way message. Whoever gets one never
-refuses it. `kind` is a name of an error or of RECEIVE_FAILURES; it is the peer's word, as is all of
-it.
+and the id of the request, or with NONE and the id of the one-way message. A refusal is never
+refused. `kind` is the name of an error or of RECEIVE_FAILURES; like all fields it is an unverified
+statement of the peer.
 
-With NONE and the id 0 it is about the sender itself: of the kind NotReady, that it does not work
-for the classes in `where` (separated by commas; none: all of its own), and why; of the kind Ready,
-that it works for all of them.
+With NONE and the id 0 it is about the sender itself: kind NotReady means that it does not work for
+the classes in `where` (separated by commas; empty: all its classes), with the reason; kind Ready
+means that it works for all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class WireRefusal:
-    """Why there is no answer: a stable kind, a text, and the op or site where it happened."""
+    """The reason of a refusal: a stable kind, a text, and the op or site where it happened."""
 
     kind: str
     detail: str = ""

@@ -1,9 +1,9 @@
-"""Opening a compiled program again: what it keeps of the recorded one, and the way back.
+"""The reopening of compiled programs: the marks that a compile leaves, and their reversal.
 
-Rule: neither half knows a single pass. A `Recording` looks at the program before passes change it,
-and at the end writes down what became of it: each recorded op says where it stood and what of it
-was changed, from what to what; what passes made says who made it (`made_by`). `reopen` takes that
-back. What somebody edited in between stays: a change is taken back only where it is still there.
+Rule: neither half knows any specific pass. A `Recording` observes the program before passes change
+it, and at the end writes marks: each recorded op has its original place and its changes, from old
+to new; nodes that passes made name the pass (`made_by`). `reopen` reverts these. Later edits stay:
+a change is reverted only if it is still in place.
 
 docs/compiler.md lists what an artifact keeps.
 """
@@ -49,7 +49,7 @@ _SLOT_PREFIXES = (keys.SLOT_ROLE_PREFIX, keys.CONCRETE_TYPE_SLOT_PREFIX)
 
 
 class NotReopenable(AuthorError):
-    """A compiled program does not hold what it takes to open it again."""
+    """A compiled program lacks the marks that are needed to reopen it."""
 
 
 # --- writing ------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Recording:
                         node.made_by = name
 
     def mark(self, node: OpNode) -> None:
-        """Write on a node what became of it since it was recorded."""
+        """Write the changes of a node since its recording on the node."""
         seen = None if node in self._marked else self._nodes.get(node)
         if seen is None:
             return
@@ -139,7 +139,7 @@ class Recording:
         _write_text(metadata, keys.RECORDED_KEY, text)
 
     def finish(self, program: Program) -> None:
-        """Write on a compiled program what it takes to open it again."""
+        """Write the marks on a compiled program that allow it to be reopened."""
         for function in program.functions:
             if function.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
                 continue
@@ -164,7 +164,7 @@ class Recording:
         _write_text(program.metadata, keys.RECORDED_KEY, text)
 
     def _other_types(self, main: Function) -> Iterable[tuple[str, str]]:
-        """Recorded types of values that were replaced by others, and not narrowed to them."""
+        """Yield the recorded types of values that were replaced by others, not narrowed to them."""
         # A payload that nobody reads travels as a trigger, whatever its type would be.
         unread = {
             node.outputs[0]
@@ -183,7 +183,7 @@ class Recording:
 
 @lru_cache(maxsize=_KEPT_KEY_SETS)
 def _added(now: tuple[str, ...], before: tuple[str, ...]) -> str:
-    """Return the keys that were added; nodes of one kind have the same."""
+    """Return the added keys, interned, since nodes of one kind have the same."""
     return ",".join([key.removeprefix(keys.PREFIX) for key in now if key not in before])
 
 
@@ -404,7 +404,7 @@ class _Reopening:
                     )
 
     def _nodes_of(self, function: Function) -> list[tuple[float, OpNode]]:
-        """The recorded nodes of a function and those added since then, with their places."""
+        """Return the recorded nodes of a function and those added later, with their places."""
         nodes: list[OpNode] = []
         for node in function.nodes:
             said = _take_text(node.metadata, keys.MEMBERS_KEY)
@@ -425,7 +425,7 @@ class _Reopening:
         return placed
 
     def _expanded(self, call: OpNode, said: dict[str, Any], function: Function) -> list[OpNode]:
-        """The ops of a subgraph in the place of its call."""
+        """Return the ops of a subgraph that replace its call."""
         body = self._table[call_key(call)]
         if body is function:
             raise NotReopenable(f"{function.name!r} is called in itself: the program is damaged")
@@ -456,7 +456,7 @@ class _Reopening:
         return nodes
 
     def _join(self, placed: Mapping[Function, list[tuple[float, OpNode]]]) -> Function:
-        """The root that the targets were cut from."""
+        """Return the root from which the targets were cut."""
         said = self._said
         root = Function(
             name=said["name"],
@@ -536,7 +536,7 @@ def _gone_node(text: str) -> tuple[float, OpNode]:
 
 
 def _restore(node: OpNode, mark: str) -> float:
-    """Take back what passes changed of a node; return its place."""
+    """Revert the changes of passes to a node; return its place."""
     at, added, text = mark.split("|", 2)
     said = json.loads(text) if text else {}
     for key in said.get("added", filter(None, added.split(","))):

@@ -1,11 +1,11 @@
-"""The seal: a digest inside a compiled model that shows whether it was changed since.
+"""The seal: a digest inside a compiled model that reveals later changes.
 
 Rule: the digest is the sha256 of the model's deterministic protobuf bytes without the seal itself.
 It protects against damage and hand edits, not against forgery: to verify where a file comes from,
 compare the digest of the whole file with a trusted one.
 
-These bytes are made node by node. Protobuf encodes a large message into a buffer that it doubles
-and copies, which takes five times its size of fresh memory.
+The bytes are produced node by node, since protobuf encodes a large message into a buffer that it
+doubles and copies, which takes five times its size of fresh memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bbnode.ir.graph import Program
 from bbnode.ir.onnx_file import add_functions, has_unknown_fields
 from bbnode.ir.weightless import copy_field
 
-# What is encoded member by member.
+# Message types that are encoded member by member -> the field of the members.
 _MEMBERS: dict[type, str] = {ModelProto: "functions", FunctionProto: "node"}
 
 
@@ -49,15 +49,15 @@ def sealed(program: Program) -> ModelProto:
 
 
 def seal(model: ModelProto) -> None:
-    """Write the seal of the model as it is now; sealing again replaces it."""
+    """Write the seal of the model in its present state; an existing seal is replaced."""
     _take_seal(model)
     model.metadata_props.add(key=keys.SEAL_KEY, value=_digest(model))
 
 
 def is_intact(model: ModelProto) -> bool:
     """Return True if the model has a seal and was not changed since."""
-    found = [entry.value for entry in model.metadata_props if entry.key == keys.SEAL_KEY]
-    return bool(found) and found[0] == _digest(model)
+    seals = [entry.value for entry in model.metadata_props if entry.key == keys.SEAL_KEY]
+    return bool(seals) and seals[0] == _digest(model)
 
 
 def _take_seal(model: ModelProto) -> None:
@@ -94,7 +94,7 @@ def _pieces(message: Message) -> Iterator[bytes]:
 
 
 def _around(message: Message, name: str) -> tuple[int, bytes, bytes]:
-    """Return the number of a field, and the bytes of those before and behind it."""
+    """Return the number of a field, and the bytes of the fields before and after it."""
     number = message.DESCRIPTOR.fields_by_name[name].number
     around: tuple[Any, Any] = type(message)(), type(message)()
     for field, value in message.ListFields():

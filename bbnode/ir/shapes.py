@@ -1,42 +1,41 @@
-"""Shapes of tensors: what a declaration says of the axes, and whether a tensor has them.
+"""Declared shapes of tensors, their merging, and the check of a tensor's shape.
 
 Rule: an axis is declared as a length, as a name (ONNX's `dim_param`: all axes of that name have one
-length), or as None, which says nothing.
+length), or as None for any length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-MAX_AXES = 64  # of a declared shape: what numpy's arrays have at most
+MAX_AXES = 64  # of a declared shape: numpy's maximum
 
 Dim = int | str | None
 
 
 def shape_fits(declared: Sequence[Dim], shape: Sequence[int], bindings: dict[str, int]) -> bool:
-    """Return True if a tensor of this shape is what was declared.
+    """Return True if a tensor's shape satisfies a declaration.
 
     Args:
-        declared: axes, as the program declares them.
-        shape: of the tensor, in elements.
-        bindings: the lengths of named axes that are known already; those that this tensor tells are
-            added, if it fits.
+        declared: axes, as declared by the program.
+        shape: the tensor's shape, in elements.
+        bindings: known lengths of named axes; the lengths in this tensor are added, if it fits.
     """
     if len(declared) != len(shape):
         return False
-    told: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     for axis, length in zip(declared, shape, strict=True):
         if isinstance(axis, str):
-            if bindings.get(axis, length) != length or told.setdefault(axis, length) != length:
+            if bindings.get(axis, length) != length or lengths.setdefault(axis, length) != length:
                 return False
         elif axis is not None and axis != length:
             return False
-    bindings.update(told)
+    bindings.update(lengths)
     return True
 
 
 def shape_text(declared: Sequence[Dim], bindings: dict[str, int] | None = None) -> str:
-    """Return a declared shape as people read it: `[batch=32, 28, ?]`."""
+    """Return a declared shape in readable form: `[batch=32, 28, ?]`."""
     known = bindings or {}
     parts = [
         f"{axis}={known[axis]}"
@@ -54,9 +53,9 @@ class ShapesDiffer(Exception):
 def merge_shapes(
     known: Sequence[Dim] | None, other: Sequence[Dim] | None
 ) -> tuple[Dim, ...] | None:
-    """Return what two declarations of one tensor say together; None: nothing about its shape.
+    """Return the shape that two declarations of a tensor imply; None if neither gives one.
 
-    A length says more than a name, and a name more than nothing; of two names the first is kept.
+    A length is more specific than a name, and a name than None; of two names the first is kept.
 
     Raises ShapesDiffer.
     """

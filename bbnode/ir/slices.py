@@ -1,21 +1,21 @@
 """Slices: the ops of each entry of a partition, and those that no entry can fire.
 
-Rule: an entry is something that starts an execution: `invoke`, with all inputs or with those of one
-part of the program, one input as an event, a Recv, an event-sourced syscall, or a join over
-executions. Its outputs are the seeds, and it owns what can fire from them:
+Rule: an entry starts executions. It is `invoke`, with all inputs or with those of one part of the
+program, one input as an event, a Recv, an event-sourced syscall, or a join over executions. Its
+outputs are the seeds, and it owns the ops that can fire from them:
 
-1. every op that depends on a seed by data or `after` and whose needs can all be met by the
+1. every op that depends on a seed by data or `after` and whose dependencies can all be met by the
    seeds and by ops that need no seed at all (seedless ops);
-2. the seedless ops that those need, by data or `after`;
-3. seedless ops that nobody needs so ("orphans", such as a `train` whose result is not
-   used) go where the op runs that they follow by `control_after`; else where the op runs
+2. the seedless ops that those depend on, by data or `after`;
+3. seedless ops without such a dependent op ("orphans", such as a `train` whose result is not
+   used) go to the slice of the op that they follow by `control_after`; else to that of the op
    that follows them; else to `invoke`.
 
 Case 3 keeps calls on one slot in the execution in which their author wrote them, and never
 pulls an op into a second entry only because the slot is used there as well.
 
-An op that needs values of two entries is in no slice. So is what reads a Threshold whose inputs do
-not meet in one: its relays count per execution.
+An op that needs values of two entries is in no slice. The same holds for the readers of a Threshold
+whose inputs do not meet in one execution, since its relays count per execution.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
-    """An op that can never fire, because two values that it needs are of two executions.
+    """An op that can never fire, because it needs values of two executions.
 
     `first`, `second`: each value with the entry in whose executions it exists.
     """
@@ -69,7 +69,7 @@ def is_entry(op: FlatOp) -> bool:
 
 
 def starts_executions(node: OpNode) -> bool:
-    """Return True if the outputs of an op are of executions that it starts."""
+    """Return True if an op starts executions, to which its outputs belong."""
     return _is_source(node.domain, node.op_type) or is_join(node)
 
 
@@ -95,7 +95,7 @@ def cut_slices(
     never = set(cutter.never_complete())
     unreachable = [p for p in range(len(flat.ops)) if p not in covered or p in never]
     if len(flat.inputs) > 1:
-        # With one input, an event and an invoke are the same thing.
+        # With a single input, an event and an invoke are the same.
         parts = [part for part in input_parts(flat) if 1 < len(part) < len(flat.inputs)]
         for seeds in (*((name,) for name in flat.inputs), *parts):
             positions = tuple(sorted(cutter.dependent(seeds)))
@@ -105,12 +105,12 @@ def cut_slices(
 
 
 def part_name(inputs: Iterable[str]) -> str:
-    """Return the name of the slice of several inputs; of one it is the input's own."""
+    """Return the name of the slice of several inputs; for one input it is the input's name."""
     return "+".join(inputs)
 
 
 def input_parts(flat: FlatFunction) -> list[tuple[str, ...]]:
-    """Return the inputs in parts: no op needs inputs of two of them, not even by way of others."""
+    """Return the inputs in independent parts: no op depends on inputs of two parts."""
     readers: dict[str, list[FlatOp]] = {}
     for op in flat.ops:
         for name in () if is_entry(op) else op.needs:
@@ -135,10 +135,10 @@ def input_parts(flat: FlatFunction) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """An input as an event of its own, where ops need others of the target's inputs with it.
+    """An input delivered as an event, while some ops need further inputs with it.
 
-    `needs`: those others; `lost`: outputs that have no value then; `acts`: something happens all
-    the same (an output, a send, a change of a component).
+    `needs`: these further inputs; `lost`: outputs without a value then; `acts`: True if the event
+    still has an effect (an output, a send, a change of a component).
     """
 
     needs: tuple[str, ...]
@@ -147,8 +147,8 @@ class Alone:
 
 
 def inputs_alone(flat: FlatFunction, makers: Mapping[str, Sequence[int]]) -> dict[str, Alone]:
-    """Return the inputs whose events leave something of the program undone."""
-    found: dict[str, Alone] = {}
+    """Return the inputs whose events leave some ops of the program unfired."""
+    alone_: dict[str, Alone] = {}
     shared = [part for part in input_parts(flat) if len(part) > 1]
     cutter = _Cutter(flat, makers) if shared else None
     for part in shared:
@@ -156,12 +156,12 @@ def inputs_alone(flat: FlatFunction, makers: Mapping[str, Sequence[int]]) -> dic
             if cutter is not None:
                 alone = cutter.alone(name, part)
                 if alone is not None:
-                    found[name] = alone
-    return found
+                    alone_[name] = alone
+    return alone_
 
 
 def _acts(op: FlatOp) -> bool:
-    """Return True if an op does more than making values."""
+    """Return True if an op has an effect beside its outputs."""
     if op.domain == ENGINE_DOMAIN:
         return op.op_type == OP_DEPOSIT
     if is_onnx_domain(op.domain) or op.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
@@ -174,7 +174,7 @@ def _acts(op: FlatOp) -> bool:
     return not op.outputs or op.domain == keys.WIRE_DOMAIN or op.op_type in _STORES
 
 
-# Framework ops that take from what the node keeps, or put there.
+# Framework ops that use the node's stores.
 _STORES = frozenset({"Serialize.Enqueue", "Serialize.Dequeue", "Hold.Flush", "Limit.Acquire"})
 
 
@@ -188,9 +188,9 @@ def _entries(flat: FlatFunction) -> list[tuple[str, tuple[str, ...], FlatOp | No
 def left_out(
     flat: FlatFunction, makers: Mapping[str, Sequence[int]], piece: Slice
 ) -> list[tuple[FlatOp, list[str]]]:
-    """Return the ops that get something of a slice of some inputs, and need other inputs too.
+    """Return the ops that depend on a slice of some inputs, and also need other inputs.
 
-    Of ops behind these none is listed. Each comes with the inputs of the target that it lacks.
+    Ops downstream of these are not listed. Each comes with the inputs that it lacks.
     """
     mine = set(piece.positions)
     arrived: dict[int, int] = {}
@@ -222,7 +222,7 @@ def left_out(
 def _lacking(
     flat: FlatFunction, makers: Mapping[str, Sequence[int]], op: FlatOp, there: Collection[str]
 ) -> list[str]:
-    """Return the inputs of the target that an op needs, directly or not, besides what is there."""
+    """Return the target's inputs that an op needs, directly or indirectly, beyond `there`."""
     seen: set[str] = set()
     stack = list(op.needs)
     while stack:
@@ -239,7 +239,7 @@ def find_apart(
 ) -> Apart | None:
     """Return the first op whose values never meet, of those that can never fire or complete.
 
-    `unreachable` is what `cut_slices` returned; the others in it wait for such an op.
+    `unreachable` is the result of `cut_slices`; the other ops in it wait for such an op.
     """
     if not unreachable:
         return None
@@ -268,7 +268,7 @@ def find_apart(
 
 
 def _arrivals(op: FlatOp) -> int:
-    """Return how many relays of an op's group have to fire before its output is there."""
+    """Return the number of relays of an op's group that must fire before its output exists."""
     count = op.node.attr("n") if op.node.op_type == keys.OP_THRESHOLD else 1
     return count if type(count) is int else 1
 
@@ -278,7 +278,7 @@ class _Cutter:
         self._ops = flat.ops
         self._outputs = tuple(dict.fromkeys(flat.outputs))
         self._makers = makers
-        # What starts executions waits for nothing; its `after` says only where it lives.
+        # An op that starts executions waits for nothing; its `after` only determines its home.
         self._needs = [() if is_entry(op) else op.needs for op in flat.ops]
         self._readers: dict[str, list[int]] = {}
         for position, needs in enumerate(self._needs):
@@ -288,7 +288,7 @@ class _Cutter:
         for op in flat.ops:
             for before in op.control:
                 self._followers.setdefault(before, []).append(op.position)
-        # Relays by the Threshold whose inputs they count, where it takes more than one.
+        # Threshold that needs several inputs -> the relays that count them.
         self._counted: dict[int, list[int]] = {}
         for op in flat.ops:
             if op.is_a(ENGINE_DOMAIN, OP_RELAY) and _arrivals(op) > 1:
@@ -303,7 +303,7 @@ class _Cutter:
         return self._fireable(seeds, self.everywhere)[0]
 
     def alone(self, name: str, part: Sequence[str]) -> Alone | None:
-        """Return what an event of one input of a part leaves undone, None if it is nothing."""
+        """Return the effects of one input of a part as an event, None if nothing is left out."""
         values, fires = self._fireable((name,), self.everywhere)
         fired = set(fires)
         behind, waits, fresh = {name}, False, [name]
@@ -334,7 +334,7 @@ class _Cutter:
         ]
 
     def needs_of(self, position: int) -> list[str]:
-        """Return the values that have to meet for an op, or for the Threshold of a relay."""
+        """Return the values that must meet for an op, or for the Threshold of a relay."""
         relays = self._counted.get(self._ops[position].group, (position,))
         return list(dict.fromkeys(name for each in relays for name in self._needs[each]))
 
@@ -377,7 +377,7 @@ class _Cutter:
         fresh.extend(name for name in op.outputs if name)
 
     def dependent(self, seeds: Sequence[str]) -> set[int]:
-        """Rules 1 and 2 for one entry."""
+        """Return the ops of one entry by rules 1 and 2."""
         _, fired = self._fireable(seeds, self.everywhere)
         mine = set(fired)
         for position in fired:
@@ -398,7 +398,7 @@ class _Cutter:
                         stack.append(maker)
 
     def place_orphans(self, owned: list[set[int]]) -> None:
-        """Rule 3; `owned` has the invoke entry first."""
+        """Assign the orphans by rule 3; `owned` has the invoke entry first."""
         orphans = sorted(self._seedless.difference(*owned))
         left = self._follow(orphans, owned)
         for position in reversed(left):
@@ -409,13 +409,13 @@ class _Cutter:
             self._add_needed(position, owned[0])
 
     def _follow(self, orphans: list[int], owned: list[set[int]]) -> list[int]:
-        """Put orphans behind what they follow; return those that follow nothing."""
+        """Assign orphans to the entries of the ops that they follow; return the others."""
         left = []
         for position in orphans:
             if any(position in mine for mine in owned):
                 continue
             makers = (m for name in self._needs[position] for m in self._makers[name])
-            # A constant is everywhere, so that it says nothing about where an op belongs.
+            # Constants are everywhere, so they do not determine an op's entry.
             before = [
                 *self._ops[position].control,
                 *(m for m in makers if self._ops[m].op_type != "Constant"),
@@ -431,7 +431,7 @@ class _Cutter:
         return [p for p in left if not any(p in mine for mine in owned)]
 
     def _precede(self, position: int, owned: list[set[int]]) -> None:
-        """Put an orphan in front of what follows it."""
+        """Assign an orphan to the entry of the op that follows it."""
         followers = self._followers.get(position, ())
         for mine in owned:
             if any(follower in mine for follower in followers):

@@ -1,7 +1,7 @@
 """Untrusted texts, made safe to show.
 
-Rule: what reaches a terminal or a log holds no control characters: none that move the cursor or
-set a title (C0, C1), none that turn the direction of writing, no line break that would look like
+Rule: text for a terminal or a log contains no control characters: none that move the cursor or
+set a title (C0, C1), none that change the writing direction, and no line break that could forge
 another line of ours.
 """
 
@@ -37,32 +37,32 @@ def escaped_json(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)
 
 
-# PeerIds in base58; the end of one tells it from others, and the commands take it.
+# PeerIds in base58; their ends identify them, also as arguments of commands.
 _PEER_ID = re.compile(r"\b[1-9A-HJ-NP-Za-km-z]{40,46}([1-9A-HJ-NP-Za-km-z]{6})\b")
 
 
 def short_peer(text: str) -> str:
-    """Return a text with each PeerId in it as its end, as in `…jo8hW9`."""
+    """Return a text with each PeerId shortened to its end, as in `…jo8hW9`."""
     return _PEER_ID.sub(r"…\1", text)
 
 
 def listed(rows: Sequence[str], most: int) -> str:
-    """Return the first rows, and how many more there are; "none" without any."""
+    """Return the first rows and the number of further ones; "none" without any."""
     shown = ", ".join(rows[:most])
     return f"{shown} and {len(rows) - most} more" if len(rows) > most else shown or "none"
 
 
 def failure_text(failure: Mapping[str, Any]) -> str:
-    """Return the failure of an op as a line: what, where it was written, and who asked for it.
+    """Return the failure of an op as a line: the fault, the source line, and the requester.
 
     `failure` has the fields of an OpFailed, and `peer` if it was on another peer; a node of another
     version may leave some out.
     """
-    told = {name: failure.get(name) or "" for name in ("inner", "line", "module", "source_peer")}
-    inner = "" if told["inner"] == failure["op"] else told["inner"]
-    place = [inner, told["line"], told["module"] and f"in Module {told['module']}"]
-    if told["source_peer"]:
-        place.append(f"for a message of {told['source_peer']}")
+    details = {name: failure.get(name) or "" for name in ("inner", "line", "module", "source_peer")}
+    inner = "" if details["inner"] == failure["op"] else details["inner"]
+    place = [inner, details["line"], details["module"] and f"in Module {details['module']}"]
+    if details["source_peer"]:
+        place.append(f"for a message of {details['source_peer']}")
     where = ", ".join(filter(None, place))
     text = f"{failure['op']}: {failure['kind']}: {failure['detail']}"
     text = f"{text} ({where})" if where else text
@@ -85,7 +85,7 @@ def cut_text(text: str, max_bytes: int | None) -> str:
     return text if len(raw) <= max_bytes else raw[:max_bytes].decode("utf-8", "ignore")
 
 
-# The folders of an absolute path, of either kind of system.
+# The folders of an absolute path, on POSIX or Windows.
 _FOLDERS = re.compile(r"(?<![\w.…])(?:[A-Za-z]:)?(?:[/\\][^\s/\\'\",;()<>]+)+(?=[/\\])")
 
 

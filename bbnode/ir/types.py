@@ -22,7 +22,7 @@ OPAQUE_DOMAIN = keys.PREFIX.rstrip(".")
 class TypeKind(enum.Enum):
     """The representation of a type."""
 
-    ABSTRACT = "abstract"  # has to narrow to a leaf before it can travel
+    ABSTRACT = "abstract"  # must be narrowed to a leaf before it can travel
     OPAQUE = "opaque"  # a BB scalar or carrier: TypeProto.Opaque
     SEQUENCE = "sequence"  # TypeProto.Sequence of an element: an opaque one, or a tensor
     OPTIONAL = "optional"  # TypeProto.Optional of a tensor, or of a sequence of tensors
@@ -42,7 +42,7 @@ class TypeNode:
 
     @property
     def is_leaf(self) -> bool:
-        """True if values of this very type exist and may travel."""
+        """True if values of exactly this type exist and may travel."""
         return self.kind is not TypeKind.ABSTRACT
 
     @property
@@ -78,7 +78,7 @@ def register_type(
 ) -> TypeNode:
     """Add a type under `parent`; its wire hash is FNV-1a-64 of `<name>@<opset version>`.
 
-    Raises AuthorError when the name or its hash is taken.
+    Raises AuthorError if the name or its hash is taken.
     """
     node = TypeNode(
         id=keys.PREFIX + name,
@@ -106,7 +106,7 @@ def type_by_hash(wire_hash: int) -> TypeNode | None:
 
 
 def registered_types() -> tuple[TypeNode, ...]:
-    """Return all nodes, in the order of their registration."""
+    """Return all nodes, in registration order."""
     return tuple(_BY_ID.values())
 
 
@@ -136,8 +136,8 @@ SEARCH_RESULTS = _opaque("SearchResults", ANY)  # Index.Search: ids, distances, 
 PEER_ID_VEC = register_type("PeerIdVec", parent=ANY, kind=TypeKind.SEQUENCE, element=PEER_ID)
 METADATA_VEC = register_type("MetadataVec", parent=ANY, kind=TypeKind.SEQUENCE, element=METADATA)
 
-# Element types that travel: those with one fixed-size little-endian representation, and texts; of
-# less than a byte each, several lie in one (`codec`).
+# Element types that travel: those with a fixed-size little-endian representation, and texts;
+# elements smaller than a byte are packed (`packing`).
 _TENSOR_ELEMENTS = (
     "FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "INT8", "INT16", "INT32", "INT64",
     "UINT8", "UINT16", "UINT32", "UINT64", "BOOL", "STRING",
@@ -153,7 +153,7 @@ TENSOR_BY_ELEM: dict[int, TypeNode] = {
     )
     for element in _TENSOR_ELEMENTS
 }
-# Of the element types that are smaller than a byte: how many bits one has.
+# Bits of the element types that are smaller than a byte.
 BITS_OF_ELEM: dict[int, int] = {
     onnx.TensorProto.FLOAT4E2M1: 4, onnx.TensorProto.UINT4: 4, onnx.TensorProto.INT4: 4,
     onnx.TensorProto.UINT2: 2, onnx.TensorProto.INT2: 2,
@@ -175,7 +175,7 @@ def _of(kind: TypeKind, parent: TypeNode, element: TypeNode) -> TypeNode:
     return register_type(f"{parent.name}.{inner}", parent=parent, kind=kind, element=element)
 
 
-# By the type of what is in them; of an optional, a tensor or a sequence of tensors.
+# Sequence types by element type.
 SEQUENCE_OF: dict[TypeNode, TypeNode] = {
     tensor: _of(TypeKind.SEQUENCE, SEQUENCE, tensor) for tensor in TENSOR_BY_ELEM.values()
 }

@@ -26,7 +26,7 @@ from bbnode.ir.types import TypeNode
 
 Value = Any  # one of the carriers below, a numpy array, or a registered class
 
-# What a Metadata entry may be; kept flat so that it is cheap to bound and to print.
+# The types of Metadata entries; flat, so that they are cheap to bound and to print.
 Scalar = bool | int | float | str | bytes
 SCALARS: Final = get_args(Scalar)
 
@@ -109,9 +109,9 @@ class TensorSequence(Sequence[Any]):
 
         Args:
             tensors: arrays.
-            element: their type; that of the first one, if it is left out.
+            element: their type; by default that of the first one.
 
-        Raises AuthorError when they are not all tensors of that type, or there is none to tell it.
+            Raises AuthorError if not all are tensors of that type, or the type is unknown.
         """
         self.tensors = tuple(tensors)
         kinds = {type_of(tensor): None for tensor in self.tensors}
@@ -164,9 +164,9 @@ class OptionalValue:
 
         Args:
             value: an array, a TensorSequence, or None.
-            element: its type; that of the value, if it is left out.
+            element: its type; by default that of the value.
 
-        Raises AuthorError when the value is of another type, or there is nothing to tell it.
+            Raises AuthorError if the value is of another type, or the type is unknown.
         """
         found = None if value is None else type_of(value)
         element = found if element is None else element
@@ -239,7 +239,7 @@ class MetadataVec(tuple[Metadata, ...]):
 
 
 def metadata_of(given: Any, node: TypeNode | None) -> Metadata | MetadataVec | None:
-    """Return a mapping as Metadata, or a list of them as a MetadataVec, where `node` is that type.
+    """Return a mapping as Metadata, or a list of them as a MetadataVec, if `node` is that type.
 
     None for anything else. Raises AuthorError for an entry that is no scalar.
     """
@@ -259,7 +259,7 @@ def _named(given: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _as_float32(given: Any) -> npt.NDArray[np.float32]:
-    """Return a copy as float32; what that does not hold is infinitely far."""
+    """Return a copy as float32; distances beyond its range become infinite."""
     if isinstance(given, np.ndarray) and given.dtype == np.float32:
         return np.array(given, np.float32)
     with np.errstate(over="ignore"):
@@ -301,7 +301,7 @@ class SearchResults:
         metadata: Iterable[Metadata] = (),
         senders: Iterable[PeerId] = (),
     ) -> None:
-        """Return results of these arrays. Raises AuthorError when they do not belong together."""
+        """Create results from these arrays. Raises AuthorError if they do not match."""
         found = np.asarray(ids)
         least = 0
         if found.size:
@@ -343,7 +343,7 @@ class SearchResults:
         return len(self.ids) if self.ids.ndim == 2 else 1
 
     def hits(self, query: int = 0) -> list[Hit]:
-        """Return what was found for one query of the batch, nearest first."""
+        """Return the hits of one query of the batch, nearest first."""
         ids, distances = np.atleast_2d(self.ids), np.atleast_2d(self.distances)
         first = int(np.count_nonzero(ids[:query] >= 0))
         return [
@@ -386,9 +386,9 @@ class ResponseBatch:
     """Answers of a cohort, in PeerId order, and the peers that are missing.
 
     Attributes:
-        reasons: of the missing peers, why there is no answer; none for a peer that was only late.
-        took_ns: of the peers that answered, nanoseconds from the request to the answer, as the node
-            that asked measured them. They are this node's alone: a batch that is sent has none.
+        reasons: reason for each missing peer, except for peers that were only late.
+        took_ns: for each peer that answered, nanoseconds from the request to the answer, as
+            measured by the requester. They stay on this node: a batch that is sent has none.
     """
 
     responses: tuple[tuple[PeerId, Value], ...]
@@ -444,7 +444,7 @@ def type_of_class(carrier: type) -> TypeNode | None:
     return _TYPE_OF_CLASS.get(carrier)
 
 
-# A tuple: a union takes three times as long to look through, and every send asks.
+# A tuple, since an isinstance check of a union is three times as slow, and each send needs one.
 _ARRAYS = (np.ndarray, np.generic)
 
 
@@ -478,7 +478,7 @@ _TYPE_TO_DTYPE[types.TENSOR_STRING.elem_type] = np.dtype(object)
 
 
 def is_text(array: np.ndarray[Any, Any] | np.generic) -> bool:
-    """Return True if an array is a tensor of texts; all of an object array is looked at."""
+    """Return True if an array is a tensor of texts; an object array is checked completely."""
     kind = array.dtype.kind
     is_object = kind == "O"
     return kind == "U" or (is_object and all(isinstance(e, str) for e in np.asarray(array).flat))
@@ -490,7 +490,7 @@ def dtype_of(node: TypeNode) -> np.dtype[Any]:
 
 
 def size_of(value: Value) -> int:
-    """Return the approximate bytes that a value holds, for the byte budgets."""
+    """Return the approximate size of a value in bytes, for the byte budgets."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "O":
             return value.nbytes + sum(len(e) if isinstance(e, str) else 64 for e in value.flat)

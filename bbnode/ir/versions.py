@@ -1,6 +1,6 @@
-"""Versions of ONNX's opsets: where an op means the same in two of them.
+"""The comparison of an op's meaning in two versions of ONNX's opsets.
 
-Rule: told by ONNX's schemas alone, and by a short list of ops whose schemas do not tell it.
+Rule: only ONNX's schemas decide, and a short list of ops whose schemas do not show the change.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _OPTIONAL = OpSchema.FormalParameterOption.Optional
 
 
 def means_the_same(node: OpNode, version: int, target: int) -> bool:
-    """Return True if an op of upstream ONNX means at `target` what it means at `version`.
+    """Return True if an op of upstream ONNX has the same meaning at `target` as at `version`.
 
-    What a newer version only adds (types, optional inputs, optional attributes) changes nothing.
+    Additions of a newer version (types, optional inputs, optional attributes) change nothing.
     """
     if version == target:
         return True
@@ -45,18 +45,18 @@ def means_the_same(node: OpNode, version: int, target: int) -> bool:
 
 
 def onnx_version(model: ModelProto) -> int:
-    """Return the version of `ai.onnx` that a model imports, 0 where it imports none."""
+    """Return the version of `ai.onnx` that a model imports, 0 if it imports none."""
     return next((int(o.version) for o in model.opset_import if is_onnx_domain(o.domain)), 0)
 
 
 def relabelled(model: ModelProto, version: int) -> ModelProto:
     """Return a copy of a model that imports another version of `ai.onnx`, with the same ops."""
-    made = ModelProto()
-    made.CopyFrom(model)
-    for entry in made.opset_import:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for entry in copy.opset_import:
         if is_onnx_domain(entry.domain):
             entry.version = version
-    return made
+    return copy
 
 
 def _only_added(older: OpSchema, newer: OpSchema) -> bool:

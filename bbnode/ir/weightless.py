@@ -1,8 +1,8 @@
-"""Copies of a model without its large tensors, for what looks at ops and shapes alone.
+"""Copies of a model without its large tensors, for code that needs ops and shapes alone.
 
-Rule: a protobuf keeps all of its memory as long as any part of it is in use, and ONNX's checker,
-converter and shape inference copy whatever they are given; so weights are taken away before, and a
-graph that outlives them is a copy that never held them.
+Rule: a protobuf keeps all of its memory while any part of it is in use, and ONNX's checker,
+converter and shape inference copy their input; so weights are removed before, and a graph that
+outlives them is a copy that never contained them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bbnode.ir.pieces import Content, InMemory
 
 # Sizes, axes and scales, which conversion and inference read, are smaller by far.
 _LARGE_BYTES = 1 << 16
-# Of one element in `raw_data`.
+# Bytes of one element in `raw_data`.
 _BYTES_OF_ELEM: dict[int, int] = {
     TensorProto.FLOAT: 4, TensorProto.DOUBLE: 8, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2,
     TensorProto.INT8: 1, TensorProto.UINT8: 1, TensorProto.INT16: 2, TensorProto.UINT16: 2,
@@ -44,7 +44,7 @@ _MAX_VARINT_BYTES = 10
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor whose values stay where they stand, and are read when they are asked for.
+    """A tensor whose values stay at their source and are read on demand.
 
     Attributes:
         described: name, element type, dimensions and notes; no values.
@@ -72,7 +72,7 @@ class StoredTensor:
         if isinstance(self.source, InMemory) and sys.byteorder == "little":
             data = self.source.read(self.start, self.start + size)
             return np.frombuffer(data, self.dtype).reshape(self.shape)
-        # Of pages of its own, which go when the array goes; a heap would keep them.
+        # In pages of its own, which are freed with the array; a heap might keep them.
         values = np.frombuffer(mmap.mmap(-1, size), self.dtype).reshape(self.shape)
         self.read_into(values)
         return values
@@ -197,7 +197,7 @@ def _fields(content: Content, at: int, size: int) -> Iterator[tuple[int, int, in
 
 
 def _varint(content: Content, at: int) -> tuple[int, int]:
-    """Return a number and where it ends."""
+    """Return a varint and the offset of its end."""
     value = 0
     for index, byte in enumerate(content.glance(at, _MAX_VARINT_BYTES)):
         value |= (byte & 0x7F) << 7 * index
@@ -218,7 +218,7 @@ def without_weights(
     times = Counter(tensor.name for tensor in model.graph.initializer)
     for tensor in model.graph.initializer:
         outside = tensor.data_location == TensorProto.EXTERNAL
-        # A name that stands there twice is for ONNX's checker to refuse.
+        # ONNX's checker refuses duplicate names.
         if outside or times[tensor.name] > 1 or not (tensor.name in apart or is_large(tensor)):
             small.append(tensor)
         else:
@@ -277,9 +277,9 @@ def described(tensor: TensorProto) -> TensorProto:
 
 def copied(tensor: TensorProto) -> TensorProto:
     """Return a copy of a tensor that keeps nothing else of its model in memory."""
-    made = TensorProto()
-    made.CopyFrom(tensor)
-    return made
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    return copy
 
 
 def _with_initializers(model: ModelProto, tensors: Iterable[TensorProto]) -> ModelProto:

@@ -1,10 +1,10 @@
 """The simulator: many real nodes in one process, on virtual time, from one seed.
 
-`Network` is the simulator; `draw_faults`, `invariants` and `check` are for looking for faults
-in programs that run in it.
+`Network` is the simulator; `draw_faults`, `invariants` and `check` help to find faults in the
+programs that run in it.
 
-Rule: nothing here reads a clock, sleeps or draws outside of the seed; the same program, calls
-and seed give the same trace. The nodes are those of `bbnode.engine`: only what lies between
+Rule: nothing here reads a clock, sleeps or draws randomness except from the seed; the same program,
+calls and seed give the same trace. The nodes are those of `bbnode.engine`: only the network between
 them is simulated.
 """
 

@@ -1,13 +1,13 @@
-"""The schedule of a simulation: what happens next.
+"""The event queue of a simulation.
 
-Rule: the order follows from what happens, not from who computes it, so that it is the same in one
-process and in several. At one time the author's calls come first, in the order in which they were
-planned; then the nodes, in the order in which they were added: each gets what arrives (by sender,
-and in the order of sending), then the ends of its tasks, and is polled. What is sent without
-latency arrives in the next round of the same time.
+Rule: the order depends on the events alone and not on the process that computes them, so that it is
+the same in one process and in several. At one time the author's calls come first, in planning
+order; then the nodes, in the order of their addition: each gets its arrivals (by sender, in sending
+order), then the ends of its tasks, and is polled. An envelope without latency arrives in the next
+round of the same time.
 
-Events are tuples: a simulation makes several for each envelope. Whether one still matters (its node
-may have crashed, its connection may be gone) is checked when it is due.
+Events are tuples for speed: a simulation creates several per envelope. An event that has become
+obsolete (its node may have crashed, its connection may be gone) is discarded when it is due.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from typing import Any, Final, TypeAlias
 from bbnode.engine import steps
 from bbnode.sim.node import SimNode, Wire
 
-# What happens to one node within a round, in this order.
+# The ranks of the events of one node within a round.
 ARRIVAL: Final = 0
 TASK_DONE: Final = 1
 POLL: Final = 2
 
-# A key is round, number of the node, rank.
+# A key consists of round, number of the node, and rank.
 _RANK_BITS: Final = 2
 ROUND_BITS: Final = 34
 _RANKS: Final = (1 << _RANK_BITS) - 1
 _NODE: Final = (1 << ROUND_BITS) - 1 - _RANKS
-NO_KEY: Final = -1  # of no event: the author calls, or nothing happens
+NO_KEY: Final = -1  # no event of a node: the author calls, or nothing happens
 LAST_KEY: Final = 1 << 128  # beyond all keys
 
-# (time, key, two numbers that make it unique, what of it)
+# (time, key, two numbers that make it unique, payload)
 Entry: TypeAlias = tuple[int, int, int, int, Any]
 
-# An envelope under way: wire, session, its bytes, and their checksum.
+# An envelope in flight: wire, session, its bytes, and their checksum.
 Flight: TypeAlias = tuple[Wire, int, bytes, str]
 
-# Below this many polls a sweep saves nothing worth its time.
+# Below this many polls a sweep is not worth its time.
 _SWEEP_FROM = 64
 
 
 class Agenda:
     """Events by time.
 
-    A node that moves its next poll leaves a stale poll behind. Stale polls do not count as events,
-    so the network may be idle with them, and they are removed when they are the majority.
+    A node that moves its next poll leaves a stale poll in the queue. Stale polls do not count as
+    events, so the network may be idle with them; they are removed once they are the majority.
     """
 
     def __init__(self) -> None:
-        self.key = NO_KEY  # of the event that happens now
+        self.key = NO_KEY  # key of the present event
         self._now_ns = 0
-        # The node of that event, if it is to be polled next, and the key of that poll: so that what
-        # comes to a node and is polled at once needs no place in the heap.
+        # The node of the present event, if its poll is next, and the key of that poll: a poll right
+        # after an arrival then needs no place in the heap.
         self._visited: SimNode | None = None
         self._visit_key = NO_KEY
         self._heap: list[Entry] = []
@@ -74,11 +74,11 @@ class Agenda:
         heapq.heappush(self.calls, (when_ns, self._order, action))
 
     def arrive(self, when_ns: int, flight: Flight) -> None:
-        """Plan the arrival of an envelope that is sent now."""
+        """Plan the arrival of an envelope sent at present."""
         heapq.heappush(self._heap, self.arrival(when_ns, flight))
 
     def arrival(self, when_ns: int, flight: Flight) -> Entry:
-        """Return the entry of an arrival, which belongs to whoever runs its target."""
+        """Return the entry of an arrival, for the process that runs its target."""
         wire = flight[0]
         wire.count += 1
         key = wire.target.index << _RANK_BITS
@@ -94,12 +94,12 @@ class Agenda:
         """Plan the end of work that a node has offloaded."""
         self._order += 1
         key = node.index << _RANK_BITS | TASK_DONE
-        if when_ns == self._now_ns:  # only a poll of the node plans it
+        if when_ns == self._now_ns:  # planned by a poll of the node: same round
             key = self.key & ~_RANKS | TASK_DONE
         heapq.heappush(self._heap, (when_ns, key, self._order, 0, (node, node.life, task)))
 
     def wake(self, node: SimNode, when_ns: int) -> None:
-        """Have a node polled at a time, unless it is polled before."""
+        """Plan a poll of a node, unless an earlier one is planned."""
         if node.wake_ns is not None and when_ns >= node.wake_ns:
             return
         node.wake_ns = when_ns
@@ -109,7 +109,7 @@ class Agenda:
             if self._visited is None:
                 self._visited, self._visit_key = node, here | POLL
                 return
-        # The usual case: something came to a node whose timer is where it was before.
+        # The usual case: an arrival at a node whose timer is unchanged.
         if when_ns != node.planned_ns:
             self._order += 1
             heapq.heappush(self._heap, (when_ns, here | POLL, self._order, node.life, node))
@@ -118,14 +118,14 @@ class Agenda:
             if self._polls > self._sweep_at:
                 self._sweep()
 
-    # -- happening ---------------------------------------------------------------------------
+    # -- execution ---------------------------------------------------------------------------
 
     def is_empty(self) -> bool:
-        """Return True if nothing is left to happen."""
+        """Return True if no event is left."""
         return not self.calls and self.next() is None
 
     def rest(self) -> None:
-        """End the event that happens: what is planned now is planned by the author."""
+        """End the present event: from now on plans are the author's."""
         self.key = NO_KEY
 
     def next_call_ns(self) -> int | None:
@@ -151,9 +151,9 @@ class Agenda:
         return min(mine, heap[0][:2]) if heap else mine
 
     def take(self, until_ns: int, last_key: int = LAST_KEY) -> tuple[int, int, Any] | None:
-        """Remove the next event of a node up to a time (then, up to a key); make it the present.
+        """Remove the next event of a node up to a time (and then a key); make it the present.
 
-        Returns its time, its rank, and what was planned; or None.
+        Returns its time, its rank and its payload; or None.
         """
         heap = self._heap
         while True:
@@ -161,7 +161,7 @@ class Agenda:
             if visited is not None:
                 now_ns, visit_key = self._now_ns, self._visit_key
                 ahead = heap[0] if heap else None
-                # Compared one by one: slices and pairs would be made anew for each envelope.
+                # Compared field by field, to create no tuples for each envelope.
                 if (
                     ahead is None
                     or ahead[0] > now_ns
@@ -190,7 +190,7 @@ class Agenda:
             return when_ns, rank, what
 
     def _forget(self, entry: Entry) -> None:
-        """Take note that a poll is in the heap no more."""
+        """Record that a poll was removed from the heap."""
         self._polls -= 1
         when_ns, _, _, life, node = entry
         if life == node.life and node.planned_ns == when_ns:

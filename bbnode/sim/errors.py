@@ -1,4 +1,4 @@
-"""Errors of a simulation. All of them are the fault of its author."""
+"""Errors of a simulation, all of which are its author's to fix."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class UnknownSimNode(SimError):
 
 
 class NodeIsDown(SimError):
-    """A crashed node was asked for something; restart it first."""
+    """The node has crashed; restart it first."""
 
 
 class NodeIsElsewhere(SimError):
-    """A node of a SplitNetwork was asked for what can't leave the process that runs it."""
+    """An object of a SplitNetwork's node can't leave the process that runs the node."""
 
 
 class NotSplit(SimError):
@@ -38,15 +38,15 @@ class NotSplit(SimError):
 
 
 class ProcessFailed(SimError):
-    """A process of a SplitNetwork has died, or failed; the network can't go on."""
+    """A process of a SplitNetwork has died or failed; the network can't continue."""
 
 
 class NotReached(SimError):
-    """A run ended before its condition came true: time is over, or nothing is left to happen."""
+    """A run ended before its condition became true: at its limit, or without further events."""
 
 
 class TimeStandsStill(SimError):
-    """Events go on for ever without virtual time advancing."""
+    """Events continue forever without virtual time advancing."""
 
 
 class InvariantBroken(SimError):

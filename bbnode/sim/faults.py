@@ -1,8 +1,8 @@
-"""Faults by schedule: what goes wrong when, drawn from a seed.
+"""Fault schedules, drawn from a seed.
 
-Rule: a schedule is plain data and a pure function of the seed and what `draw_faults` is given;
-its text is what a report shows. Every fault ends: a crashed node comes back, a cut heals, so the
-network has to recover after `until_ns`.
+Rule: a schedule is plain data and a pure function of the arguments of `draw_faults`; its text is
+shown in reports. Every fault ends: a crashed node comes back, a cut heals, so the network has to
+recover after `until_ns`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bbnode.sim.models import MS, Clock, LinkModel
 if TYPE_CHECKING:
     from bbnode.sim.network import Network
 
-# Worse than what the internet does on a bad day; what works here works there.
+# Worse than the internet on a bad day.
 _MAX_LATENCY_NS = 30 * MS
 _MAX_JITTER_NS = 20 * MS
 _MAX_PER_MILLE = 150  # of loss, duplication and reordering
@@ -28,7 +28,7 @@ _MIN_OUTAGE_NS = 20 * MS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """A node keeps a snapshot for its next restart; a busy one does not."""
+    """A node stores a snapshot for its next restart, unless it is busy."""
 
     at_ns: int
     node: str
@@ -36,7 +36,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """A node dies, and comes back from the last `Save` (anew, where there was none)."""
+    """A node dies, and restarts from the last `Save` (as a new one without any)."""
 
     at_ns: int
     node: str
@@ -45,7 +45,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """No node of one side reaches any of the other for a while."""
+    """The nodes of two sides can't reach each other for a while."""
 
     at_ns: int
     side: tuple[str, ...]
@@ -58,7 +58,7 @@ Fault: TypeAlias = Save | Crash | Cut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """A schedule, and what links and clocks are like all the time.
+    """A schedule of faults, and the permanent properties of links and clocks.
 
     `link` is for `Network(link=…)` and `clocks[name]` for `Network.add(clock=…)`; `schedule`
     plans the rest.
@@ -69,7 +69,7 @@ class Faults:
     events: tuple[Fault, ...] = ()
 
     def schedule(self, network: Network) -> None:
-        """Plan all events; the nodes have to be there."""
+        """Plan all events on a network that has all the nodes."""
         for event in self.events:
             _plan(network, event)
 
@@ -91,9 +91,9 @@ def draw_faults(
     Args:
         seed: equal seeds (and arguments) draw equal faults.
         names: at least two.
-        until_ns: when the last outage is over.
-        outages: crashes and cuts, about half each; each crash has a `Save` some time before.
-        immortal: names that do not crash.
+        until_ns: the end of the last outage.
+        outages: number of crashes and cuts, about half each; each crash has an earlier `Save`.
+        immortal: names of nodes that do not crash.
     """
     rng = SplitMix64(mix64(seed % (1 << 64) ^ 0xFA17))
 

@@ -1,7 +1,7 @@
-"""Invariants: they hold in every network, whatever its program and its faults.
+"""Invariants that hold in every network, whatever its program and its faults.
 
 Rule: checks run between events, use only the nodes' public entry points, change nothing, and raise
-InvariantBroken that says what, where and when.
+InvariantBroken with the fault, the node and the time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from bbnode.sim.network import Network
     from bbnode.sim.node import SimNode
 
-# Gauges of `Node.counters` that are 0 when a node has nothing to do. What a program keeps on
-# purpose (queues, holds, timers of an Interval) and the peers it knows are not among them.
+# Gauges of `Node.counters` that are 0 when a node is idle. State that a program keeps on purpose
+# (queues, holds, timers of an Interval) and known peers are not among them.
 AT_REST: Final = ("executions.live", "ops.parked", "requests.open", "ingress.bytes", "bus.waiting")
 
-# Those whose size is what a node holds at a time.
+# Gauges of the state that a node holds.
 TABLES: Final = (*AT_REST, "timers", "queues.values", "holds.values", "peers.known")
 
 
@@ -30,9 +30,9 @@ def require(condition: object, what: str) -> None:
 
 
 def check_waits(network: Network) -> None:
-    """Nothing waits past its deadline, and every execution under way waits for something.
+    """Check that nothing waits past its deadline, and that every execution waits for something.
 
-    Call it when all events up to now have been run, as after `Network.run`.
+    Call it after all events up to the present have run, as after `Network.run`.
     """
     for node in network.nodes:
         if not node.is_up:
@@ -40,7 +40,7 @@ def check_waits(network: Network) -> None:
         local_ns = node.clock.local_ns(network.now_ns)
         waiting = node.waiting()
         for entry in waiting:
-            # A thread cannot be taken back: its op has failed, its component is still held.
+            # A thread cannot be cancelled: its op has failed, but its component is still in use.
             abandoned = entry.why.endswith("(given up)")
             require(
                 abandoned or entry.until_ns > local_ns,
@@ -58,7 +58,7 @@ def check_waits(network: Network) -> None:
 
 
 def check_at_rest(network: Network) -> None:
-    """Nodes that have nothing to do hold nothing of what they did."""
+    """Check that idle nodes hold no state of finished work."""
     for node in network.nodes:
         if not node.is_up:
             continue
@@ -68,7 +68,7 @@ def check_at_rest(network: Network) -> None:
 
 
 def check_failures(network: Network, allowed: Collection[str]) -> None:
-    """Ops fail in the ways that the faults explain, and in no other."""
+    """Check that ops fail only in the `allowed` ways, which the faults explain."""
     for node in network.nodes:
         for failed in node.failures():
             require(
@@ -79,7 +79,7 @@ def check_failures(network: Network, allowed: Collection[str]) -> None:
 
 
 def table_sizes(network: Network) -> Mapping[str, int]:
-    """Return the largest size of each table over all nodes that run."""
+    """Return the largest size of each table over all running nodes."""
     counters = [node.counters() for node in network.nodes if node.is_up]
     return {name: max((c.get(name, 0) for c in counters), default=0) for name in TABLES}
 

@@ -1,4 +1,4 @@
-"""The models of a simulation: what a link does to envelopes, and how a clock runs.
+"""The models of links and clocks in a simulation.
 
 Rule: integers only, so that a run gives the same numbers on every machine.
 """
@@ -35,7 +35,7 @@ class Clock:
             )
 
     def local_ns(self, true_ns: int) -> int:
-        """Return the time that this clock shows at a time of the network."""
+        """Return the time on this clock at a time of the network."""
         if not self.drift_ppm:
             return self.offset_ns + true_ns
         return self.offset_ns + true_ns * (_MILLION + self.drift_ppm) // _MILLION
@@ -55,12 +55,12 @@ class LinkModel:
     """One direction of a link. Times in nanoseconds, probabilities per envelope.
 
     Attributes:
-        latency_ns: every envelope takes as long.
-        jitter_ns: and up to as much longer, drawn uniformly.
+        latency_ns: minimum delay of every envelope.
+        jitter_ns: maximum of the additional delay, which is drawn uniformly.
         loss: probability that an envelope is silently lost.
-        duplication: probability that it arrives twice.
-        reorder: probability that it is held back, so that later ones overtake it.
-        reorder_ns: for how long at most.
+        duplication: probability that an envelope arrives twice.
+        reorder: probability that an envelope is held back, so that later ones overtake it.
+        reorder_ns: maximum time for which it is held back.
 
     Raises:
         InvalidLink: a time is negative or a probability is not within 0 .. 1.
@@ -72,7 +72,7 @@ class LinkModel:
     duplication: float = 0.0
     reorder: float = 0.0
     reorder_ns: int = 10 * MS
-    # It has a latency and no faults, as most: nothing is drawn.
+    # True for a link with a latency only, for which nothing is drawn.
     is_plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -1,12 +1,12 @@
-"""The network: nodes, the links between them, and the run of virtual time.
+"""The network: nodes, the links between them, and virtual time.
 
 Both directions between two nodes are created together and go up and down together. Two nodes are
-connected when one wants it, nothing cuts the link and both run; both learn of it, as from a
+connected if one wants it, nothing cuts the link and both run; both are notified, as by a
 transport, with the other's classes and address.
 
-Rule: events are taken in order from one agenda; a node is polled when something arrived or when it
-asked to be, and its steps are carried out at once. Computing takes no time, except for offloaded
-work, which takes the node's `task_ns`.
+Rule: events are taken in order from one agenda; a node is polled after an arrival or at its
+request, and its steps are carried out at once. Computing takes no virtual time, except for
+offloaded work, which takes the node's `task_ns`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from bbnode.sim.secrets import SimSecrets, key_of
 from bbnode.sim.topics import MARK, SimMessage, SimTopics, decode
 from bbnode.sim.trace import Trace, checksum, describe
 
-# The default limit of a run: longer than any deadline that is not a mistake.
+# The default limit of a run: longer than any reasonable deadline.
 DEFAULT_LIMIT_NS = 3600 * S
-# A network in which nothing happens for so long is no busy one: somebody waits, maybe for a day
-# (the limit `wait_s`). Such a time does not count, a month of it at most.
+# A gap of this length without events means that nodes only wait, maybe for a day (the limit
+# `wait_s`). Such gaps do not count against the limit of a run, up to a month of them.
 QUIET_NS = 600 * S
 MAX_QUIET_NS = MAX_DEADLINE_S * S
-# Events at one and the same time. 10,000 nodes that talk with a hundred others need less.
+# Maximum of events at one time. 10,000 nodes that talk with a hundred others each need less.
 MAX_EVENTS_AT_ONCE = 10_000_000
 _WORD = (1 << 64) - 1
 _EXACT = Clock()
@@ -56,9 +56,9 @@ Observer = Callable[[int, SimNode, steps.Step], None]
 class Network:
     """Simulated nodes and the links between them.
 
-    `add` the nodes, `invoke` on them, `run_until_idle`, and look at their steps. Everything runs on
-    the calling thread; with a component that completes ops from threads of its own, runs can't be
-    repeated.
+    `add` the nodes, `invoke` on them, `run_until_idle`, and inspect their steps. Everything runs on
+    the calling thread; runs are not repeatable with a component that completes ops from threads of
+    its own.
     """
 
     node_class: ClassVar[type[SimNode]] = SimNode
@@ -77,22 +77,23 @@ class Network:
         dials: bool = False,
         compares: bool = True,
     ) -> None:
-        """Make a network without nodes.
+        """Create a network without nodes.
 
         Args:
-            seed: of the draws of links and of nodes (RngU64).
-            link: the default link; 1 ms, without faults, if not given.
-            mesh: connect each node with all others when it is added; else call `connect`.
-            threads: run offloaded work in threads of its own, one at a time, as a daemon would;
-                the trace is the same.
+            seed: seed of all draws of links and of nodes (RngU64).
+            link: the default link; by default 1 ms, without faults.
+            mesh: True to connect each added node with all others; else call `connect`.
+            threads: True to run offloaded work in threads, one at a time, as a daemon would; the
+                trace is the same.
             observe: called with the time, the node and each of its steps.
-            trace: where to record what happens; a new one if not given.
-            keys: give each node an Ed25519 key, which follows from its name, so that its components
-                can sign; its PeerId is then that of the key.
-            dials: connect two nodes, for good, when one sends to the other at an address that it
-                learned, as a daemon would; else only those that `connect` names are connected.
-            compares: compare the data of connected nodes, as daemons do; False for nodes that lie.
-            kept_steps: steps that each node keeps to be looked at, the newest.
+            trace: records the run; by default a new one.
+            keys: True to give each node an Ed25519 key, derived from its name, so that its
+                components can sign; its PeerId is then that of the key.
+            dials: True to connect two nodes permanently once one sends to the other at an address
+                that it has learned, as a daemon would; else only `connect` connects nodes.
+            compares: True to compare the data of connected nodes, as daemons do; False for nodes
+                that lie.
+            kept_steps: number of newest steps that each node keeps for inspection.
         """
         self.seed = seed
         self.trace = Trace() if trace is None else trace
@@ -132,14 +133,14 @@ class Network:
 
         Args:
             name: unique in this network.
-            model, targets, config, limits: as `bbnode.engine.install` takes them. Nodes of one
-                model and targets share its plan: do not change the model afterwards.
-            clock: the node's clock; exact and from 0 if not given.
-            task_ns: how long offloaded work takes.
+            model, targets, config, limits: as for `bbnode.engine.install`. Nodes of one model and
+                targets share its plan: do not change the model afterwards.
+            clock: the node's clock; by default exact, starting from 0.
+            task_ns: duration of offloaded work.
 
         Raises:
-            NameTaken: there is a node of that name.
-            BbnodeError: whatever `install` raises.
+            NameTaken: there is a node with that name.
+            BbnodeError: raised by `install`.
         """
         self._check_name(name)
         program = model if isinstance(model, ProgramPlan) else self._plan(model, tuple(targets))
@@ -149,7 +150,7 @@ class Network:
         )
 
     def install(self, node: SimNode, incarnation: int) -> Node:
-        """Make the engine's node of one life of a node."""
+        """Create the engine's node for one life of a node."""
         return install(
             node.program,
             peer_id=node.peer_id,
@@ -167,7 +168,7 @@ class Network:
             raise NameTaken(f"a node {name!r} is there already; give each node its own name")
 
     def _added(self, node: SimNode) -> None:
-        """Do what is to be done with a new node before it is connected."""
+        """Prepare a new node before it is connected; for subclasses."""
 
     def _add(
         self,
@@ -182,7 +183,7 @@ class Network:
         data: DataSlots = NO_DATA,
     ) -> SimNode:
         peer_id = key_of(name).peer_id if self._keys else self.peer_id(name)
-        made = self.node_class(
+        node = self.node_class(
             name,
             len(self._nodes),
             address=Multiaddr(f"/memory/{len(self._nodes) + 1}/p2p/{peer_id}"),
@@ -197,17 +198,17 @@ class Network:
             is_here=is_here,
         )
         if data.groups and self._compares:
-            made.agreement = LocalAgreement(data, program.schemas, lambda: made.here, made.index)
+            node.agreement = LocalAgreement(data, program.schemas, lambda: node.here, node.index)
         others = list(self._nodes.values()) if self._mesh else ()
-        self._nodes[name] = self._by_peer[peer_id] = made
-        self._added(made)
-        self.wake(made)
+        self._nodes[name] = self._by_peer[peer_id] = node
+        self._added(node)
+        self.wake(node)
         for other in others:
-            self.connect(other, made)
-        return made
+            self.connect(other, node)
+        return node
 
     def crash(self, node: SimNode | str) -> None:
-        """Crash a node: its connections break, and what it did not save is lost."""
+        """Crash a node: its connections break, and unsaved state is lost."""
         dead = self.find(node)
         if not dead.is_up:
             return
@@ -220,7 +221,7 @@ class Network:
         """Restart a crashed node, from its last `SimNode.checkpoint` if there is one.
 
         Raises:
-            BbnodeError: whatever `install` and `Node.restore` raise.
+            BbnodeError: raised by `install` or `Node.restore`.
         """
         risen = self.find(node)
         if risen.is_up:
@@ -232,28 +233,28 @@ class Network:
             self.establish(wire)
 
     def __getitem__(self, name: str) -> SimNode:
-        """Return the node of that name; raises UnknownSimNode."""
-        found = self._nodes.get(name)
-        if found is None:
+        """Return a node by name; raises UnknownSimNode."""
+        node = self._nodes.get(name)
+        if node is None:
             known = ", ".join(list(self._nodes)[:10]) or "none"
             raise UnknownSimNode(f"there is no node {name!r}; there are: {known}")
-        return found
+        return node
 
     @property
     def nodes(self) -> list[SimNode]:
-        """The nodes, in the order in which they were added."""
+        """The nodes, in the order of their addition."""
         return list(self._nodes.values())
 
     @staticmethod
     def peer_id(name: str) -> PeerId:
-        """Return the PeerId of the node of that name in a network without `keys`.
+        """Return the PeerId of a node by name, in a network without `keys`.
 
         The node need not exist yet.
         """
         return PeerId.from_seed(name)
 
     def find(self, node: SimNode | str) -> SimNode:
-        """Return the node itself, or the one of that name; raises UnknownSimNode."""
+        """Return the node itself, or look it up by name; raises UnknownSimNode."""
         if isinstance(node, str):
             return self[node]
         if self._nodes.get(node.name) is not node:
@@ -265,7 +266,7 @@ class Network:
     def connect(
         self, one: SimNode | str, other: SimNode | str, link: LinkModel | None = None
     ) -> None:
-        """Connect two nodes, and reconnect them after a fault."""
+        """Connect two nodes, and reconnect them after each fault."""
         there, back = self.pair(one, other)
         there.wanted = back.wanted = True
         if link is not None:
@@ -273,17 +274,17 @@ class Network:
         self.establish(there)
 
     def disconnect(self, one: SimNode | str, other: SimNode | str) -> None:
-        """End the connection of two nodes, for good."""
+        """End the connection of two nodes permanently."""
         there, back = self.pair(one, other)
         there.wanted = back.wanted = False
         self.sever(there, "disconnected on purpose")
 
     def set_link(self, source: SimNode | str, target: SimNode | str, link: LinkModel) -> None:
-        """Change one direction of a link; what is under way arrives as it would have."""
+        """Change one direction of a link; envelopes in flight are not affected."""
         self.pair(source, target)[0].link = link
 
     def set_links(self, link: LinkModel) -> None:
-        """Change all links, those to come as well; what is under way arrives as it would have."""
+        """Change all links, future ones too; envelopes in flight are not affected."""
         self._link = link
         for node in self._nodes.values():
             for wire in node.wires.values():
@@ -324,7 +325,7 @@ class Network:
         return a.wires[b.peer_id], b.wires[a.peer_id]
 
     def establish(self, wire: Wire) -> None:
-        """Make a connection that is wanted, if it is possible."""
+        """Establish a wanted connection, if it is possible."""
         a, b = wire.source, wire.target
         if wire.up or wire.cut or not wire.wanted or not (a.is_up and b.is_up):
             return
@@ -341,7 +342,7 @@ class Network:
             self._met.append((a.agreement, b.agreement))
 
     def sever(self, wire: Wire, reason: str) -> None:
-        """End a connection; both sides are told, and what is under way is lost."""
+        """End a connection; both sides are notified, and envelopes in flight are lost."""
         if not wire.up:
             return
         a, b = wire.source, wire.target
@@ -355,9 +356,9 @@ class Network:
     def _across(
         self, groups: Iterable[Iterable[SimNode | str]]
     ) -> Iterator[tuple[SimNode, SimNode]]:
-        found = [[self.find(node) for node in group] for group in groups]
-        for index, group in enumerate(found):
-            for later in found[index + 1 :]:
+        resolved = [[self.find(node) for node in group] for group in groups]
+        for index, group in enumerate(resolved):
+            for later in resolved[index + 1 :]:
                 for one in group:
                     for other in later:
                         yield one, other
@@ -365,7 +366,7 @@ class Network:
     # -- time --------------------------------------------------------------------------------
 
     def at(self, when_ns: int, action: Callable[[], object]) -> None:
-        """Call `action` at a time of the network, for instance a fault; the past is now."""
+        """Call `action` at a time of the network, e.g. for a fault; a past time means now."""
         self._agenda.call(max(when_ns, self.now_ns), action)
 
     def run(self, until: int) -> None:
@@ -378,11 +379,11 @@ class Network:
     def run_until(
         self, condition: Callable[[], object], *, limit_ns: int = DEFAULT_LIMIT_NS
     ) -> None:
-        """Run until `condition()` is true; it is asked after every event.
+        """Run until `condition()` is true; it is evaluated after every event.
 
         Raises:
-            NotReached: nothing is left to happen, or `limit_ns` are over, and it is not. Ten
-                minutes or more in which nothing happens do not count.
+            NotReached: no event is left, or `limit_ns` are over, and it is still false. Gaps of
+                ten minutes or more without events do not count.
         """
         end_ns = self.now_ns + limit_ns
         last_ns = end_ns + MAX_QUIET_NS
@@ -397,11 +398,11 @@ class Network:
         self._agenda.rest()
 
     def run_until_idle(self, *, limit_ns: int = DEFAULT_LIMIT_NS) -> None:
-        """Run until nothing is left to happen.
+        """Run until no event is left.
 
         Raises:
-            NotReached: after `limit_ns` there still is; a program with an Interval never rests.
-                Ten minutes or more in which nothing happens do not count.
+            NotReached: events are left after `limit_ns`; a program with an Interval is never
+                idle. Gaps of ten minutes or more without events do not count.
         """
         end_ns = self.now_ns + limit_ns
         last_ns = end_ns + MAX_QUIET_NS
@@ -424,20 +425,20 @@ class Network:
     # -- events ------------------------------------------------------------------------------
 
     def _following_ns(self) -> int:
-        """Return when the next event is, or now."""
+        """Return the time of the next event, or the present."""
         following = self._agenda.next()
         times = [self._agenda.next_call_ns(), None if following is None else following[0]]
         return min((when_ns for when_ns in times if when_ns is not None), default=self.now_ns)
 
     def _is_quiet(self, last_ns: int) -> bool:
-        """Return True if nothing happens for long, and then, by `last_ns`, something does."""
+        """Return True if the next event follows after a long gap, but by `last_ns`."""
         return self.now_ns + QUIET_NS <= self._following_ns() <= last_ns
 
     def _step(self, until_ns: int) -> bool:
-        """Run the next event; return False when there is none up to `until_ns`."""
+        """Run the next event; return False if there is none up to `until_ns`."""
         agenda = self._agenda
         while self._met:
-            # Not before time goes on: a file may be written after its node was added.
+            # Deferred until time advances: a file may be written after its node was added.
             one, other = self._met.pop(0)
             one.meet(other)
         if agenda.calls:
@@ -454,7 +455,7 @@ class Network:
         return True
 
     def _happen(self, taken: tuple[int, int, Any]) -> None:
-        """Run an event of a node, as the agenda gives it."""
+        """Run an event of a node, as returned by the agenda."""
         when_ns, rank, what = taken
         self._at(when_ns)
         if rank == POLL:
@@ -467,7 +468,7 @@ class Network:
                 self._run_task(node.node, task)
 
     def _at(self, when_ns: int) -> None:
-        """Make a time the present; an event happens then."""
+        """Advance to the time of an event."""
         if when_ns > self.now_ns:
             self.now_ns = when_ns
             self._at_once = 0
@@ -479,7 +480,7 @@ class Network:
             )
 
     def wake(self, node: SimNode) -> None:
-        """Have a node polled now."""
+        """Poll a node at the present time."""
         self._agenda.wake(node, self.now_ns)
 
     def _arrive(self, arrival: Flight) -> None:
@@ -567,7 +568,7 @@ class Network:
         self._pass_on(node, data, checksum(data), None)
 
     def _hear(self, wire: Wire, data: bytes, crc: str) -> None:
-        """Deliver a message on a topic that has arrived, and pass it on; once each."""
+        """Deliver an arrived topic message and forward it, once each."""
         node, message = wire.target, decode(data)
         own = node.topics
         if own is None or message.topic not in own.follows:
@@ -605,7 +606,7 @@ class Network:
         key = (id(model), targets)
         known = self._programs.get(key)
         if known is None:
-            # The model is kept alive, so that no other object gets its id.
+            # The model is kept alive, so that its id is not reused.
             known = self._programs[key] = (model, plan_program(model, targets))
         return known[1]
 
@@ -616,11 +617,11 @@ class Network:
         return known
 
     def _name_of(self, peer: PeerId) -> str:
-        found = self._by_peer.get(peer)
-        return str(peer) if found is None else found.name
+        node = self._by_peer.get(peer)
+        return str(peer) if node is None else node.name
 
     def _state(self) -> str:
-        """Return what waits for what, for an error message."""
+        """Describe all waiting nodes, for an error message."""
         waiting = [
             f"{node.name}: {entry.what} waits for {entry.whom or entry.why}"
             for node in self._nodes.values()

@@ -40,22 +40,22 @@ class Time(Protocol):
         """Have a node polled now."""
 
     def install(self, node: SimNode, incarnation: int) -> Node:
-        """Make the engine's node of one life of a node."""
+        """Create the engine's node for one life of a node."""
 
 
 class SimNode:
-    """A peer of a `Network`; made by `Network.add`.
+    """A peer of a `Network`; created by `Network.add`.
 
     Attributes:
-        name: unique in its network; the PeerId and all draws follow from it.
+        name: unique in its network; the PeerId and all draws are derived from it.
         index: its number in its network.
-        peer_id: of the node.
+        peer_id: its PeerId.
         address: the address that it claims.
-        program, config, limits: what it is installed from, as `Network.add` takes them.
+        program, config, limits: what it is installed from, as for `Network.add`.
         clock: the node's clock.
-        task_ns: how long offloaded work takes on it, in its network's time.
+        task_ns: duration of offloaded work on it, in its network's time.
         is_up: True while it runs.
-        here: the engine's node, if this process runs it and it is not crashed.
+        here: the engine's node, if this process runs it and it has not crashed.
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class SimNode:
         network: Time,
         is_here: bool,
     ) -> None:
-        """Make a node that runs, here or in another process."""
+        """Create a running node, here or in another process."""
         self.name = name
         self.index = index
         self.peer_id = peer_id
@@ -110,10 +110,10 @@ class SimNode:
         self.program = program
         self.config = config
         self.limits = limits
-        # Kept by the network: the connections, when it is polled next, and the time
-        # for which the agenda has a poll of it already.
+        # Maintained by the network: the connections, the time of the next poll, and the time
+        # for which the agenda has a poll already.
         self.wires: dict[PeerId, Wire] = {}
-        self.topics: SimTopics | None = None  # until it has to do with any
+        self.topics: SimTopics | None = None  # None until it uses topics
         self.wake_ns: int | None = None
         self.planned_ns: int | None = None
         self.life = 0
@@ -124,7 +124,7 @@ class SimNode:
         self._kept_steps = kept_steps
         self._steps: list[tuple[int, steps.Step]] = []
         self._incarnation = 1
-        # What its data mean, where the network compares that; it outlives a crash.
+        # The meaning of its data, if the network compares that; it survives a crash.
         self.agreement: LocalAgreement | None = None
         self.here: Node | None = None
         if is_here:
@@ -138,12 +138,12 @@ class SimNode:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The classes that it plays."""
+        """The classes of peer that it plays."""
         return self.program.classes
 
     @property
     def crossings(self) -> tuple[Crossing, ...]:
-        """All that it sends and takes, as a peer tells it."""
+        """All crossings that it sends and takes, as in a hello."""
         return self.program.crossings if self.here is None else self.here.crossings
 
     @property
@@ -184,7 +184,7 @@ class SimNode:
         self._saved = self.node.snapshot(self.clock.local_ns(self._network.now_ns))
 
     def component(self, slot: str) -> Any:
-        """Return the component of a slot, to be looked at; a restart makes a new one.
+        """Return the component of a slot, for inspection; a restart creates a new one.
 
         Raises UnknownSlot, or NodeIsDown.
         """
@@ -238,14 +238,14 @@ class SimNode:
     # -- for the network ---------------------------------------------------------------------
 
     def keep(self, at_ns: int, step: steps.Step) -> None:
-        """Keep a step to be looked at."""
+        """Keep a step for inspection."""
         self._steps.append((at_ns, step))
-        # A list, since a deque takes 760 bytes of a node that has nothing to keep.
+        # A list, since even an empty deque takes 760 bytes per node.
         if len(self._steps) >= 2 * self._kept_steps:
             del self._steps[: len(self._steps) - self._kept_steps]
 
     def wake(self) -> None:
-        """Have it polled now: for its engine."""
+        """Poll this node now; its engine calls it."""
         self._network.wake(self)
 
     def go_down(self) -> None:
@@ -273,13 +273,13 @@ class SimNode:
 class Wire:
     """One direction between two nodes.
 
-    It draws from a stream of its own, a function of the network's seed and the two names; so it
+    It has a random stream of its own, a function of the network's seed and the two names; so it
     does not depend on other nodes. It keeps the order of envelopes, as the streams of a real
     connection do, unless its link reorders.
 
-    `wanted`: somebody connected them; `cut`: the network keeps them apart; `up`: connected now.
-    Envelopes of an earlier `session` never arrive: they were lost with its connection. `count`: how
-    many were planned to arrive.
+    `wanted`: the nodes should be connected; `cut`: the network keeps them apart; `up`: connected
+    now. Envelopes of an earlier `session` never arrive: they were lost with its connection.
+    `count`: the number of planned arrivals.
     """
 
     __slots__ = (
@@ -307,11 +307,11 @@ class Wire:
         self.cut = False
         self._last_ns = 0
         self._seed = seed
-        self._rng: SplitMix64 | None = None  # until the first draw: most links have no faults
+        self._rng: SplitMix64 | None = None  # None until the first draw: most links have no faults
 
     def arrivals(self, now_ns: int) -> list[int]:
-        """Return when an envelope that is sent now arrives: never, once, or twice."""
-        # A fault that a link does not have costs no draw: links without faults are the rule.
+        """Return the arrival times of an envelope sent now: none, one, or two."""
+        # No draw for faults that a link does not have, since most links have none.
         link = self.link
         if link.is_plain:
             at_ns = now_ns + link.latency_ns

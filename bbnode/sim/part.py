@@ -1,8 +1,8 @@
-"""One process of a SplitNetwork: the events of its own nodes, up to a time that it is told.
+"""One process of a SplitNetwork, which runs the events of its own nodes up to a requested time.
 
-Rule: it has all nodes and links of the network, and runs the engines of its own nodes only. What
-the author does to nodes and links is done in every process, in the same order; what its nodes send
-to others' is handed over with the time and place at which it arrives.
+Rule: it has all nodes and links of the network, and runs the engines of its own nodes only. The
+author's operations on nodes and links are done in every process, in the same order; envelopes to
+other processes' nodes are handed over with the time and key of their arrival.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from bbnode.sim.node import SimNode
 from bbnode.sim.plain import pack, unpack
 from bbnode.sim.trace import Trace
 
-# Of a message: its size. Of an envelope that is handed over: time and key of its arrival, source,
-# number on its wire, target, session, checksum, size.
+# Headers. Of a message: its size. Of an envelope that is handed over: time and key of its arrival,
+# source, number on its wire, target, session, checksum, size.
 _SIZE: Final = struct.Struct("<Q")
 _FLIGHT: Final = struct.Struct("<qqIQIQ8sI")
 
-# What the author does to nodes and links, by the name of the method.
+# The author's operations on nodes and links, by method name.
 OPS: Final = frozenset(
     {
         *("connect", "disconnect", "set_link", "set_links", "cut", "heal", "crash", "restart"),
         *("import_modules", "add_model", "add_node"),
     }
 )
-# What the author asks one node.
+# The author's queries of one node.
 ASKED: Final = frozenset(
     {
         *("invoke", "deliver_event", "checkpoint"),
@@ -55,7 +55,7 @@ def send(end: socket.socket, message: Any) -> None:
 
 
 def receive(end: socket.socket) -> Any:
-    """Return the next message. Raises EOFError when the other end is gone."""
+    """Return the next message. Raises EOFError if the other end has closed."""
     (size,) = _SIZE.unpack(_exactly(end, _SIZE.size))
     return unpack(_exactly(end, size))
 
@@ -72,17 +72,17 @@ def _exactly(end: socket.socket, size: int) -> bytes:
 
 
 class PartTrace(Trace):
-    """The lines of one process, each with the event that it belongs to."""
+    """The trace lines of one process, each with the event that it belongs to."""
 
     def __init__(self, agenda: Agenda) -> None:
         super().__init__(kept=1)
         self._agenda = agenda
-        self._events: list[str] = []  # of each event with lines: these
-        self._marks = array("q")  # and its time and key
+        self._events: list[str] = []  # the lines of each event that has any
+        self._marks = array("q")  # time and key of each of them
         self._last = (0, NO_KEY)
 
     def note(self, at_ns: int, who: str, what: str) -> None:
-        """Add one line; what the author does is noted where the author is."""
+        """Add one line, unless the author caused it: the author's own process records those."""
         key = self._agenda.key
         if key == NO_KEY:
             return
@@ -95,35 +95,35 @@ class PartTrace(Trace):
             self._marks.extend(self._last)
 
     def handed_over(self) -> tuple[bytes, bytes]:
-        """Return time, key and length of each event since the last time, and all their lines."""
+        """Return time, key and length of each event since the last call, and all their lines."""
         marks, texts = self._marks, self._events
         self._marks, self._events, self._last = array("q"), [], (0, NO_KEY)
         return (marks + array("q", map(len, texts))).tobytes(), "".join(texts).encode()
 
 
 class NetworkPart(Network):
-    """The network as one process sees it."""
+    """The network in one of the processes."""
 
     def __init__(self, number: int, parts: int, **settings: Any) -> None:
-        """Make part `number` of so many; `settings` are those of Network."""
+        """Create part `number` of `parts`; `settings` are those of Network."""
         super().__init__(mesh=False, **settings)
         self._number = number
-        self._owners: list[int] = []  # part, by the number of the node
+        self._owners: list[int] = []  # part by node number
         self._models: list[ModelProto] = []
         self._out: list[list[bytes]] = [[] for _ in range(parts)]
         self._soonest: list[tuple[int, int] | None] = [None] * parts
         self.trace: PartTrace = PartTrace(self._agenda)
         self._fly = self._hand_over
 
-    # -- what the author does ----------------------------------------------------------------
+    # -- operations of the author ------------------------------------------------------------
 
     def import_modules(self, modules: Sequence[str]) -> None:
-        """Import what registers component types and ops."""
+        """Import the modules that register component types and ops."""
         for module in modules:
             importlib.import_module(module)
 
     def add_model(self, data: bytes) -> None:
-        """Add a model that nodes can be made of."""
+        """Add a model for nodes."""
         self._models.append(ModelProto.FromString(data))
 
     def add_node(
@@ -137,7 +137,7 @@ class NetworkPart(Network):
         clock: Clock,
         task_ns: int,
     ) -> None:
-        """Add a node, which part `owner` runs."""
+        """Add a node that part `owner` runs."""
         self._owners.append(owner)
         chosen = self._models[model]
         if owner != self._number:
@@ -157,11 +157,11 @@ class NetworkPart(Network):
             raise
 
     def wake(self, node: SimNode) -> None:
-        """Have a node polled now, if it runs here."""
+        """Poll a node now, if it runs here."""
         if self._owners[node.index] == self._number:
             super().wake(node)
 
-    # -- what happens ------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------
 
     def _hand_over(self, when_ns: int, flight: Flight) -> None:
         entry = self._agenda.arrival(when_ns, flight)
@@ -180,10 +180,10 @@ class NetworkPart(Network):
             self._soonest[owner] = when_ns, key
 
     def run_part(self, until_ns: int, last_key: int | None, mail: Sequence[bytes]) -> Any:
-        """Run all events up to a time and a key, and return what came of them.
+        """Run all events up to a time and a key, and return the results.
 
-        That is: the next event, the time, marks and lines of the trace, and for each other part
-        the first arrival and all.
+        These are the next event, the time, marks and lines of the trace, and for each other part
+        the first arrival and all envelopes.
         """
         agenda = self._agenda
         nodes = self.nodes
@@ -203,10 +203,10 @@ class NetworkPart(Network):
             self._out[part], self._soonest[part] = [], None
         return agenda.next(), self.now_ns, *self.trace.handed_over(), out
 
-    # -- what it is asked --------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------
 
     def answer(self, now_ns: int, ops: Sequence[Sequence[Any]], asked: Sequence[Any]) -> Any:
-        """Do what the author has done, and return what is asked."""
+        """Apply the author's operations, and return the answer to a query."""
         for at_ns, name, *arguments in ops:
             self.now_ns = max(self.now_ns, at_ns)
             if name not in OPS:
@@ -237,7 +237,7 @@ def _flights(data: bytes, nodes: Sequence[SimNode]) -> Iterator[Entry]:
 
 
 def main() -> None:
-    """Serve the process whose socket is named on the command line, until it closes it."""
+    """Serve the socket that is named on the command line, until the other end closes it."""
     with socket.socket(fileno=int(sys.argv[1])) as end:
         number, parts, settings = receive(end)
         part = NetworkPart(number, parts, **settings)

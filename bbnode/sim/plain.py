@@ -1,7 +1,7 @@
 """The messages between the processes of a SplitNetwork, as msgpack.
 
-Rule: numbers, texts, bytes and None are themselves; everything else is a list that begins with what
-it is. Nothing is pickled.
+Rule: numbers, texts, bytes and None are encoded as themselves; everything else is a list that
+begins with its kind. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ROWS: Final = {
     for cls in (*vars(steps).values(), Waiting, ExecutionInfo, LinkModel, Clock, Limits)
     if isinstance(cls, type) and dataclasses.is_dataclass(cls)
 }
-# The other end is a process of this very simulation: bounds only stop what is no message at all.
+# The other end is a process of the same simulation: the bounds only catch garbage.
 _MAX_BYTES: Final = 1 << 40
 _MAX_VALUES: Final = 1 << 30
 _MAX_DEPTH: Final = 64
 
 
 def pack(item: Any) -> bytes:
-    """Return a message. Raises NotSplit for what can't leave its process."""
+    """Encode a message. Raises NotSplit for an object that can't leave its process."""
     try:
         packed: bytes = msgpack.packb(_plain(item))
     except (TypeError, ValueError, OverflowError, BbnodeError) as error:
@@ -42,7 +42,7 @@ def pack(item: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return what was packed; lists come back as tuples. Raises DecodeError."""
+    """Decode a message; lists become tuples. Raises DecodeError."""
     return _whole(
         decoding.unpack(data, max_bytes=_MAX_BYTES, max_values=_MAX_VALUES, max_depth=_MAX_DEPTH)
     )

@@ -61,12 +61,12 @@ def _find(parser: argparse.ArgumentParser, text: str) -> Scenario:
     if not module or not name:
         parser.error(f"{text!r} is not of the form MODULE:FUNCTION")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        scenario_ = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
         parser.error(f"{error}; run it from the folder that {module} is found in")
-    if not callable(found):
+    if not callable(scenario_):
         parser.error(f"module {module} has no function {name!r}")
-    scenario: Scenario = found
+    scenario: Scenario = scenario_
     return scenario
 
 

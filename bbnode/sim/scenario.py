@@ -1,8 +1,7 @@
-"""Scenarios: whole simulations that are right or wrong, as functions of a seed.
+"""Scenarios: whole simulations that pass or fail, as functions of a seed.
 
-Rule: a scenario takes a seed, a Trace to note into, and settings that are integers; it gives
-the network that it ran, or raises InvariantBroken. A failure names the command that runs it
-again.
+Rule: a scenario takes a seed, a Trace to record into, and integer settings; it returns the network
+that it ran, or raises InvariantBroken. A failure names the command that runs it again.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def run(scenario: Scenario, seed: int, trace: Trace, settings: Mapping[str, int]
 
 
 def command(scenario: Scenario, seed: int, settings: Mapping[str, int]) -> str:
-    """Return the command that repeats a scenario, in the folder that its module is found in."""
+    """Return the command that repeats a scenario, to run in the folder of its module."""
     words = ["python", "-m", "bbnode.sim.replay", _name(scenario), "--seed", str(seed)]
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]

@@ -1,7 +1,7 @@
-"""Keys and random bytes of simulated nodes, which follow from names and seeds.
+"""Keys and random bytes of simulated nodes, derived from names and seeds.
 
-Rule: a run is repeatable, so nothing here is secret. A node that restarts draws from another
-stream: no life of it repeats the keys of an earlier one.
+Rule: a run is repeatable, so nothing here is secret. A restarted node draws from another stream, so
+that none of its lives repeats the keys of an earlier one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from bbnode.access.secrets import NodeSecrets
 
 @cache
 def key_of(name: str) -> SigningKey:
-    """Return the Ed25519 key of the node of that name."""
+    """Return the Ed25519 key of a node by name."""
     return SigningKey.from_seed(hashlib.sha256(f"bbnode-sim-key-{name}".encode()).digest())
 
 
 class SimSecrets:
-    """The key of a node's components, if it `signs`, and their randomness, in one of its lives."""
+    """The key (if it `signs`) and the randomness for a node's components, in one of its lives."""
 
     __slots__ = ("_calls", "_incarnation", "_name", "_seed", "_signs")
 
@@ -38,6 +38,6 @@ class SimSecrets:
         return hashlib.shake_256(stream.encode()).digest(count)
 
     def sign(self, component: str, body: bytes) -> bytes:
-        """Return the signature of the node's key; raises IdentityError where it has none."""
+        """Return a signature by the node's key; raises IdentityError if it has none."""
         key = key_of(self._name) if self._signs else None
         return NodeSecrets(key).sign(component, body)

@@ -1,9 +1,10 @@
-"""A network whose nodes run in several processes, with the trace that one process gives.
+"""A network whose nodes run in several processes, with the same trace as in one process.
 
-Rule: conservative parallel simulation (Chandy and Misra 1979, doi:10.1109/TSE.1979.230182): what is
-sent at one time arrives no sooner than the least latency of a link between two processes later, so
-all of them run that far at once, and then hand over what they sent. Without any latency they take
-one round of one time after the other. The author's calls happen here, between two such windows.
+Rule: conservative parallel simulation (Chandy and Misra 1979, doi:10.1109/TSE.1979.230182): an
+envelope arrives no sooner than the minimal latency of all links between two processes after it was
+sent, so all processes can run that far in parallel, and then hand over their envelopes. Without any
+latency they run one round of one time after the other. The author's calls run here, between two
+such windows.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from bbnode.sim.part import receive, send
 from bbnode.sim.trace import Trace
 
 _WHEN_AND_KEY: Final = itemgetter(0, 1)
-# Not `-m`: the package imports the module before it would run as `__main__`, under another name.
+# Not `-m`, which would run a second copy of the module, as `__main__`.
 _START: Final = "from bbnode.sim.part import main; main()"
-_STOP_S: Final = 5.0  # a process that is told to end has nothing left to do
+_STOP_S: Final = 5.0  # a process that is told to end has no work left
 
 
 class Processes:
-    """The processes, and what they have not been told yet."""
+    """The processes, and the operations not sent to them yet."""
 
     def __init__(self, count: int, settings: Mapping[str, Any]) -> None:
         self._ends: list[socket.socket] = []
@@ -71,23 +72,23 @@ class Processes:
         return len(self._ends)
 
     def tell(self, op: Sequence[Any], parts: Iterable[int] | None = None) -> None:
-        """Have an op done everywhere, or in some processes, before they do anything else."""
+        """Queue an operation for all or some processes, to run before anything else."""
         for part in range(len(self)) if parts is None else parts:
             self._ops[part].append(op)
 
     def ask(self, part: int, now_ns: int, *asked: Any) -> Any:
-        """Return the answer of one process; raises what it raised."""
+        """Return the answer of one process; reraises its error."""
         self.begin(part, now_ns, *asked)
         return self.end(part)
 
     def ask_all(self, now_ns: int, *asked: Any) -> list[Any]:
-        """Return the answers of all processes, which work on them at once."""
+        """Return the answers of all processes, which work in parallel."""
         for part in range(len(self)):
             self.begin(part, now_ns, *asked)
         return self.end_all(range(len(self)))
 
     def begin(self, part: int, now_ns: int, *asked: Any) -> None:
-        """Ask a process, without waiting for the answer."""
+        """Send a query to a process, without waiting for the answer."""
         ops, self._ops[part] = self._ops[part], []
         if not self.stop.alive:
             raise ProcessFailed("the processes of this network have ended")
@@ -97,7 +98,7 @@ class Processes:
             self._died(part, error)
 
     def end(self, part: int) -> Any:
-        """Return the answer to what `begin` asked; raises what the process raised."""
+        """Return the answer to the query sent by `begin`; reraises the process's error."""
         try:
             ok, answer = receive(self._ends[part])
         except (EOFError, OSError) as error:
@@ -105,26 +106,28 @@ class Processes:
         if ok:
             return answer
         module, name, text = answer
-        found = getattr(importlib.import_module(module), name, None) if module else None
-        if isinstance(found, type) and issubclass(found, BbnodeError):
-            raise found.__new__(found, text)  # its fields stay where it was raised
+        error_type = getattr(importlib.import_module(module), name, None) if module else None
+        if isinstance(error_type, type) and issubclass(error_type, BbnodeError):
+            raise error_type.__new__(
+                error_type, text
+            )  # without its fields, which can't leave the process
         self.stop()
         raise ProcessFailed(f"process {part} of the simulation failed:\n{text}")
 
     def end_all(self, parts: Iterable[int]) -> list[Any]:
-        """Return several answers; raises the first error, when all have answered."""
-        found: list[Any] = []
+        """Return several answers; raises the first error once all have answered."""
+        answers: list[Any] = []
         failed: Exception | None = None
         for part in parts:
             try:
-                found.append(self.end(part))
+                answers.append(self.end(part))
             except ProcessFailed:
                 raise
             except BbnodeError as error:
                 failed = failed or error
         if failed is not None:
             raise failed
-        return found
+        return answers
 
     def _died(self, part: int, error: BaseException) -> NoReturn:
         self.stop()
@@ -135,7 +138,7 @@ class Processes:
 
 
 def _stop(ends: list[socket.socket], started: list[subprocess.Popen[bytes]]) -> None:
-    """Close all sockets, upon which the processes end."""
+    """Close all sockets, which makes the processes end."""
     for end in ends:
         end.close()
     for process in started:
@@ -147,7 +150,7 @@ def _stop(ends: list[socket.socket], started: list[subprocess.Popen[bytes]]) -> 
 
 
 class NodeElsewhere(SimNode):
-    """A node that another process runs; made by `SplitNetwork.add`."""
+    """A node that runs in another process; created by `SplitNetwork.add`."""
 
     __slots__ = ("_ask",)
 
@@ -193,9 +196,9 @@ class NodeElsewhere(SimNode):
 class SplitNetwork(Network):
     """A `Network` whose nodes run in several processes.
 
-    All is as there, the digest of the trace too, but for what needs the nodes in this process: no
-    `observe`, no `dials`, no `run_until`, and of a node no `component` and no `node`. Use it in a
-    `with` block, or `close` it.
+    It behaves like `Network`, with the same digest of the trace, except for features that need the
+    nodes in this process: there is no `observe`, `dials` or `run_until`, and nodes have no
+    `component` and `node`. Use it in a `with` block, or `close` it.
     """
 
     node_class = NodeElsewhere
@@ -216,9 +219,9 @@ class SplitNetwork(Network):
         """Start the processes.
 
         Args:
-            processes: how many, besides this one; no more than there are cores pays.
-            imports: modules that they have to import; those of component types are found.
-            seed, link, mesh, threads, trace, kept_steps, keys: as of `Network`.
+            processes: number of processes besides this one; more than the cores are no use.
+            imports: modules that they must import; those of component types are found.
+            seed, link, mesh, threads, trace, kept_steps, keys: as for `Network`.
 
         Raises NotSplit for fewer than one process.
         """
@@ -236,10 +239,10 @@ class SplitNetwork(Network):
         self._tell("import_modules", list(imports))
         self._models: dict[int, tuple[ModelProto, int]] = {}
         self._owners: list[int] = []
-        # What one process has sent to another, until that one runs; and when it arrives at first.
+        # Envelopes for each process until it runs, and the time and key of the first arrival.
         self._mail: list[list[bytes]] = [[] for _ in range(processes)]
         self._mail_at: list[tuple[int, int] | None] = [None] * processes
-        self._ahead_ns: int | None = None  # while no node or link has changed
+        self._ahead_ns: int | None = None  # cached until a node or link changes
 
     def __enter__(self) -> SplitNetwork:
         return self
@@ -248,17 +251,17 @@ class SplitNetwork(Network):
         self.close()
 
     def close(self) -> None:
-        """End the processes; nothing more can be asked of their nodes."""
+        """End the processes, and with them all access to their nodes."""
         self._processes.stop()
 
-    # -- nodes and links: done here, and told ------------------------------------------------
+    # -- nodes and links: changed here, then in all processes --------------------------------
 
     def _tell(self, op: str, *arguments: Any) -> None:
         self._ahead_ns = None
         self._processes.tell([self.now_ns, op, *arguments])
 
     def _tell_first(self, owner: int, op: Sequence[Any]) -> None:
-        """Have an op done by one process, which may refuse it, and then by the others."""
+        """Run an operation in one process, which may refuse it, and then in the others."""
         self._ahead_ns = None
         self._processes.tell(op, [owner])
         self._processes.ask(owner, self.now_ns, "sync")
@@ -278,8 +281,8 @@ class SplitNetwork(Network):
     ) -> SimNode:
         """Install a node, in one of the processes; otherwise as `Network.add`.
 
-        Nodes that talk with each other do so more quickly in one process. By default they take
-        turns. Raises NotSplit for a `ProgramPlan`, and for settings that can't leave this process.
+        Nodes communicate faster within one process. By default nodes are assigned to processes in
+        turn. Raises NotSplit for a `ProgramPlan`, and for settings that can't leave this process.
         """
         if isinstance(model, ProgramPlan):
             raise NotSplit(f"{name}: a plan can't be sent to another process; give the model")
@@ -317,7 +320,7 @@ class SplitNetwork(Network):
         return known[1]
 
     def wake(self, node: SimNode) -> None:
-        """Do nothing: its own process wakes it."""
+        """Do nothing: the node's own process wakes it."""
 
     def crash(self, node: SimNode | str) -> None:
         """As `Network.crash`."""
@@ -326,9 +329,9 @@ class SplitNetwork(Network):
 
     def restart(self, node: SimNode | str) -> None:
         """As `Network.restart`."""
-        found = self.find(node)
-        self._tell_first(self._owners[found.index], [self.now_ns, "restart", found.name])
-        super().restart(found)
+        target = self.find(node)
+        self._tell_first(self._owners[target.index], [self.now_ns, "restart", target.name])
+        super().restart(target)
 
     def connect(
         self, one: SimNode | str, other: SimNode | str, link: LinkModel | None = None
@@ -375,7 +378,7 @@ class SplitNetwork(Network):
         *,
         limit_ns: int = DEFAULT_LIMIT_NS,  # noqa: ARG002
     ) -> None:
-        """Raise NotSplit: the condition would have to be asked after every event."""
+        """Raise NotSplit, since the condition would have to be evaluated after every event."""
         raise NotSplit("run_until asks after every event, of which there are several at once; run")
 
     def run_until_idle(self, *, limit_ns: int = DEFAULT_LIMIT_NS) -> None:
@@ -394,7 +397,7 @@ class SplitNetwork(Network):
         return dict(total)
 
     def _advance(self, until_ns: int) -> bool:
-        """Run all calls and events up to a time; return True if nothing is left to happen."""
+        """Run all calls and events up to a time; return True if none is left."""
         agenda = self._agenda
         while True:
             call_ns = agenda.next_call_ns()
@@ -407,7 +410,7 @@ class SplitNetwork(Network):
                 agenda.take_call()()
 
     def _run_parts(self, until_ns: int) -> bool:
-        """Run all events of nodes up to a time; return True if nothing is left to happen."""
+        """Run all events of nodes up to a time; return True if none is left."""
         processes, mail, mail_at = self._processes, self._mail, self._mail_at
         upcoming: list[Any] = processes.ask_all(self.now_ns, "next")
         untold: list[Any] = []  # answers whose lines are not in the trace yet
@@ -448,7 +451,7 @@ class SplitNetwork(Network):
                     mail_at[target] = soonest if known is None else min(known, soonest)
 
     def _ahead(self) -> int:
-        """Return how far all processes may run at once: the least latency between two of them."""
+        """Return the time that processes may run in parallel: the least latency between two."""
         if self._ahead_ns is None:
             owners = self._owners
             self._ahead_ns = min(
@@ -463,8 +466,8 @@ class SplitNetwork(Network):
         return self._ahead_ns
 
     def _tell_trace(self, answers: Iterable[Any]) -> None:
-        """Enter the lines of several processes in the order of one."""
-        # Nothing is done line by line: it would take longer than the processes take for them.
+        """Merge the trace lines of several processes in the order of a single one."""
+        # Avoids work per line, which would take longer than the processes themselves.
         events: list[tuple[int, int, str]] = []
         for _, _, raw, text, _ in answers:
             marks = array("q")
@@ -480,17 +483,17 @@ class SplitNetwork(Network):
 
 def _modules_of(program: ProgramPlan) -> list[str]:
     """Return the modules that define the component types of a program."""
-    found = dict.fromkeys(
+    modules = dict.fromkeys(
         component_class(slot.binding.type_name).__module__
         for slot in program.slots
         if _is_registered(slot.binding.type_name)
     )
-    if "__main__" in found:
+    if "__main__" in modules:
         raise NotSplit(
             "a component type of the program is defined in the script that runs, which no other "
             "process can import; move it to a module"
         )
-    return list(found)
+    return list(modules)
 
 
 def _is_registered(type_name: str) -> bool:

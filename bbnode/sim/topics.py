@@ -1,7 +1,7 @@
-"""Topics in a simulated network: each message passes from peer to peer along their connections.
+"""Topics in a simulated network: messages are forwarded from peer to peer along connections.
 
-Rule: as in GossipSub, who follows a topic passes its messages on, each once; who does not drops
-them. On a link a message is told from an envelope by its first byte, which no envelope begins with.
+Rule: as in GossipSub, followers of a topic forward each of its messages once; others drop them. A
+message is distinguished from an envelope by its first byte, with which no envelope begins.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from bbnode.engine.newest import Newest
 from bbnode.ir.peer import PeerId
 
 MARK: Final = b"\0"
-# Messages that a node remembers, so that one which comes by two ways counts once.
+# Messages that a node remembers, so that one that arrives on two paths counts once.
 _REMEMBERED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimMessage:
-    """A message on its way; `publisher` and `number` name it."""
+    """A message in flight; `publisher` and `number` identify it."""
 
     publisher: PeerId
     number: int
@@ -29,7 +29,7 @@ class SimMessage:
     payload: bytes
 
     def encode(self) -> bytes:
-        """Return its bytes on a link."""
+        """Encode it for a link."""
         fields = (self.publisher.to_bytes(), self.number, self.topic, self.payload)
         return MARK + bytes(msgpack.packb(fields))
 
@@ -43,7 +43,7 @@ def decode(data: bytes) -> SimMessage:
 
 
 class SimTopics:
-    """Topics of one node, lost with a crash but for the number of messages that it published."""
+    """The topics of one node; a crash loses all but the number of messages that it published."""
 
     __slots__ = ("follows", "heard", "published")
 

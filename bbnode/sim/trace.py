@@ -1,6 +1,6 @@
-"""The trace of a run, in a form by which two runs can be compared.
+"""The trace of a run, in a form that allows runs to be compared.
 
-Rule: a line holds names, numbers and checksums, never an address of an object or a text that may
+Rule: a line holds names, numbers and checksums, never an object's address or a text that may
 differ between machines. The digest covers all lines; only the newest are kept.
 """
 
@@ -18,7 +18,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
 
 DEFAULT_KEPT_LINES = 10_000  # some 500 KB of text
-# Lines that are hashed at once: each update of a hash costs as much as the line itself.
+# Lines that are hashed at once, since each update of a hash costs as much as a line.
 _LINES_AT_ONCE = 256
 
 
@@ -28,8 +28,8 @@ class Trace:
     def __init__(self, kept: int = DEFAULT_KEPT_LINES) -> None:
         self._hash = hashlib.sha256()
         self._kept = kept
-        # Hashed lines as they were hashed, many in one text: kept one by one, each would take the
-        # place of one that has long left the processor's caches.
+        # Hashed lines in the batches that were hashed: freeing single old lines would touch memory
+        # that has long left the processor's caches.
         self._texts: deque[tuple[int, str | list[str]]] = deque()
         self._in_texts = 0
         self._fresh: list[str] = []  # not yet hashed
@@ -46,7 +46,7 @@ class Trace:
             self._take_up()
 
     def add(self, lines: Iterable[str]) -> None:
-        """Add lines that were noted elsewhere."""
+        """Add lines that were recorded elsewhere."""
         self._fresh += lines
         if len(self._fresh) >= _LINES_AT_ONCE:
             self._take_up()
@@ -60,10 +60,10 @@ class Trace:
     def lines(self) -> list[str]:
         """Return the newest lines, oldest first."""
         self._take_up()
-        found: list[str] = []
+        newest: list[str] = []
         for _, text in self._texts:
-            found += text.split("\n") if isinstance(text, str) else text
-        return found[max(len(found) - self._kept, 0) :]
+            newest += text.split("\n") if isinstance(text, str) else text
+        return newest[max(len(newest) - self._kept, 0) :]
 
     def _take_up(self) -> None:
         fresh = self._fresh
@@ -72,7 +72,7 @@ class Trace:
         count, text = len(fresh), "\n".join(fresh)
         self._hash.update(f"{text}\n".encode())
         texts = self._texts
-        # A name may have a line break in it.
+        # Keep the list if a name contains a line break.
         texts.append((count, text if text.count("\n") == count - 1 else fresh))
         self._in_texts += count
         while self._in_texts - texts[0][0] >= self._kept:
@@ -84,7 +84,7 @@ class Trace:
 
 
 def describe(step: steps.Step, name_of: Callable[[PeerId], str]) -> str:
-    """Return a step as a line of the trace; an envelope's content is told by its checksum."""
+    """Return a step as a line of the trace; a checksum represents an envelope's content."""
     match step:
         case steps.SendEnvelope():
             return f"send {name_of(step.peer)} {step.size} {checksum(*step.parts)}"
@@ -134,7 +134,7 @@ def checksum(*parts: bytes | memoryview) -> str:
 
 
 def value_checksum(value: Value) -> str:
-    """Return the CRC-32 of a value's payload; the name of its class where it has none."""
+    """Return the CRC-32 of a value's payload; the name of its class if it has none."""
     try:
         return checksum(*codec.encode_parts(value))
     except BbnodeError:

@@ -1,10 +1,10 @@
-"""Transports: whatever moves envelopes between peers, and all that the author of one needs.
+"""Transports, which move envelopes between peers, and everything that the author of one needs.
 
 A transport is a subclass of `Transport`. A package adds its own by an entry point of the group
-`bbnode.transports` that names a factory, which gets a `TransportSetup`; a node uses it when its
-configuration says `network.transport = "<name>"`. A transport that is made of connections has
-most of its work done by `bbnode.transport.links.transport.LinkTransport`; one that changes what
-another does wraps it (`TransportWrapper`).
+`bbnode.transports` that names a factory, which gets a `TransportSetup`; a node uses it if its
+configuration says `network.transport = "<name>"`. For a transport that is built from connections,
+`bbnode.transport.links.transport.LinkTransport` does most of the work; one that modifies another
+wraps it (`TransportWrapper`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fetching a compiled artifact from a peer: by digest, in chunks, resumable.
 
-Rule: the digest is the name, and what arrived counts only if it has that digest. An interrupted
-fetch continues from what is on disk. Time-outs depend on progress: a slow peer is waited for, a
-silent one is not.
+Rule: the digest is the name, and an artifact is accepted only if it has that digest. An interrupted
+fetch continues from the bytes on disk. Time-outs depend on progress: the fetch waits for a slow
+peer, but not for a silent one.
 
     request   32 bytes of SHA-256, 8 bytes big-endian offset
     answer    1 byte status, 8 bytes big-endian size of the whole, then bytes from the offset on
@@ -28,8 +28,7 @@ from bbnode.transport.base import ProtocolStream, Transport, read_exactly
 from bbnode.transport.errors import StreamBrokenError
 
 ARTIFACT_PROTOCOL: Final = "/bbnode/artifact/1.0.0"
-# Large enough for libp2p's full speed, and a disk write well under
-# what the loop may be blocked for.
+# Large enough for libp2p's full speed, while writing one to disk blocks the loop only briefly.
 CHUNK_BYTES: Final = 256 * 1024
 
 _REQUEST: Final = struct.Struct(">32sQ")
@@ -43,26 +42,26 @@ class _Status(enum.IntEnum):
 
 
 class ArtifactFetchError(PeerError):
-    """A peer did not give the artifact; the message says why and what to do."""
+    """A peer did not provide the artifact; the message has the reason and the remedy."""
 
 
 class ArtifactTooLarge(ArtifactFetchError):
-    """A peer's artifact is larger than what was agreed to; nothing of it was fetched."""
+    """A peer's artifact is larger than `max_bytes`; nothing of it was fetched."""
 
 
 class ArtifactNotStored(EnvironmentFault):
     """The fetched artifact cannot be written to disk."""
 
 
-# The artifact of a digest (lower-case hex), opened for one request, or None. Called in a worker
-# thread; it may raise OSError.
+# Opens the artifact of a digest (lower-case hex) for one request, or returns None. Called in a
+# worker thread; it may raise OSError.
 Provider = Callable[[str], BinaryIO | None]
-# Called with the bytes that are there and the size of the whole.
+# Called with the number of bytes fetched so far and the total size.
 Progress = Callable[[int, int], None]
 
 
 def serve(transport: Transport, provide: Provider) -> None:
-    """Answer requests for artifacts on all connections; before the transport runs."""
+    """Answer requests for artifacts on all connections. Call it before the transport runs."""
     transport.register_protocol(ARTIFACT_PROTOCOL, _server(provide))
 
 
@@ -103,19 +102,19 @@ async def fetch(
     """Fetch an artifact from a connected peer to `file`.
 
     Args:
-        transport: connected with `peer`.
-        peer: who has it.
-        sha256: its digest, 64 hex digits.
-        file: where to store it; an unfinished fetch is kept as `<file>.part`, from which the next
-            one continues.
+        transport: a transport connected with `peer`.
+        peer: the peer that has the artifact.
+        sha256: the artifact's digest, 64 hex digits.
+        file: destination; an unfinished fetch is kept as `<file>.part`, and the next one
+            continues from it.
         progress: called after every chunk.
-        max_bytes: of a larger one nothing is fetched.
+        max_bytes: maximum size; nothing of a larger artifact is fetched.
 
     Raises:
-        ArtifactTooLarge: it has more than `max_bytes`.
+        ArtifactTooLarge: the artifact has more than `max_bytes`.
         ArtifactFetchError: the peer does not have it, fell silent, or sent something else.
-        ArtifactNotStored: the disk refused.
-        NotConnectedError, StreamBrokenError: as `open_stream`; what came so far is kept.
+        ArtifactNotStored: it could not be written to disk.
+        NotConnectedError, StreamBrokenError: as `open_stream`; the bytes fetched so far are kept.
     """
     partial = file.with_name(file.name + ".part")
     try:
@@ -143,11 +142,11 @@ async def fetch(
                 f"{peer} ended after {have} of {size} bytes of the artifact; fetch it again to "
                 "continue from there"
             )
-        found = await trio.to_thread.run_sync(_digest, partial)
-        if found != sha256.lower() or have > size:
+        digest = await trio.to_thread.run_sync(_digest, partial)
+        if digest != sha256.lower() or have > size:
             _discard(partial)
             raise ArtifactFetchError(
-                f"{peer} sent something else than the artifact {sha256} (its digest is {found}); "
+                f"{peer} sent something else than the artifact {sha256} (its digest is {digest}); "
                 "ask who gave you the ticket"
             )
         partial.replace(file)
@@ -158,7 +157,7 @@ async def fetch(
 
 
 async def _read_answer(stream: ProtocolStream, peer: PeerId, sha256: str, partial: Path) -> int:
-    """Return the size of the whole."""
+    """Return the total size of the artifact."""
     with trio.move_on_after(ARTIFACT_STALL_S) as scope:
         status, size = _ANSWER.unpack(await read_exactly(stream, _ANSWER.size))
     if scope.cancelled_caught:
@@ -187,7 +186,7 @@ async def _read(stream: ProtocolStream, peer: PeerId) -> bytes:
 
 
 def _discard(partial: Path) -> None:
-    """Remove bytes that are no part of the artifact, so that no fetch continues from them."""
+    """Delete bytes that do not belong to the artifact, so that no fetch continues from them."""
     partial.unlink(missing_ok=True)
 
 

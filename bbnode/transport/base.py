@@ -49,7 +49,7 @@ from bbnode.transport.routing import Routing, RoutingSetup
 from bbnode.transport.topics import Topics, TopicSetup
 
 if TYPE_CHECKING:
-    # A command that only reads a key or a configuration does without its import time.
+    # Deferred, to save the import time in commands that only read a key or a configuration.
     import trio
 
 # Version of the protocol on our streams; both sides must say the same.
@@ -59,18 +59,18 @@ OLDEST_PROTOCOL_VERSION = 1
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
-# The start of the reason for which a connection ended that the peer closed.
+# Prefix of the reason for which a connection ended if the peer closed it.
 PEER_CLOSED: Final = "the peer said goodbye: "
-# The start of a refusal by an authorizer, which is told to the peer.
+# Prefix of a refusal by an authorizer, which is sent to the peer.
 NOT_ALLOWED: Final = "not allowed"
 
 
 def turned_away(reason: str) -> str:
-    """Return why a peer does not admit us, from the reason of a ConnectionClosed; else ""."""
-    said = reason.removeprefix(PEER_CLOSED)
-    if said == reason or not said.startswith(NOT_ALLOWED):
+    """Return a peer's reason for not admitting us, if a ConnectionClosed has one, else ""."""
+    refusal = reason.removeprefix(PEER_CLOSED)
+    if refusal == reason or not refusal.startswith(NOT_ALLOWED):
         return ""
-    return said.partition(": ")[2] or said
+    return refusal.partition(": ")[2] or refusal
 
 
 class Direction(enum.Enum):
@@ -84,12 +84,12 @@ class Direction(enum.Enum):
 class Hello:
     """The first message of each side on every connection.
 
-    The node fills in who it is, and in `crossings` what its targets send and take
-    (`bbnode.ir.crossing`; empty: it does not tell); `credentials` are for the other side's
-    `Authorizer` and mean nothing to the transport, which fills in the rest: `listen_addresses`;
-    `session_id`, 16 hex digits that are new at each start, so that a restart is noticed; `link`,
+    The node fills in its identity, and in `crossings` the values that its targets send and take
+    (`bbnode.ir.crossing`; empty: undisclosed); `credentials` are for the other side's
+    `Authorizer` and opaque to the transport. The transport fills in the rest: `listen_addresses`;
+    `session_id`, 16 hex digits that change at each start, so that a restart is noticed; `link`,
     the number of the connection among those that its sender dialled, by which both sides keep the
-    same one of two; `exchange`, which names our numbering of the messages to this peer.
+    same one of two; `exchange`, which identifies our numbering of the messages to this peer.
     """
 
     protocol_version: int = PROTOCOL_VERSION
@@ -131,9 +131,9 @@ class ConnectionClosed:
 
 
 class EnvelopeReceived(NamedTuple):
-    """One whole envelope; `peer` is what the connection's handshake proved.
+    """One whole envelope; `peer` is the id that the connection's handshake proved.
 
-    A large one is a read-only view of memory that is its receiver's alone from now on.
+    A large one is a read-only view of memory that belongs to its receiver from now on.
     """
 
     peer: PeerId
@@ -143,7 +143,7 @@ class EnvelopeReceived(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryFailed:
-    """A queued envelope was given up; `tag` is the one given to `send`.
+    """A queued envelope was given up; `tag` is the one passed to `send`.
 
     `blames_peer` is False if the peer was restarted or said goodbye, or the bound was ours;
     `in_doubt`: the peer is connected, and was restarted or forgot us: it may have the envelope.
@@ -206,9 +206,9 @@ class PeerInfo:
     bytes_out: int = 0
     queued_envelopes: int = 0
     queued_bytes: int = 0
-    # Bytes of the queue that are in flight now.
+    # Bytes of the queue that are in flight.
     unacknowledged_bytes: int = 0
-    # Messages, since the first connection that is not forgotten.
+    # Messages since the session with the peer began.
     acknowledged: int = 0
     resent: int = 0
     duplicates: int = 0
@@ -219,7 +219,7 @@ class PeerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedPeer:
-    """A peer given to `keep_connected`, and the state of its dialling."""
+    """A peer passed to `keep_connected`, and the state of its dialling."""
 
     peer: PeerId
     addresses: tuple[Multiaddr, ...]
@@ -232,7 +232,7 @@ class WantedPeer:
 class TransportMetrics:
     """All gauges and counters of a transport at one moment."""
 
-    # Connections: with their hello, without it yet, and how many there may be.
+    # Connections: with their hello, without it yet, and the maximum of both.
     connections: int = 0
     connections_opening: int = 0
     connection_slots: int = 0
@@ -240,7 +240,7 @@ class TransportMetrics:
     streams: int = 0
     tasks: int = 0
     # Bytes: in the muxer and unread; received without room in the inbox; in the inbox; of
-    # large messages that are being received; queued; of those, under way.
+    # large messages that are being received; queued; queued and in flight.
     unread_bytes: int = 0
     held_bytes: int = 0
     inbox_bytes: int = 0
@@ -250,13 +250,13 @@ class TransportMetrics:
     inbox_envelopes: int = 0
     inbox_notices: int = 0
     queued_envelopes: int = 0
-    # Circuits between other peers that go through us.
+    # Circuits between other peers that are relayed by us.
     circuits: int = 0
     # Connections with hosts of libp2p that speak no protocol of bbnode.
     foreign: int = 0
     # Peers that are remembered, connected or not.
     sessions: int = 0
-    # Refusals of the authorizer by its reason.
+    # Refusals by the authorizer, by reason.
     denied: Mapping[str, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
     peers: tuple[PeerInfo, ...] = ()
@@ -272,11 +272,11 @@ class Unsent:
 
     @property
     def size(self) -> int:
-        """Bytes of all its parts."""
+        """The total size of all parts in bytes."""
         return sum(len(part) for part in self.parts)
 
 
-# Every counter, with what it counts. All are there from the start, and none ever shrinks.
+# Every counter and its meaning. All exist from the start, and none ever decreases.
 COUNTERS: Final[dict[str, str]] = {
     "dial.attempts": "addresses dialled",
     "dial.failed": "addresses that could not be dialled, or where somebody else answered",
@@ -380,7 +380,7 @@ class Authorizer(Protocol):
         """Decide on a connection whose handshake proved `peer`, before any hello."""
 
     def hello(self, peer: PeerId, direction: Direction, hello: Hello) -> Decision:
-        """Decide on the peer's first message, with its credentials."""
+        """Decide on a peer by its first message, which has its credentials."""
 
     def envelope(self, peer: PeerId, direction: Direction, size: int) -> Decision:
         """Decide on one envelope of `size` bytes from the peer (INBOUND) or to it.
@@ -389,23 +389,23 @@ class Authorizer(Protocol):
         """
 
     def is_known(self, peer: PeerId) -> bool:
-        """Return True if a peer has been of use; some room is kept for such peers."""
+        """Return True if a peer has been useful before; some room is reserved for such peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSetup:
-    """Everything that a node gives the factory of its transport.
+    """Everything that a node passes to the factory of its transport.
 
     Attributes:
         identity: the node's key; others know the node by its `peer_id`.
         hello: the hello to send on every connection.
         listen: addresses to listen on, as in `network.listen`.
         announce: addresses to tell peers instead of those listened on.
-        limits: bounds, each with its reason.
+        limits: bounds of the transport.
         authorizer: the policy; None admits everybody.
         settings: the table `[network.settings]`, as it was written.
         relay: the table `[relay]`, for transports with Capability.RELAYS.
-        on_addresses: to be called when `Transport.listen_addresses` has changed.
+        on_addresses: the transport calls it when `Transport.listen_addresses` has changed.
     """
 
     identity: Identity
@@ -455,10 +455,10 @@ class ProtocolStream(Protocol):
         """Return 1 to `max_bytes` bytes; b"" at the end. Raises StreamBrokenError."""
 
     async def write(self, data: Buffer) -> None:
-        """Write all of `data`; raises StreamBrokenError. A cancelled one may still be written."""
+        """Write all of `data`; raises StreamBrokenError. Data may go out after a cancellation."""
 
     async def end(self) -> None:
-        """End this direction: the other side reads the end of the stream."""
+        """Close our direction: the other side reads the end of the stream."""
 
 
 ProtocolHandler: TypeAlias = Callable[[ProtocolStream], Awaitable[None]]
@@ -479,10 +479,10 @@ class EventStream(Protocol):
     """The events of a transport; one reader."""
 
     async def receive(self) -> TransportEvent:
-        """Return the next event; raises trio.EndOfChannel when the transport has stopped."""
+        """Return the next event; raises trio.EndOfChannel once the transport has stopped."""
 
     def receive_nowait(self) -> TransportEvent:
-        """Return the next event; raises trio.WouldBlock when there is none now."""
+        """Return the next event; raises trio.WouldBlock if there is none yet."""
 
 
 class Transport(ABC):
@@ -513,9 +513,10 @@ class Transport(ABC):
 
     @abstractmethod
     async def stop(self, grace_s: float) -> None:
-        """Send what is queued, wait for its acknowledgement and say goodbye to all peers.
+        """Send the queued envelopes, wait for their acknowledgement and close all connections.
 
-        It takes at most `grace_s` seconds. What is left then is `unsent`, not a DeliveryFailed.
+        It takes at most `grace_s` seconds. Envelopes left then are `unsent`, without a
+        DeliveryFailed.
         """
 
     @abstractmethod
@@ -529,7 +530,7 @@ class Transport(ABC):
 
     @abstractmethod
     def unsent(self) -> list[Unsent]:
-        """Return what peers have not acknowledged, now or when the transport stopped."""
+        """Return the unacknowledged envelopes, now or as of the stop of the transport."""
 
     @abstractmethod
     def keep_connected(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
@@ -545,7 +546,7 @@ class Transport(ABC):
 
     @abstractmethod
     def disconnect(self, peer: PeerId) -> None:
-        """Say goodbye to `peer`; the ConnectionClosed event tells when it is done."""
+        """Close the connection with `peer` cleanly; ConnectionClosed reports when it is done."""
 
     @abstractmethod
     def peers(self) -> list[PeerInfo]:
@@ -561,7 +562,7 @@ class Transport(ABC):
 
     @abstractmethod
     def wanted(self) -> list[WantedPeer]:
-        """Return the peers given to `keep_connected`, in PeerId order."""
+        """Return the peers passed to `keep_connected`, in PeerId order."""
 
     @abstractmethod
     def counters(self) -> dict[str, int]:
@@ -579,7 +580,7 @@ class Transport(ABC):
     def reauthorize(self) -> None:
         """Ask the authorizer about every connection again, and close those that it denies."""
 
-    # -- what only some can do ---------------------------------------------------------------
+    # -- optional features -------------------------------------------------------------------
 
     def register_protocol(  # noqa: B027 - nothing to do without streams
         self, protocol_id: str, handler: ProtocolHandler
@@ -592,7 +593,7 @@ class Transport(ABC):
         """
 
     def register_for_any(self, protocol_id: str, handler: ProtocolHandler) -> None:
-        """Serve a protocol as `register_protocol` does, also for guests, who say no hello."""
+        """Serve a protocol as `register_protocol` does, also for guests, which send no hello."""
         self.register_protocol(protocol_id, handler)
 
     def open_stream(
@@ -601,7 +602,7 @@ class Transport(ABC):
         """Open a stream to a connected peer, closed with the context and reset on an error.
 
         Raises NotSupportedError without Capability.STREAMS; entering raises NotConnectedError,
-        TooManyStreamsError, or StreamBrokenError when the peer does not speak the protocol.
+        TooManyStreamsError, or StreamBrokenError if the peer does not speak the protocol.
         """
         raise NotSupportedError(
             f"{type(self).__name__} carries envelopes only, so {protocol_id} can't be spoken with "
@@ -612,20 +613,20 @@ class Transport(ABC):
     def libp2p_host(self) -> Any:
         """The `BasicHost` of py-libp2p on the connections of this transport.
 
-        Raises NotSupportedError where there is none.
+        Raises NotSupportedError if there is none.
         """
         raise NotSupportedError(
             "this transport has no host of py-libp2p: network.transport has to be libp2p"
         )
 
     def routing(self, setup: RoutingSetup) -> Routing:  # noqa: ARG002
-        """Return what finds peers by asking others; raises NotSupportedError where nothing does."""
+        """Return the routing, which finds peers through others. Raises NotSupportedError."""
         raise NotSupportedError(
             'this transport has no DHT: routing.dht needs network.transport = "libp2p"'
         )
 
     def topics(self, setup: TopicSetup) -> Topics:  # noqa: ARG002
-        """Return what carries topics; to be called once. Raises NotSupportedError."""
+        """Return the topics of this node; to be called once. Raises NotSupportedError."""
         raise NotSupportedError(
             'this transport carries no topics: they need network.transport = "libp2p"'
         )

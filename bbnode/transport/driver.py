@@ -1,9 +1,9 @@
-"""The one loop between a node and its transport.
+"""The loop between a node and its transport.
 
 Rule: pass the transport's events to the node, poll it, carry out the steps, sleep until the next
-deadline or wake-up. The driver decides nothing: the engine defines what a step means, and the
-transport how bytes move. Offloaded work runs in worker threads, so the loop is free to answer pings
-and to read streams while a model trains.
+deadline or wake-up. The driver makes no decisions: the engine defines the meaning of a step, and
+the transport moves bytes. Offloaded work runs in worker threads, so that the loop can answer pings
+and read streams while a model trains.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from bbnode.transport.topics import Topics
 
 logger = logging.getLogger(__name__)
 
-# Two: a model that trains and one more op that waits for a disk. ONNX Runtime frees the GIL
-# in its own threads, so more workers than cores would only take turns.
+# Two: one for a model that trains and one for another op that waits for a disk. ONNX Runtime
+# releases the GIL in its own threads, so more workers than cores would only take turns.
 DEFAULT_WORKER_THREADS = 2
 
 # Transport events taken between two polls: enough to batch, few enough to stay responsive.
 MAX_EVENTS_PER_TURN = 256
 
-# Refusals of our own, which say nothing about the peer and are decided anew for each envelope. A
-# wrong clock denies everybody, and no peer may be blamed for that.
+# Refusals on our side, which are no fault of the peer and are decided anew for each envelope. A
+# wrong clock, for example, denies everybody, and no peer must be blamed for that.
 _OUR_OWN_REASONS = (QueueFullError, EnvelopeTooLargeError, NotAllowedError)
 
 StepObserver = Callable[[steps.Step], None]
@@ -72,12 +72,13 @@ class Driver:
         """Set the callbacks of the driver.
 
         `observe` gets every step after it was carried out, and `heard` every event of the transport
-        before the node polls on it; neither may block, and their exceptions are counted and logged.
-        `reach` is asked to dial a peer that is to be sent something; it returns True if that peer
-        takes messages now. `keep` gets an envelope whose peer takes none, and returns True if it is
-        sent later, by `send`, or the node hears from others that it failed. `doubt` gets an
-        envelope that a peer may have, and returns True if the node hears later, from others, what
-        became of it. `topics` carries what components publish; without, none can.
+        before the node is polled on it; neither may block, and their exceptions are counted and
+        logged. `reach` may dial a peer before a send to it; it returns True if that peer accepts
+        messages now. `keep` gets an envelope whose peer accepts none, and returns True if it takes
+        over the envelope: it sends it later, by `send`, or reports its failure to the node.
+        `doubt` gets an envelope that may have arrived, and returns True if it reports the outcome
+        to the node later. `topics` carries the messages that components publish; without it none
+        can.
         """
         self._topics = topics
         self._node = node
@@ -90,9 +91,9 @@ class Driver:
         self._clock_ns = clock_ns
         self._threads = trio.CapacityLimiter(worker_threads)
         self._wake = trio.Event()
-        # The trio thread gives the node something, and polls before it does anything else.
+        # True while the trio thread passes events to the node and will poll right after.
         self._polls_next = False
-        # The one that `run` sleeps for.
+        # The deadline that `run` sleeps for.
         self._deadline: int | None = None
         self._stopping = False
         self._stopped = trio.Event()
@@ -108,7 +109,7 @@ class Driver:
         return self._threads.borrowed_tokens
 
     def wake(self) -> None:
-        """Poll soon; call it on the trio thread after giving the node something to do."""
+        """Poll soon. Call it on the trio thread after handing work to the node."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -131,14 +132,14 @@ class Driver:
         self._stopped.set()
 
     async def stopped(self) -> None:
-        """Return when `run` has: the node is not polled any more."""
+        """Wait until `run` has returned, after which the node is not polled any more."""
         await self._stopped.wait()
 
     def take_rest(self) -> int:
         """Pass to the node whatever the transport has received by now, also after `run`.
 
-        Returns the number of envelopes. Their senders have their acknowledgement, so they belong in
-        the node's last snapshot, and come before what a peer says of them on a stream.
+        Returns the number of envelopes. Their senders have been acknowledged, so they belong into
+        the node's last snapshot, and must precede a peer's statements about them on a stream.
         """
         envelopes = 0
         with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
@@ -149,13 +150,13 @@ class Driver:
         return envelopes
 
     def _woken(self, token: trio.lowlevel.TrioToken, here: int) -> None:
-        """Poll soon; the node calls it, from any thread, when it has something to do again."""
+        """Poll soon; the node calls it, from any thread, when it has work again."""
         if threading.get_ident() == here:
-            # No way round through trio's socket, and no second poll after one that comes anyway.
+            # No detour through trio's wake-up socket, and no second poll if one follows anyway.
             if not self._polls_next:
                 self._wake.set()
             return
-        # A worker thread that outlives the loop has nobody left to wake.
+        # A worker thread may outlive the loop, with nothing left to wake.
         with contextlib.suppress(trio.RunFinishedError):
             token.run_sync_soon(self.wake, idempotent=True)
 
@@ -173,7 +174,7 @@ class Driver:
             return
         remaining_s = (deadline - self._clock_ns()) / 1_000_000_000
         if remaining_s <= 0:
-            await trio.lowlevel.checkpoint()  # others get a turn even when we are always late
+            await trio.lowlevel.checkpoint()  # let other tasks run even if we are always late
             return
         with trio.move_on_after(remaining_s):
             await self._wake.wait()
@@ -200,10 +201,10 @@ class Driver:
             self._turn_between(nursery)
 
     def _turn_between(self, nursery: trio.Nursery) -> None:
-        """Poll here and not in the sleeping task, which is woken for an earlier deadline alone."""
+        """Poll here, and wake the sleeping task only for an earlier deadline."""
         self._turn(nursery)
         deadline = self._node.next_deadline()
-        # One that has gone or is later costs a poll at the old time, instead of one now.
+        # A deadline that is gone or later costs a poll at the old time, instead of a wake-up now.
         if deadline is not None and (self._deadline is None or deadline < self._deadline):
             self._wake.set()
 
@@ -258,19 +259,19 @@ class Driver:
         except BbnodeError as error:
             kind = type(error).__name__
             self._counts[f"driver.{kind}"] += 1
-            if self._counts[f"driver.{kind}"] == 1:  # once: each message may fail so
+            if self._counts[f"driver.{kind}"] == 1:  # once: every message may fail this way
                 logger.warning("a topic failed", extra={"topic": topic, "reason": str(error)})
 
     def _tell(self, listener: Callable[[Any], None], what: Any) -> None:
         try:
             listener(what)
         except Exception:
-            # The boundary to listeners.
+            # The boundary: a listener must not end the loop.
             self._counts["driver.listener_failed"] += 1
             logger.exception("a listener failed", extra={"about": type(what).__name__})
 
     def send(self, step: steps.SendEnvelope) -> None:
-        """Hand an envelope to the transport; the node hears when that fails."""
+        """Hand an envelope to the transport; report a failure to the node."""
         try:
             try:
                 self._transport.send(step.peer, step.parts, tag=step.tag)
@@ -281,14 +282,14 @@ class Driver:
                     raise
                 self._transport.send(step.peer, step.parts, tag=step.tag)
         except BbnodeError as error:
-            # The engine hears of it as of any failed send; its requests, its governor and its
-            # backoff draw the conclusions.
+            # The engine handles it like any failed send, in its requests, its governor and its
+            # backoff.
             self._counts[f"driver.{type(error).__name__}"] += 1
             ours = isinstance(error, _OUR_OWN_REASONS)
             self._node.send_failed(step.peer, str(error), tag=step.tag, blames_peer=not ours)
         except Exception as error:
             self._counts["driver.send_broken"] += 1
-            if self._counts["driver.send_broken"] == 1:  # once: each envelope may fail so
+            if self._counts["driver.send_broken"] == 1:  # once: every envelope may fail this way
                 logger.exception("the transport raised what is not a BbnodeError")
             reason = f"the transport failed: {type(error).__name__}"
             self._node.send_failed(step.peer, reason, tag=step.tag, blames_peer=False)

@@ -1,7 +1,7 @@
 """Errors of the transport.
 
-Rule: an error that a caller can get is typed and says whose fault it is; one that only the
-transport's own tasks get (a broken stream) is translated before it leaves the package.
+Rule: an error that reaches a caller is typed and says whose fault it is; one that only the
+transport's own tasks see (a broken stream) is translated before it leaves the package.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class TooManyStreamsError(EnvironmentFault):
 
 
 class Libp2pMissing(EnvironmentFault):
-    """The transport libp2p needs py-libp2p, which is not installed here, or not whole."""
+    """The transport libp2p needs py-libp2p, which is missing or incomplete here."""
 
 
 class FrameError(PeerError):
-    """Bytes on one of our streams are not the frames that belong there."""
+    """The bytes on one of our streams are not valid frames."""
 
 
-# In the text of a HandshakeError, and of the DialError that it becomes.
+# Part of the message of a HandshakeError, and of the DialError that it becomes.
 OTHER_KEY: Final = "another peer answers there"
 
 
 class HandshakeError(PeerError):
-    """Bytes before a connection was secured are not the handshake that belongs there."""
+    """The peer sent no valid handshake."""
 
 
 class NegotiationError(PeerError):
-    """The two sides do not agree on a protocol, or the peer does not negotiate as it should."""
+    """The two sides do not agree on a protocol, or the peer negotiates incorrectly."""
 
 
 class HelloError(PeerError):
@@ -65,7 +65,7 @@ class HelloError(PeerError):
 
 
 class NotSupportedError(DeploymentError):
-    """The transport that the node was given cannot do this."""
+    """The node's transport does not support this."""
 
 
 class UnknownTransport(DeploymentError):
@@ -77,11 +77,11 @@ class StreamBrokenError(EnvironmentFault):
 
 
 class DialError(EnvironmentFault):
-    """An address could not be dialled, or somebody else answered there."""
+    """An address could not be dialled, or another peer answered there."""
 
 
 class RelayRefusedError(DialError):
-    """A relay made no circuit; `status` says why (RelayStatus)."""
+    """A relay refused a circuit; `status` has the reason (RelayStatus)."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -118,9 +118,9 @@ class RelayFault(enum.StrEnum):
 class Violation(enum.Enum):
     """The way in which a peer broke the protocol."""
 
-    # A malformed frame, or one that does not belong there.
+    # A malformed or unexpected frame.
     FRAME = "frame"
-    # More than the window that it was given.
+    # More data than its window allows.
     FLOOD = "flood"
     # A message or frame that arrives too slowly.
     SLOW = "slow"

@@ -1,9 +1,9 @@
 """The check of addresses that a peer claims for itself, before we dial them.
 
-Rule: a peer must not make us dial, or probe, somebody else. We dial a claimed address if it has the
-IP address from which the peer's connection comes. Another IP address counts only if the peer is
-known to be good, and only in the scopes that MAY_CLAIM allows, none nearer to us than the peer
-itself. DNS names, which may lead anywhere, are never dialled on a peer's word.
+Rule: a peer must not make us dial, or probe, a third party. We dial a claimed address if its IP
+address is the one that the peer's connection comes from. Another IP address is accepted only if the
+peer is known to be good, and only in the scopes that MAY_CLAIM allows, none nearer to us than the
+peer itself. DNS names, which may lead anywhere, are never dialled on a peer's word.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Scope(enum.Enum):
-    """The scope of an IP address: from where it can be reached."""
+    """The scope from which an IP address can be reached."""
 
     LOOPBACK = "loopback"  # this machine
-    LINK = "link"  # this cable; also where clouds keep their metadata
+    LINK = "link"  # this network segment; also the metadata services of clouds
     PRIVATE = "private"
     PUBLIC = "public"
     NOWHERE = "nowhere"  # unspecified, multicast, reserved
@@ -33,7 +33,7 @@ class Scope(enum.Enum):
 
 _ANYWHERE: Final = frozenset({Scope.PUBLIC})
 
-# Where a good peer was seen (of a relayed one: its relay) -> where it may say to be as well.
+# Scope in which a good peer (or its relay) was seen -> scopes of further addresses it may claim.
 MAY_CLAIM: Final[Mapping[Scope, frozenset[Scope]]] = {
     Scope.LOOPBACK: frozenset({Scope.LOOPBACK, Scope.PRIVATE}) | _ANYWHERE,
     Scope.LINK: frozenset({Scope.LINK, Scope.PRIVATE}) | _ANYWHERE,
@@ -48,9 +48,9 @@ def ip_of(address: Multiaddr) -> _Ip | None:
     parts = str(address).split("/")
     if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
         return None
-    found = ipaddress.ip_address(parts[2])
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return mapped or found
+    ip = ipaddress.ip_address(parts[2])
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return mapped or ip
 
 
 def scope_of(ip: _Ip) -> Scope:
@@ -69,14 +69,14 @@ def scope_of(ip: _Ip) -> Scope:
 def dialable(
     claimed: Iterable[Multiaddr], *, seen: Multiaddr | None, good: bool
 ) -> tuple[Multiaddr, ...]:
-    """Return the claimed addresses that may be dialled, in order, MAX_HINTS at most.
+    """Return the claimed addresses that may be dialled, in order, at most MAX_HINTS.
 
-    `seen` is where its connection came from.
+    `seen` is the address from which the peer's connection came.
     """
     if seen is None:
         return ()
-    found = (each for each in dict.fromkeys(claimed) if _may_dial(each, seen, good=good))
-    return tuple(each for each, _ in zip(found, range(MAX_HINTS), strict=False))
+    allowed = (each for each in dict.fromkeys(claimed) if _may_dial(each, seen, good=good))
+    return tuple(each for each, _ in zip(allowed, range(MAX_HINTS), strict=False))
 
 
 def _may_dial(address: Multiaddr, seen: Multiaddr, *, good: bool) -> bool:
@@ -86,6 +86,6 @@ def _may_dial(address: Multiaddr, seen: Multiaddr, *, good: bool) -> bool:
     if ip is None or own is None:
         return False
     if not good:
-        # The IP address of a relay is not the peer's.
+        # An IP address of a relay is not the peer's own.
         return ip == own and not is_relayed(address) and not is_relayed(seen)
     return scope_of(ip) in MAY_CLAIM[scope_of(own)]

@@ -1,7 +1,7 @@
-"""Identity: the node's Ed25519 key and where it is kept.
+"""Identity: the node's Ed25519 key and its file.
 
-Rule: the key file is `bbnode.access.keys`'s, mode 0600 and never replaced. This module does
-without libp2p, so that `bbnode id` starts quickly.
+Rule: the key file is that of `bbnode.access.keys`, with mode 0600 and never replaced. This module
+does not import libp2p, so that `bbnode id` starts quickly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bbnode.access.keys import SigningKey, create_key_file, read_key_file
 
 
 class Identity(SigningKey):
-    """The key that proves who this node is."""
+    """The key that proves the node's PeerId."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ def load_or_create_identity(path: str | os.PathLike[str]) -> Identity:
         try:
             return create_identity(file)
         except IdentityError as error:
-            # Another process was first: its key counts.
+            # Another process created the file first: use its key.
             if not isinstance(error.__cause__, FileExistsError):
                 raise
     return load_identity(file)

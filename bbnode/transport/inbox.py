@@ -1,11 +1,11 @@
 """The inbox: events on their way to the driver.
 
-Rule: envelopes are bounded per peer and in total, in number and in bytes, and refused when there
-is no room. Notices (all other events) are always accepted; `crowded` says when so many are unread
-that no new connection should be accepted. A large message is charged as it arrives (`grow`). When
-room is short, the slowest of the messages that are being received loses its room, so that the
-others can be completed. The one that ranks highest always makes progress, so nothing deadlocks.
-`base` says what happens to refused envelopes.
+Rule: envelopes are bounded per peer and in total, in number and in bytes, and refused without
+room. Notices (all other events) are always accepted; `crowded` is True if so many are unread that
+no new connection should be accepted. A large message is charged as it arrives (`grow`). If room is
+short, the slowest of the messages that are being received loses its room, so that the others can
+be completed. The one that ranks highest always makes progress, so nothing deadlocks. `base`
+describes the fate of refused envelopes.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from bbnode.transport.base import EnvelopeReceived, TransportEvent
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.signals import Signal
 
-# A rate is taken over no less than this: a first chunk says nothing yet.
+# Minimum span of a rate: a first chunk alone is no evidence.
 _LEAST_SPAN_S: Final = 1.0
-# Until then a message counts as fast: TCP's slow start takes that long.
+# Until this age a message counts as fast, since TCP's slow start takes that long.
 FRESH_S: Final = 2.0
-# Room for what will arrive within this, at the current rate, goes to no other message. An honest
-# burst of the largest messages takes as long; the rest of a slow one may wait for room.
+# Room for the bytes that will arrive within this time, at the current rate, is reserved. An honest
+# burst of the largest messages takes as long; the rest of a slow message may wait for room.
 HORIZON_S: Final = 10.0
-# One that will take longer still, and has had as long, makes room for one that has waited for
-# `HORIZON_S`: else a few that are just fast enough would keep the room for hours.
+# A message that needs this long to finish, and has had as long, makes room for one that has waited
+# for `HORIZON_S`: otherwise a few just fast enough messages would occupy the room for hours.
 TEDIOUS_S: Final = 60.0
 
 _SERIAL = itertools.count()
 
 
 class SizeClass(enum.Enum):
-    """The kinds of message, which have room of their own each."""
+    """The kinds of messages, each with its own share of the room."""
 
     # Arrives whole.
     SMALL = "small"
@@ -50,9 +50,9 @@ class SizeClass(enum.Enum):
     LARGE = "large"
 
 
-# How far a message of this kind, from a peer that is known or not, may fill the inbox, in
-# sixteenths of `inbox_bytes`. So large messages can't keep small ones out, nor strangers known
-# peers: the room above a mark is kept for the kinds with a higher one.
+# The level to which messages of a kind, from a known peer or not, may fill the inbox, in sixteenths
+# of `inbox_bytes`. So large messages can't crowd out small ones, nor strangers known peers: the
+# room above a mark is reserved for the kinds with a higher one.
 FILL_SIXTEENTHS: Final[dict[tuple[SizeClass, bool], int]] = {
     (SizeClass.SMALL, True): 16,
     (SizeClass.SMALL, False): 15,
@@ -63,7 +63,7 @@ FILL_SIXTEENTHS: Final[dict[tuple[SizeClass, bool], int]] = {
 
 @dataclass(slots=True)
 class Meter:
-    """The rate of one transfer over the last one or two spans of `span_s` in which it could move.
+    """The rate of one transfer over its last one or two spans of `span_s` of counted time.
 
     All times are those of the caller's clock, in seconds.
     """
@@ -71,7 +71,7 @@ class Meter:
     begun_at: float
     span_s: float
     moved: int = 0
-    # Time that does not count, and since when it has not been counting.
+    # Time that is not counted, and the start of the present pause.
     _lost_s: float = 0.0
     _paused_at: float | None = None
     # Two marks: counted time, and bytes moved by then.
@@ -79,7 +79,7 @@ class Meter:
     _newer: tuple[float, int] = (0.0, 0)
 
     def counted_s(self, now: float) -> float:
-        """Return the counted seconds since the beginning."""
+        """Return the counted seconds since the start."""
         return (now if self._paused_at is None else self._paused_at) - self.begun_at - self._lost_s
 
     def pause(self, now: float) -> None:
@@ -94,7 +94,7 @@ class Meter:
             self._paused_at = None
 
     def discount(self, seconds: float) -> None:
-        """Do not count this time: the delay was ours."""
+        """Exclude time in which the delay was ours."""
         if self._paused_at is None:
             self._lost_s += seconds
 
@@ -121,16 +121,16 @@ class Meter:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A large message that is being received; made by `Inbox.begin`."""
+    """A large message that is being received; created by `Inbox.begin`."""
 
     peer: PeerId
     total: int
     room: SizeClass
     known: bool
     meter: Meter
-    # Told when the room was taken back: nothing of the message is kept.
+    # Called when the room was taken back, and with it all received bytes.
     evicted: Callable[[], None]
-    # Bytes of the inbox that it has.
+    # Bytes of the inbox that it occupies.
     charged: int = 0
     # True while there is a connection that could bring more.
     attached: bool = True
@@ -149,7 +149,7 @@ class Transfer:
         return min(self.total, self.charged + int(self.meter.bytes_per_s(now) * HORIZON_S))
 
     def is_tedious(self, now: float) -> bool:
-        """Return True if it is so slow that others need not wait for it."""
+        """Return True if it is so slow that others may take its room."""
         left_s = (self.total - self.charged) / max(self.meter.bytes_per_s(now), 1.0)
         return self.meter.counted_s(now) >= TEDIOUS_S and left_s >= TEDIOUS_S
 
@@ -161,7 +161,7 @@ class Transfer:
 
 @dataclass(slots=True)
 class _Share:
-    """The part of the inbox that one peer uses, unread or being received."""
+    """The part of the inbox that one peer occupies, unread or being received."""
 
     envelopes: int = 0
     # Announced bytes by kind: within its own share a peer may be slow.
@@ -173,7 +173,7 @@ class _Share:
 
 @dataclass(slots=True)
 class _Pool:
-    """Bytes that share a budget: those that lie unread, and those of messages being received."""
+    """Bytes that share a budget: unread ones, and those of messages being received."""
 
     unread: int = 0
     received: int = 0
@@ -184,27 +184,27 @@ class _Pool:
 
 
 class Inbox:
-    """The events on their way to the driver: the EventStream of a transport."""
+    """The queue of events for the driver: the EventStream of a transport."""
 
     def __init__(
         self, limits: TransportLimits, *, clock: Callable[[], float] = trio.current_time
     ) -> None:
-        """`clock` gives seconds that never go back."""
+        """Create an empty inbox; `clock` returns monotonic seconds."""
         self._limits = limits
         self.clock = clock
-        # With what an envelope was charged to, None of the others.
+        # Events, with the charge of an envelope, None for others.
         self._events: deque[tuple[TransportEvent, tuple[SizeClass, _Share, int] | None]] = deque()
         self._arrived = Signal()
         self._shares: dict[PeerId, _Share] = {}
         self._transfers: dict[Transfer, None] = {}
         # Large messages have a budget of their own.
         self._shared, self._large = _Pool(), _Pool()
-        # Envelopes and other events that lie unread.
+        # Unread envelopes and other events.
         self.envelopes = self.notices = 0
         self._closed = False
-        # Called with the peer after room was made.
+        # Called with the peer whose event was read, after room was made.
         self.on_room: Callable[[PeerId], None] | None = None
-        # True for a peer that has been of use: it gets room that is kept from strangers.
+        # Returns True for a peer that may use the room that is reserved from strangers.
         self.is_known: Callable[[PeerId], bool] = lambda _peer: True
         # A peer's share, and so the largest message that is not a large one.
         self._largest = min(limits.inbox_bytes_per_peer, limits.inbox_bytes)
@@ -213,20 +213,20 @@ class Inbox:
             for (room, known), sixteenths in FILL_SIXTEENTHS.items()
         }
         for known in (True, False):
-            # The largest message has to fit, or it would wait for ever.
+            # The largest message must fit, or it would wait forever.
             for room in (SizeClass.SMALL, SizeClass.BULK):
                 self._marks[room, known] = max(self._marks[room, known], self._largest)
-        # Up to here small messages of anybody are taken.
+        # Up to this level small messages of any peer are accepted.
         self._least_mark = self._marks[SizeClass.SMALL, False]
 
     @property
     def crowded(self) -> bool:
-        """True if too many notices lie unread for new connections."""
+        """True if too many notices are unread to accept new connections."""
         return self.notices >= self._limits.inbox_notices
 
     @property
     def envelope_bytes(self) -> int:
-        """Bytes of all envelopes that lie unread."""
+        """Bytes of all unread envelopes."""
         return self._shared.unread + self._large.unread
 
     @property
@@ -235,7 +235,7 @@ class Inbox:
         return self._shared.received + self._large.received
 
     def notify(self, event: TransportEvent) -> None:
-        """Add an event that is not an envelope; dropped once nobody reads."""
+        """Add an event that is not an envelope; it is dropped after `close`."""
         if self._closed:
             return
         self.notices += 1
@@ -243,7 +243,7 @@ class Inbox:
         self._arrived.set()
 
     def offer(self, event: EnvelopeReceived) -> bool:
-        """Add a small envelope; return False when there is no room."""
+        """Add a small envelope; return False if there is no room."""
         peer, size = event.peer, len(event.data)
         share = self._share_for(peer)
         if share is None:
@@ -275,8 +275,8 @@ class Inbox:
     ) -> Transfer | None:
         """Start receiving a message of `total` bytes; return None if there is no room for it.
 
-        Nothing is charged yet. `evicted` is called if it loses its room later. `waited_s` is how
-        long it has been refused.
+        Nothing is charged yet. `evicted` is called if it loses its room later. `waited_s` is the
+        time for which it has been refused.
         """
         share = self._share_for(peer)
         if share is None:
@@ -297,7 +297,7 @@ class Inbox:
         )
         if not self._make_fit(transfer, now, waited_s):
             return None
-        # The share may have been dropped with the last message of its peer.
+        # Evictions may have dropped the share with the last message of its peer.
         share = self._shares.setdefault(peer, share)
         share.envelopes += 1
         if large:
@@ -308,7 +308,7 @@ class Inbox:
         return transfer
 
     def grow(self, transfer: Transfer, end: int) -> bool:
-        """Charge a message for its first `end` bytes; return False when it has to wait for room."""
+        """Charge a message for its first `end` bytes; return False if it has to wait for room."""
         more = transfer.wants(end) - transfer.charged
         if more <= 0:
             return True
@@ -325,7 +325,7 @@ class Inbox:
         return True
 
     def deliver(self, transfer: Transfer, event: EnvelopeReceived) -> None:
-        """Add a message that is complete; all of it is charged."""
+        """Add a completed message, which is fully charged."""
         size = transfer.charged
         self._charge(transfer, -size)
         del self._transfers[transfer]
@@ -333,18 +333,18 @@ class Inbox:
         self._put(event, transfer.room, self._shares[transfer.peer])
 
     def drop(self, transfer: Transfer) -> None:
-        """Release the room of a message that is not received any more."""
+        """Release the room of a message whose reception was given up."""
         self._forget(transfer)
         if self.on_room is not None:
             self.on_room(transfer.peer)
 
     def close(self) -> None:
-        """Accept no more events; unread ones can still be read."""
+        """Stop accepting events; unread ones can still be read."""
         self._closed = True
         self._arrived.set()
 
     async def receive(self) -> TransportEvent:
-        """Return the next event; raises trio.EndOfChannel after `close`, when all are read."""
+        """Return the next event; raises trio.EndOfChannel after `close`, once all are read."""
         if self._events or self._closed:
             await trio.lowlevel.checkpoint()
         while not self._events:
@@ -372,7 +372,7 @@ class Inbox:
         return self._large if room is SizeClass.LARGE else self._shared
 
     def _share_for(self, peer: PeerId) -> _Share | None:
-        """Return the share of a peer that may have one envelope more."""
+        """Return the share of a peer, or None if it may have no further envelope."""
         share = self._shares.get(peer) or _Share()
         return share if share.envelopes < self._limits.inbox_envelopes_per_peer else None
 
@@ -401,11 +401,11 @@ class Inbox:
             del self._shares[peer]
 
     def _large_fits(self, others: int, size: int) -> bool:
-        """Return True if it fits. The first is always accepted, so that none waits for ever."""
+        """Return True if it fits. The first always does, so that none waits forever."""
         return not others or others + size <= self._limits.inbox_large_bytes
 
     def _make_fit(self, transfer: Transfer, now: float, waited_s: float) -> bool:
-        """Make room for all of a new message, as far as can be told now; return True on success.
+        """Try to make room for all of a new message, by present rates; return True on success.
 
         Messages that are too slow lose their room, the lowest rank first, if that helps.
         """
@@ -423,7 +423,7 @@ class Inbox:
         return True
 
     def _will_fit(self, transfer: Transfer, soon: int) -> bool:
-        """Return True if it fits together with what will soon have arrived of others."""
+        """Return True if it fits together with the bytes that others will soon have received."""
         if transfer.room is SizeClass.LARGE:
             return self._large_fits(self._large.unread + soon, transfer.total)
         return (
@@ -452,7 +452,7 @@ class Inbox:
         return used + more <= self._marks[SizeClass.BULK, transfer.known]
 
     def _lowest(self, transfer: Transfer, now: float) -> Transfer | None:
-        """Return the lowest of those that rank lower and have any room."""
+        """Return the lowest ranking transfer below `transfer` that occupies any room."""
         rivals = [each for each in self._transfers if each.room is transfer.room and each.charged]
         lowest = min(rivals, key=lambda each: each.rank(now), default=transfer)
         return lowest if lowest.rank(now) < transfer.rank(now) else None

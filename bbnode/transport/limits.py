@@ -1,7 +1,7 @@
 """Bounds and settings of a transport.
 
-Rule: whatever a peer or our own engine can make grow has a bound here, with its default, its unit
-and the reason. Each bound has a typed failure or a counter.
+Rule: everything that a peer or our own engine can make grow has a bound here, with its default, its
+unit and the reason. Each bound has a typed failure or a counter.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Peers on the local network, found by multicast DNS.
+"""Discovery of peers on the local network by multicast DNS.
 
-Rule: what libp2p's mDNS specification says: a service of type `_p2p._udp.local.` under a random
+Rule: it follows libp2p's mDNS specification: a service of type `_p2p._udp.local.` under a random
 name, whose TXT record holds one `dnsaddr=<multiaddr>/p2p/<id>` per address. Ours holds one more
-string, `bbnode=<digest>`: who shows the same digest runs the same program in the same network,
-and is handed on; all others are left alone. zeroconf has threads of its own and calls that block:
-it is used from worker threads only, and what it tells waits in one bounded table. A record proves
-nothing: whoever answers at an address still has to prove that it is the peer.
+string, `bbnode=<digest>`: peers with the same digest run the same program in the same network, and
+are reported; all others are ignored. zeroconf has its own threads and blocking calls: it is used
+from worker threads only, and its reports wait in one bounded table. A record proves nothing: the
+peer at an address still has to prove its identity.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from bbnode.ir.peer import PeerId
 logger = logging.getLogger(__name__)
 
 SERVICE_TYPE: Final = "_p2p._udp.local."
-# A string of a TXT record says its length in one byte.
+# The length of a string in a TXT record is one byte.
 _MAX_STRING_BYTES: Final = 255
-# The time that a name without TXT record has to answer for it, in zeroconf's thread.
+# The time-out of a query for a missing TXT record, in zeroconf's thread.
 _ASK_MS: Final = 1000
 # The goodbye is three packets in half a second.
 _CLOSE_S: Final = 2.0
@@ -58,13 +58,13 @@ class MdnsRecord:
 def network_digest(network: str, program: str) -> str:
     """Return the digest of a private network ("": none) and a program's name: 32 hex digits.
 
-    Versions of one program have one digest: they may work together.
+    All versions of a program share one digest, since they may work together.
     """
     return hashlib.sha256(f"{network}\0{program}".encode()).hexdigest()[:32]
 
 
 def encode_txt(record: MdnsRecord) -> bytes:
-    """Encode a TXT record; addresses that do not fit a string are left out."""
+    """Encode a TXT record; addresses that are too long for a string are left out."""
     strings = [f"bbnode={record.digest}".encode()]
     strings += [
         f"dnsaddr={address}".encode() for address in record.addresses[:MAX_CLAIMED_ADDRESSES]
@@ -112,24 +112,24 @@ class Mdns:
         lost: Callable[[PeerId], None],
         interfaces: Sequence[str] = (),
     ) -> None:
-        """Nothing is sent before `run`.
+        """Create an instance; nothing is sent before `run`.
 
         Args:
-            own: who we are.
-            digest: what peers that are to be found show (`network_digest`).
+            own: our PeerId.
+            digest: digest of the peers to discover (`network_digest`).
             found: called in the trio thread with a peer and its addresses, again when they change.
-            lost: called in the trio thread with one that said goodbye or was silent for too long.
-            interfaces: addresses of the interfaces to use; none: all.
+            lost: called in the trio thread with a peer that said goodbye or was silent too long.
+            interfaces: addresses of the interfaces to use; empty for all.
         """
         self._own = own
         self._digest = digest
         self._found = found
         self._lost = lost
         self._interfaces = list(interfaces)
-        # Names without meaning, as the specification asks for.
+        # The specification requires random names.
         self._name = f"{secrets.token_hex(16)}.{SERVICE_TYPE}"
         self._peers: dict[str, MdnsRecord] = {}
-        # Filled by zeroconf's threads, emptied in the trio thread: the newest word on each name.
+        # The latest news of each name: filled by zeroconf's threads, emptied in the trio thread.
         self._lock = threading.Lock()
         self._news: dict[str, MdnsRecord | None] = {}
         self._dropped = 0
@@ -182,7 +182,7 @@ class Mdns:
 
     def _open(self) -> zeroconf.Zeroconf:
         for interface in self._interfaces:
-            # zeroconf would leave its sockets open when one of them is not there.
+            # Checked first, since zeroconf leaks its sockets if one interface does not exist.
             family = socket.AF_INET6 if ":" in interface else socket.AF_INET
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.bind((interface, 0))
@@ -193,7 +193,7 @@ class Mdns:
     def _register(
         self, zc: zeroconf.Zeroconf, info: zeroconf.ServiceInfo, token: trio.lowlevel.TrioToken
     ) -> None:
-        # Its name is random: nobody has it, and a probe would take half a second.
+        # The name is random, hence unique, and a probe for it would take half a second.
         zc.register_service(info, cooperating_responders=True)
 
         def changed(
@@ -214,13 +214,13 @@ class Mdns:
         change: zeroconf.ServiceStateChange,
         token: trio.lowlevel.TrioToken,
     ) -> None:
-        """Note that a name came, went or changed; called in a thread of zeroconf's."""
+        """Record that a name appeared, vanished or changed; called in a thread of zeroconf."""
         if name == self._name:
             return
         record = None
         if change is not zeroconf.ServiceStateChange.Removed:
             info = zeroconf.ServiceInfo(service_type, name)
-            # For zeroconf a service is complete with the addresses of its host, which nobody needs.
+            # zeroconf's own check for completeness wants host addresses, which are not needed here.
             if not (info.load_from_cache(zc) or info.text):
                 info.request(zc, _ASK_MS)
             record = decode_txt(info.text or b"")
@@ -264,10 +264,10 @@ class Mdns:
 
 
 def _strings(text: bytes) -> list[str]:
-    found = []
+    strings = []
     at = 0
     while at < len(text):
         end = at + 1 + text[at]
-        found.append(text[at + 1 : end].decode("utf-8", "replace"))
+        strings.append(text[at + 1 : end].decode("utf-8", "replace"))
         at = end
-    return found
+    return strings

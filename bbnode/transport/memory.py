@@ -1,11 +1,11 @@
 """The in-memory transport: nodes of one process, without a network and without time.
 
-Rule: deterministic. A MemoryNetwork holds the transports; connecting, sending and delivering
-happen at once, in the order of the calls; nothing here sleeps, draws or runs a task of its own.
-Bounds, errors, counters, events and the questions to the authorizer are those of any transport,
-except that a lost connection fails at once what is queued, and that a rate delays nothing. Time
-passes only where a driver is slow: what its inbox refuses stays in the sender's queue until there
-is room.
+Rule: everything is deterministic. A MemoryNetwork holds the transports; connecting, sending and
+delivering happen at once, in the order of the calls; nothing here sleeps, draws random numbers or
+runs a task of its own. Bounds, errors, counters, events and the calls of the authorizer are those
+of any transport, except that a lost connection fails its queue at once, and that a rate causes no
+delay. Messages wait only for a slow driver: what its inbox refuses stays in the sender's queue
+until there is room.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class MemoryNetwork:
     def __init__(self) -> None:
         self._running: dict[PeerId, MemoryTransport] = {}
         self._cut: set[frozenset[PeerId]] = set()
-        # Of all that run: nothing here is safe between threads.
+        # The loop that all transports run in, since nothing here is thread-safe.
         self._loop: trio.lowlevel.TrioToken | None = None
         self._ports = itertools.count(1)
         self._sessions = itertools.count(1)
@@ -97,7 +97,7 @@ class MemoryNetwork:
         )
 
     def cut(self, one: PeerId, other: PeerId) -> None:
-        """Break the connection of two peers and allow none until `heal`."""
+        """Break the connection between two peers and allow none until `heal`."""
         self._cut.add(frozenset((one, other)))
         transport = self._running.get(one)
         if transport is not None:
@@ -117,7 +117,7 @@ class MemoryNetwork:
     def join(self, transport: MemoryTransport) -> None:
         """Add a started transport.
 
-        Raises DeploymentError when its PeerId runs already, or others run in another loop of trio.
+        Raises DeploymentError if its PeerId runs already, or others run in another loop of trio.
         """
         loop = trio.lowlevel.current_trio_token()
         if self._running and loop is not self._loop:
@@ -136,12 +136,12 @@ class MemoryNetwork:
         self._running.pop(transport.peer_id, None)
 
     def connect_wanted(self) -> None:
-        """Make all connections that are wanted and possible, in PeerId order."""
+        """Open all connections that are wanted and possible, in PeerId order."""
         for peer in sorted(self._running):
             self._running[peer].connect_wanted()
 
 
-# Networks by name, for nodes that are made from configurations.
+# Networks by name, for nodes that are created from configurations.
 _NETWORKS: dict[str, MemoryNetwork] = {}
 
 
@@ -166,7 +166,7 @@ def from_setup(setup: TransportSetup) -> MemoryTransport:
 
 
 class MemoryTransport(Transport):
-    """A Transport on a MemoryNetwork; made by `MemoryNetwork.transport`."""
+    """A Transport on a MemoryNetwork; created by `MemoryNetwork.transport`."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class MemoryTransport(Transport):
         self._inbox.on_room, self._inbox.is_known = self._room_made, self._gate.is_known
         self._connections: dict[PeerId, _Connection] = {}
         self._wanted: dict[PeerId, tuple[Multiaddr, ...]] = {}
-        # Undelivered when it stopped.
+        # Envelopes undelivered at the stop.
         self._kept: list[Unsent] = []
         self._running = False
         self._stopping = trio.Event()
@@ -320,7 +320,7 @@ class MemoryTransport(Transport):
                 self.drop(peer, f"not allowed any more: {reason}", goodbye=True)
 
     async def stop(self, grace_s: float) -> None:
-        """Stop; what a slow driver has not made room for within `grace_s` is `unsent`."""
+        """Stop; envelopes that slow drivers have no room for within `grace_s` are `unsent`."""
         if self._running:
             with trio.move_on_after(grace_s):
                 for _, connection in sorted(self._connections.items()):
@@ -345,7 +345,7 @@ class MemoryTransport(Transport):
             other._open(self, Direction.INBOUND)
 
     def _refusal(self, other: MemoryTransport, direction: Direction) -> str:
-        """Return the authorizer's reason against a connection; "" when there is none."""
+        """Return the authorizer's reason to refuse a connection, or ""."""
         return (
             self._gate.connection(other._peer, direction, None)
             or self._gate.hello(other._peer, direction, other._hello)[0]
@@ -359,7 +359,7 @@ class MemoryTransport(Transport):
             connection.other._close(self._peer, reason, goodbye=goodbye)
 
     def _open(self, other: MemoryTransport, direction: Direction) -> None:
-        # Through its bytes, so that what a real peer would refuse is refused here.
+        # Encoded and decoded, so that a hello that a real peer would refuse is refused here.
         hello = decode_hello(encode_hello(other._hello))
         self._connections[other._peer] = _Connection(
             other=other,
@@ -412,7 +412,7 @@ class MemoryTransport(Transport):
         return True
 
     def _room_made(self, peer: PeerId) -> None:
-        """Deliver more after an envelope of `peer` was read: of it first, then of others."""
+        """Deliver more after an envelope of `peer` was read: first from it, then from others."""
         for each in [peer, *sorted(self._connections)]:
             connection = self._connections.get(each)
             if connection is not None:

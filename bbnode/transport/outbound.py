@@ -1,9 +1,9 @@
-"""The queue of messages on their way to one peer.
+"""The queue of messages to one peer.
 
-Rule: bounded in number and in bytes, whatever the connection does; first in, first out on each
-lane. A message is numbered when its first byte is sent, kept until the peer has acknowledged it,
-and sent again from the last acknowledged byte when its stream is gone (`rewind`). No more than the
-peer's window is unacknowledged on a lane.
+Rule: it is bounded in number and in bytes, whatever the connection does; each lane is FIFO. A
+message is numbered when its first byte is sent, kept until the peer has acknowledged it, and
+resent from the last acknowledged byte after its stream is lost (`rewind`). No more than the peer's
+window is unacknowledged on a lane.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bbnode.transport.errors import EnvelopeTooLargeError, FrameError, QueueFull
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.framing import HEADER_BYTES, Lane, Position, Resume
 
-# Four full packets of Noise, which the muxer encrypts where they lie and sends at once.
+# Four full packets of Noise, which the muxer encrypts in place and sends at once.
 CHUNK_BYTES: Final = 4 * 65_519
 
 
@@ -35,30 +35,29 @@ class Outbound:
     size: int
     tag: int
     lane: Lane
-    # Given when it is first begun.
+    # Assigned when its first byte is sent.
     number: int | None = None
-    # Handed to a stream since the last rewind; acknowledged; handed to a stream ever.
+    # Offsets: written to a stream since the last rewind; acknowledged; ever written to a stream.
     sent: int = 0
     acked: int = 0
     reached: int = 0
-    # Bytes that it takes of its lane's window now.
+    # Bytes of its lane's window that it occupies now.
     charged: int = 0
-    # Set when an OPEN has to precede the next byte; set when it is to be
-    # begun once more.
+    # True if an OPEN has to precede the next byte; True after a rewind, to count the resend.
     to_open: bool = True
     again: bool = False
     _ends: tuple[int, ...] = ()
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The offset at which each part ends."""
+        """The end offset of each part."""
         if not self._ends:
             self._ends = tuple(accumulate(map(len, self.parts)))
         return self._ends
 
     @property
     def anchor(self) -> int:
-        """The offset in bytes of the largest part; of several, of the first."""
+        """The offset in bytes of the largest part, the first of several."""
         at = max(range(len(self.parts)), key=lambda index: len(self.parts[index]))
         return self.ends[at] - len(self.parts[at])
 
@@ -98,8 +97,8 @@ def size_of(data: Buffer | Sequence[Buffer]) -> int:
 def freeze(data: Buffer | Sequence[Buffer]) -> tuple[memoryview, ...]:
     """Return the buffers as flat views that no longer change.
 
-    `bytes` and read-only views are not copied: their owner promises not to change them. Writable
-    buffers are copied.
+    `bytes` and read-only views are not copied, since their owner promises not to change them.
+    Writable buffers are copied.
     """
     if isinstance(data, bytes):
         return (memoryview(data),) if data else ()
@@ -115,7 +114,7 @@ def freeze(data: Buffer | Sequence[Buffer]) -> tuple[memoryview, ...]:
 
 
 class _LaneQueue:
-    """The messages of one lane: those before `cursor` are written, that one may be partly."""
+    """The messages of one lane: those before `cursor` are written, the one at it perhaps partly."""
 
     __slots__ = ("bytes", "cursor", "items", "next_number", "unacked", "window")
 
@@ -138,7 +137,7 @@ class OutboundQueue:
         self._idle = trio.Event()
         self._idle.set()
         self._record: int | None = None
-        # Waiting and unacknowledged together.
+        # Waiting and unacknowledged messages together.
         self.envelopes = 0
         # Acknowledged messages, and their bytes; both only grow.
         self.acknowledged = 0
@@ -147,7 +146,7 @@ class OutboundQueue:
 
     @property
     def bytes(self) -> int:
-        """Bytes that wait or are unacknowledged, on both lanes."""
+        """Waiting and unacknowledged bytes, on both lanes."""
         return sum(lane.bytes for lane in self._lanes.values())
 
     @property
@@ -174,7 +173,7 @@ class OutboundQueue:
             )
         kind = Lane.CONTROL if size <= MAX_CONTROL_ENVELOPE_BYTES else Lane.BULK
         lane = self._lanes[kind]
-        # By lane, so that a large message does not keep small ones out.
+        # Per lane, so that a large message does not block small ones.
         if self.envelopes >= limits.queue_envelopes or (
             lane.bytes + size > limits.queue_bytes and lane.items
         ):
@@ -193,7 +192,7 @@ class OutboundQueue:
     # -- out -------------------------------------------------------------------------------
 
     def waits(self, kind: Lane) -> bool:
-        """Return True if something of a lane is not sent whole."""
+        """Return True if a message of a lane is not completely sent."""
         lane = self._lanes[kind]
         return lane.cursor < len(lane.items)
 
@@ -203,7 +202,7 @@ class OutboundQueue:
         if lane.cursor >= len(lane.items):
             return None
         item = lane.items[lane.cursor]
-        # An empty message is not free: its header counts.
+        # The header counts, so that an empty message is not free.
         cost = item.size + HEADER_BYTES
         if lane.unacked + cost > lane.window:
             return None
@@ -246,9 +245,9 @@ class OutboundQueue:
     # -- acknowledgements ------------------------------------------------------------------
 
     def acknowledge(self, kind: Lane, position: Position) -> bool:
-        """Drop what the peer has acknowledged; return False if that was known.
+        """Drop the messages that the peer has acknowledged; return False if that was known.
 
-        Raises FrameError for more than was sent.
+        Raises FrameError if the peer acknowledges more than was sent.
         """
         before = self.acknowledged, self.acknowledged_bytes
         self._acknowledge(kind, position)
@@ -290,7 +289,7 @@ class OutboundQueue:
         self.acknowledged_bytes += offset - item.acked
         item.acked = offset
         if offset > item.sent:
-            # Sent before a rewind: the stream continues from there.
+            # It was sent before a rewind: the stream continues from there.
             item.sent, item.to_open = offset, True
         lane.unacked -= item.charged - (item.sent - offset)
         item.charged = item.sent - offset
@@ -299,8 +298,8 @@ class OutboundQueue:
         """Continue from the receiver's position; raises FrameError.
 
         Returns the messages to give up. If the receiver has forgotten us (it was restarted, or we
-        were away for too long), these are the ones begun and not acknowledged: they may have
-        arrived, or not.
+        were away for too long), these are the messages that were begun and not acknowledged: it is
+        unknown whether they have arrived.
         """
         lost: list[Outbound] = []
         if self._record is not None and self._record != resume.record:
@@ -310,7 +309,7 @@ class OutboundQueue:
                 self.acknowledge(kind, position)
                 items = self._lanes[kind].items
                 if items and items[0].number == position.number:
-                    # It may have dropped a part that it had acknowledged.
+                    # The receiver may have dropped a part that it had acknowledged.
                     items[0].acked = position.offset
         self._record = resume.record
         limits = self._limits
@@ -324,7 +323,7 @@ class OutboundQueue:
         return lost
 
     def give_up_begun(self) -> list[Outbound]:
-        """Remove and return what was begun and not acknowledged, as its receiver is gone."""
+        """Remove and return the messages begun and not acknowledged, as their receiver is gone."""
         lost: list[Outbound] = []
         for lane in self._lanes.values():
             begun = [item for item in lane.items if item.number is not None]
@@ -348,7 +347,7 @@ class OutboundQueue:
     # -- giving up -------------------------------------------------------------------------
 
     def pending(self) -> list[Outbound]:
-        """Return all messages that wait or are not acknowledged, by lane, in order."""
+        """Return all waiting and unacknowledged messages, by lane, in order."""
         return [item for lane in self._lanes.values() for item in lane.items]
 
     def drain(self) -> list[Outbound]:
@@ -367,7 +366,7 @@ class OutboundQueue:
         return items[0] if items else None
 
     def pop(self, kind: Lane) -> None:
-        """Remove the oldest message of a lane: it was delivered."""
+        """Remove the oldest message of a lane, which was delivered."""
         item = self._lanes[kind].items.popleft()
         self.acknowledged += 1
         self.acknowledged_bytes += item.size

@@ -1,8 +1,8 @@
-"""Asking a peer that was restarted which requests it still has.
+"""The protocol to ask a restarted peer which requests it still has.
 
-Rule: only who was asked something may ask, and for its own requests alone: the answer says of each
-id whether the peer has the request and will answer it. A peer of an earlier release does not speak
-the protocol; its requester waits as long as without.
+Rule: a requester may ask about its own requests alone: for each id the answer tells if the peer has
+the request and will answer it. A peer of an earlier release does not speak the protocol; its
+requester then waits as long as before.
 
     request   2 bytes big-endian count, then 8 bytes big-endian for each id
     answer    1 byte for each id, in the same order: 1, it has the request; 0, it has not
@@ -26,16 +26,16 @@ PENDING_PROTOCOL: Final = "/bbnode/pending/1.0.0"
 _COUNT: Final = struct.Struct(">H")
 _ID_BYTES: Final = 8
 
-# Of a peer's requests with these ids, those that this node has.
+# Returns those of a peer's request ids that this node still has.
 Has = Callable[[PeerId, Sequence[int]], Collection[int]]
 
 
 class PendingUnknown(PeerError):
-    """A peer did not say which requests it has."""
+    """A peer did not answer which requests it has."""
 
 
 def serve(transport: Transport, has: Has) -> None:
-    """Answer on all connections; before the transport runs."""
+    """Answer on all connections. Call it before the transport runs."""
     transport.register_protocol(PENDING_PROTOCOL, _server(has))
 
 
@@ -46,14 +46,14 @@ def _server(has: Has) -> Callable[[ProtocolStream], Awaitable[None]]:
             if count > MAX_PENDING_ASKED:
                 raise PendingUnknown(f"{stream.peer} asks for {count} requests at once")
             ids = _ids(await read_exactly(stream, count * _ID_BYTES))
-            found = has(stream.peer, ids)
-            await stream.write(bytes(each in found for each in ids))
+            pending = has(stream.peer, ids)
+            await stream.write(bytes(each in pending for each in ids))
 
     return handle
 
 
 async def lost(transport: Transport, peer: PeerId, ids: Sequence[int]) -> frozenset[int]:
-    """Return those of our requests, by id, that a connected peer no longer has.
+    """Return the ids of our requests that a connected peer no longer has.
 
     Raises PendingUnknown, and NotConnectedError and StreamBrokenError as `open_stream`.
     """

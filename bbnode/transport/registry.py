@@ -1,7 +1,7 @@
 """The transports of installed packages: entry points of the group `bbnode.transports`.
 
 Rule: an entry point names a factory, which is called with a TransportSetup and returns a Transport
-that does not run yet. The transports of bbnode itself are found in the same way.
+that does not run yet. The transports of bbnode itself are registered in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bbnode.transport.base import Transport, TransportSetup
 from bbnode.transport.errors import UnknownTransport
 
 GROUP: Final = "bbnode.transports"
-# Those that listen on addresses of IP and TCP, and dial them.
+# Transports that listen on IP and TCP addresses, and dial them.
 OVER_TCP: Final = ("lean", "libp2p")
 _SHIPPED: Final = (*OVER_TCP, "memory")
 
@@ -29,9 +29,9 @@ def make_transport(name: str, setup: TransportSetup) -> Transport:
     """Return a new transport, not yet running.
 
     Raises:
-        UnknownTransport: no installed package brings one of this name.
-        BrokenPlugin: it can't be imported, or what it brings makes no transport.
-        BbnodeError: whatever the factory raises, such as ListenError.
+        UnknownTransport: no installed package has a transport of this name.
+        BrokenPlugin: it can't be imported, or its factory returns no transport.
+        BbnodeError: raised by the factory, such as ListenError.
     """
     known = transport_names()
     if name not in known:
@@ -45,16 +45,16 @@ def make_transport(name: str, setup: TransportSetup) -> Transport:
         )
     factory = plugins.load(GROUP, name)
     try:
-        made = factory(setup) if callable(factory) else factory
+        transport = factory(setup) if callable(factory) else factory
     except BbnodeError:
         raise
     except Exception as error:
-        # Another's code: whatever it raises, the node says whose it is.
+        # Third-party code may raise anything; the error names the package.
         raise _broken(name, f"making it raised {type(error).__name__}: {error}") from error
-    if not isinstance(made, Transport):
-        kind = type(made).__name__
+    if not isinstance(transport, Transport):
+        kind = type(transport).__name__
         raise _broken(name, f"the entry point has to name what makes a Transport, and gives {kind}")
-    return made
+    return transport
 
 
 def _broken(name: str, problem: str) -> plugins.BrokenPlugin:

@@ -1,8 +1,8 @@
-"""Routing: finding peers, and who provides a content, by asking other peers (a DHT).
+"""Routing: the search for peers, and for providers of content, through other peers (a DHT).
 
-Rule: whatever a peer says of others is a hint, and only the handshake proves who answers where.
-What is said wrongly is a `RoutingFault` of the peer that said it; no fault of one peer ends a
-search, or anything else.
+Rule: a peer's statements about others are hints; only the handshake proves the peer at an address.
+A wrong statement is a `RoutingFault` of the peer that made it; no fault of one peer ends a search
+or anything else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from multiaddr import Multiaddr
 from bbnode.ir.errors import EnvironmentFault, PeerError
 from bbnode.ir.peer import PeerId
 
-# The DHT that whoever speaks libp2p shares; a private network has its own.
+# The public DHT that all libp2p hosts share; a private network has its own.
 OPEN_PREFIX: Final = "/ipfs"
 KAD: Final = "/kad/1.0.0"
 
@@ -29,7 +29,7 @@ def dht_protocol(network: PeerId | None) -> str:
 
 
 class NotFound(EnvironmentFault):
-    """Nobody who was asked knows the peer, or a provider of the content."""
+    """No queried peer knows the wanted peer, or a provider of the content."""
 
 
 class NobodyToAsk(NotFound):
@@ -37,7 +37,7 @@ class NobodyToAsk(NotFound):
 
 
 class RoutingRefused(PeerError):
-    """A peer's message about others is refused; `fault` says why."""
+    """A peer's message about others is refused because of `fault`."""
 
     def __init__(self, fault: RoutingFault, message: str) -> None:
         super().__init__(message)
@@ -45,26 +45,26 @@ class RoutingRefused(PeerError):
 
 
 class RoutingFault(enum.StrEnum):
-    """A fault of a peer; the value is what users see."""
+    """A fault of a peer; the value is shown to users."""
 
-    # Bytes that are no such message, or an answer to another question.
+    # Bytes that are no valid message, or an answer to another question.
     MALFORMED = "malformed"
-    # A record that somebody else has signed than whom it names, or that was changed.
+    # A record that was not signed by the peer it names, or that was changed.
     FORGED = "forged"
     # Addresses that name another peer, or a provider that is not the sender.
     CONTRADICTION = "contradiction"
     # More peers, messages or provider records than it may send.
     FLOOD = "flood"
-    # Another peer answers at an address that it gave.
+    # It gave an address where another peer answers.
     MISLED = "misled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """Where a peer is said to be.
+    """The addresses of a peer, according to others.
 
-    `signed` is True where the peer itself has signed the addresses; `told_by` are the peers that
-    gave them, by address.
+    `signed` is True if the peer itself has signed the addresses; `told_by` maps an address to the
+    peer that gave it.
     """
 
     peer: PeerId
@@ -75,14 +75,14 @@ class Located:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingSetup:
-    """The node's part, which a transport needs to route for it.
+    """The parameters of a node's routing, for its transport.
 
     Args:
-        network: the private network, whose DHT is its own; None for the open one.
-        serves: answers others, and has records of others; else it only asks.
-        admits: returns False for peers that are neither asked, answered, nor told of.
-        may_dial: takes the cost of dialling one more peer that others told of; False: too many.
-        on_fault: called with what a peer did wrong.
+        network: the private network, which has its own DHT; None for the open one.
+        serves: True to answer others and keep their records; False to query only.
+        admits: returns False for peers that must not be queried, answered or mentioned.
+        may_dial: charges the dial of one more peer learnt from others; False if too many.
+        on_fault: called with a peer and its fault.
     """
 
     network: PeerId | None
@@ -93,28 +93,28 @@ class RoutingSetup:
 
 
 class Routing(ABC):
-    """Asks other peers where peers are, and who provides what; and answers them."""
+    """Queries other peers for addresses and providers, and answers their queries."""
 
     @abstractmethod
     async def run(self) -> None:
-        """Keep in touch with others, and tell them what is provided, until cancelled."""
+        """Maintain the routing table and announce the provided keys, until cancelled."""
 
     @abstractmethod
     async def find_peer(self, peer: PeerId) -> Located:
-        """Return where others say that a peer is; raises NotFound."""
+        """Return the addresses of a peer according to others; raises NotFound."""
 
     @abstractmethod
     async def find_providers(self, key: bytes) -> list[Located]:
-        """Return who provides a key (a SHA-256, 32 bytes), the nearest first; raises NotFound."""
+        """Return the providers of a key (a SHA-256, 32 bytes), nearest first; raises NotFound."""
 
     @abstractmethod
     def provide(self, keys: Sequence[bytes]) -> None:
-        """Say from now on that this node provides these keys, and no others."""
+        """Announce from now on that this node provides these keys, and no others."""
 
     @abstractmethod
     def counters(self) -> dict[str, int]:
-        """Return counters and gauges by name; all names are always there."""
+        """Return counters and gauges by name; the set of names is fixed."""
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """Return how it stands, for people."""
+        """Return the state of the routing, for display."""

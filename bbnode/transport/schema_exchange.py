@@ -1,7 +1,7 @@
-"""Asking a peer what its data mean, and telling it what they mean in the federation.
+"""The protocol to exchange data schemas: a peer's own, and that of the federation.
 
-Rule: one question and one answer on a stream, each a text behind its length; what they say is read
-by those who exchange them. Only whom `may_ask` names is answered, before a byte of it is read. A
+Rule: one question and one answer per stream, each a length-prefixed text, which the callers encode
+and decode. Only peers that `may_ask` allows are answered; this is checked before a byte is read. A
 peer of an earlier release does not speak the protocol: `NotSpoken`.
 
     question, answer   4 bytes big-endian length, then so many bytes
@@ -24,14 +24,14 @@ from bbnode.transport.errors import NotConnectedError, StreamBrokenError
 SCHEMA_PROTOCOL: Final = "/bbnode/schema/1.0.0"
 
 _LENGTH: Final = struct.Struct(">I")
-# A message has texts within texts, in which quotes take more; and some words beside them.
+# A message holds escaped texts, which are longer, and some text around them.
 _MAX_MESSAGE_BYTES: Final = 2 * MAX_SCHEMAS_BYTES
 
 Answer = Callable[[PeerId, bytes], Awaitable[bytes]]
 
 
 class NotSpoken(PeerError):
-    """A peer does not say what its data mean: it is of an earlier release."""
+    """A peer of an earlier release does not speak the protocol."""
 
 
 class SchemaUnanswered(PeerError):
@@ -39,7 +39,7 @@ class SchemaUnanswered(PeerError):
 
 
 def serve(transport: Transport, may_ask: Callable[[PeerId], bool], answer: Answer) -> None:
-    """Answer on all connections; before the transport runs."""
+    """Answer on all connections. Call it before the transport runs."""
 
     async def handle(stream: ProtocolStream) -> None:
         if not may_ask(stream.peer):

@@ -1,7 +1,7 @@
-"""One task that waits until others have something for it.
+"""A reusable event for one waiting task.
 
-Rule: a `trio.Event` is used once, so who waits again and again makes one each time. A Signal is
-used for ever, and wakes its one waiter without anything in between.
+Rule: a `trio.Event` can be set only once, so repeated waits need a new one each time. A Signal is
+reusable, and wakes its one waiter directly.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import trio
 
 
 class Signal:
-    """Set by any task and awaited by one; calls of `set` before that one runs count once."""
+    """Set by any task, awaited by one; several `set` calls before the waiter runs count as one."""
 
     __slots__ = ("_is_set", "_waits")
 
@@ -28,7 +28,7 @@ class Signal:
             trio.lowlevel.reschedule(task)
 
     def clear(self) -> None:
-        """Forget what was set; the caller has just looked for itself."""
+        """Reset the signal, when the caller has just checked for work itself."""
         self._is_set = False
 
     async def wait(self) -> None:

@@ -1,8 +1,8 @@
-"""Topics: messages for whoever follows a topic, which peers pass on to each other.
+"""Topics: publish-subscribe messages that peers forward to each other.
 
-Rule: who has published a message is known by its signature, whoever passed it on. It is judged like
-an envelope of that peer, and counts against it; what no honest peer passes on counts against the
-one that did.
+Rule: a message's signature proves its publisher, whichever peer forwarded it. The message is judged
+like an envelope of the publisher, and counts against it; a message that no honest peer would
+forward counts against the forwarder.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ Receive: TypeAlias = Callable[[PeerId, bytes], object]
 
 
 def name_on_wire(network: PeerId | None, topic: str) -> str:
-    """Return the name under which peers of a network, or of none, know a topic."""
+    """Return a topic's name on the wire, for a private network or None."""
     return f"/bbnode/{OPEN if network is None else network}/{topic}"
 
 
 class TopicFault(enum.StrEnum):
-    """A fault of a peer; the value is what users see."""
+    """A fault of a peer; the value is shown to users."""
 
-    # A message that is none, or of several topics.
+    # An invalid message, or one of several topics.
     MALFORMED = "malformed"
-    # A signature that is not the publisher's, or none.
+    # A missing signature, or one that is not the publisher's.
     FORGED = "forged"
-    # A message that was published, and passed on, long ago.
+    # A message that was published and forwarded long ago.
     REPLAYED = "replayed"
     # Larger than MAX_TOPIC_BYTES.
     OVERSIZED = "oversized"
-    # Published by somebody who is no member, or is not allowed here.
+    # A publisher that is no member, or is not allowed here.
     NOT_ALLOWED = "not_allowed"
     # More messages, topics or control messages than a peer may send.
     FLOOD = "flood"
 
 
 class TopicRefused(PeerError):
-    """A message is refused: `blamed` did what `fault` says."""
+    """A message is refused because of `fault`, which `blamed` committed."""
 
     def __init__(self, fault: TopicFault, blamed: PeerId, message: str) -> None:
         super().__init__(message)
@@ -55,12 +55,12 @@ class TopicRefused(PeerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSetup:
-    """The node's part, which a transport needs to carry topics for it.
+    """The parameters of a node's topics, for its transport.
 
     Args:
-        network: the private network, whose topics are its own; None for an open node.
-        credentials: returns this node's credentials, which its messages show in a private network.
-        on_fault: called with what a peer did wrong.
+        network: the private network, which has its own topics; None for an open node.
+        credentials: returns this node's credentials, for its messages in a private network.
+        on_fault: called with a peer and its fault.
     """
 
     network: PeerId | None = None
@@ -73,16 +73,16 @@ class Topics(ABC):
 
     @abstractmethod
     def follow(self, topic: str, receive: Receive) -> None:
-        """Have `receive` called for each message on a topic but this node's own, once each."""
+        """Call `receive` once for each message on a topic, except for this node's own."""
 
     @abstractmethod
     def leave(self, topic: str) -> None:
-        """Hear no more of a topic."""
+        """Stop following a topic."""
 
     @abstractmethod
     def publish(self, topic: str, data: bytes) -> None:
-        """Publish up to MAX_TOPIC_BYTES; raises EnvelopeTooLargeError, and QueueFullError."""
+        """Publish up to MAX_TOPIC_BYTES; raises EnvelopeTooLargeError or QueueFullError."""
 
     @abstractmethod
     def followers(self, topic: str) -> frozenset[PeerId]:
-        """Return the connected peers that follow a topic, and hear what is published there."""
+        """Return the connected peers that follow a topic."""

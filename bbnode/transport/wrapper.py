@@ -1,4 +1,4 @@
-"""A transport around another one: what a subclass does not change, the inner one does."""
+"""A transport around another one, to which it delegates whatever a subclass does not override."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TransportWrapper(Transport):
-    """Hands every call on to `inner`, an installed transport made by `make_transport`."""
+    """Delegates every call to `inner`, an installed transport created by `make_transport`."""
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner

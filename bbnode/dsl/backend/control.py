@@ -230,11 +230,11 @@ class ControlOps(BackendCore):
         """
         graph = self._graph(g)
         graph.value_name(condition)
-        branches = [
+        recorded = [
             self._branch(graph, f"the {which} branch of If", branch)
             for which, branch in (("then", then_branch), ("else", else_branch))
         ]
-        (then_values, then_graph), (else_values, else_graph) = branches
+        (then_values, then_graph), (else_values, else_graph) = recorded
         if isinstance(then_values, Output) != isinstance(else_values, Output) or len(
             _listed(then_values)
         ) != len(_listed(else_values)):

@@ -254,15 +254,15 @@ class OnnxModule(OnnxPart):
         if (stages is None) == (at is None):
             raise BadArgument("split takes either stages=<number> or at=[<values>]", self.name)
         graph = self._part.graph
-        split_ = (
+        cut = (
             split_by_weight(graph, stages or 0, self.name)
             if at is None
             else split_at(graph, at, self.name)
         )
         return OnnxPipeline(
             self,
-            split_,
-            classes=_classes(classes, len(split_.parts), self.name),
+            cut,
+            classes=_classes(classes, len(cut.parts), self.name),
             home=self.home if home is None else home,
             name=f"{self.name}_pipeline" if name is None else name,
         )

@@ -1,6 +1,6 @@
 """The transports that speak libp2p: `network.transport = "libp2p"`, and `"lean"`.
 
-Both are one class; the first has py-libp2p's host on the same connections, for its services.
+Both are one class; the first also runs py-libp2p's host on the same connections, for its services.
 """
 
 from __future__ import annotations

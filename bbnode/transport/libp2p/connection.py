@@ -1,7 +1,7 @@
 """A secured connection as a carrier, and its streams by protocol.
 
-Rule: each stream begins with the negotiation of its protocol (`negotiation`), in its own task; one
-that is not negotiated is the peer's own loss, and is reset when the time for it is over.
+Rule: each stream begins with the negotiation of its protocol (`negotiation`), in its own task; a
+stream whose negotiation does not finish in time is reset, which affects no other stream.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Connection(Carrier):
         on_refused: Callable[[Connection, str], None],
         on_closed: Callable[[Connection], None],
     ) -> None:
-        """Take over a wire that was secured; `way` leads to the remote end, without its PeerId.
+        """Take over a secured wire; `way` is the address of the remote end, without its PeerId.
 
         The callbacks get this connection: `on_stream` with each stream that the peer opens,
-        `on_refused` with what the peer did against the rules, and `on_closed` once it has ended.
+        `on_refused` with the reason if the peer broke the rules, and `on_closed` once it has ended.
         """
         self._peer = secured.peer
         self._direction = direction
@@ -74,9 +74,9 @@ class Connection(Carrier):
         self._on_closed = on_closed
         # Its place among the connections of this node.
         self.place = place
-        # The link that runs on it, and the newest stream of each lane that the peer opened.
+        # The link that runs on it, and the peer's newest stream of each lane.
         self.link: Link | None = None
-        # True where py-libp2p's host has dialled it, and not who keeps a peer connected.
+        # True if py-libp2p's host has dialled it, and not the task that keeps a peer connected.
         self.for_other = False
         # Our port of a TCP connection that we dialled, else 0.
         self.local_port = 0
@@ -120,7 +120,7 @@ class Connection(Carrier):
     async def open_protocol(self, protocol: str) -> MuxedStream:
         """Open a stream of any protocol; raises StreamBrokenError, and may be cancelled.
 
-        It has no time-out: the life signs of the connection bound it.
+        It has no time-out of its own: the connection's heartbeat bounds it.
         """
         stream = self.muxer.open_stream()
         proposal = Proposal(protocol)
@@ -165,7 +165,7 @@ class Connection(Carrier):
 
 
 def with_peer(way: Multiaddr, peer: PeerId) -> Multiaddr:
-    """Return an address with the PeerId behind it."""
+    """Return an address with the PeerId appended."""
     raw = peer.to_bytes()
     return Multiaddr(way.to_bytes() + _P2P + bytes((len(raw),)) + raw)
 

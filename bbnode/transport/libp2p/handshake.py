@@ -1,9 +1,9 @@
-"""The handshake that secures a connection: Noise XX, and who is at the other end.
+"""The handshake that secures a connection: Noise XX, and the proof of the peer's identity.
 
-Rule: to the letter of libp2p's Noise specification: `noise_xx` without a prologue, whose payload
-proves the peer: its public key, and its signature over the static key. Nothing here waits, and what
-a peer sends instead of its next message is a HandshakeError, after which nothing goes on. What
-libp2p sends besides (early data, extensions) is not used: it has to be a message, and that is all.
+Rule: it follows libp2p's Noise specification: `noise_xx` without a prologue, whose payload proves
+the peer: its public key, and its signature over the static key. Nothing here waits, and anything
+but the peer's next message is a HandshakeError, after which the handshake is dead. libp2p's
+additional data (early data, extensions) must be well-formed, and is otherwise ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _IDENTITY_KEY, _IDENTITY_SIGNATURE, _EXTENSIONS = 1, 2, 4
 
 
 class NoiseKeys:
-    """The static key of a node, with the proof that it is its own; one for all its connections."""
+    """A node's static key and the proof that it owns it; one for all its connections."""
 
     __slots__ = ("payload", "private", "public")
 
@@ -73,11 +73,11 @@ class NoiseHandshake:
     __slots__ = ("_expected", "_keys", "_noise", "_peer")
 
     def __init__(self, keys: NoiseKeys, *, initiator: bool, expected: PeerId | None = None) -> None:
-        """Begin; `expected` is the peer that has to be there, None for any."""
+        """Start a handshake; `expected` is the required peer, None for any."""
         self._keys = keys
         self._expected = expected
         self._noise = NoiseXX(keys.private, initiator=initiator)
-        # Who is at the other end, once it is proved.
+        # The other end's PeerId, once it is proved.
         self._peer: PeerId | None = None
 
     @property
@@ -90,10 +90,10 @@ class NoiseHandshake:
         return self._noise.write(self._keys.payload if self._noise.has_key else b"")
 
     def read(self, message: bytes) -> None:
-        """Take the peer's next message; raises HandshakeError."""
+        """Process the peer's next message; raises HandshakeError."""
         payload = self._noise.read(message)
         if (static := self._noise.static) is None:
-            # The payload of the first message nobody has proved: it says nothing.
+            # The payload of the first message is not authenticated: ignore it.
             return
         try:
             peer = decode_payload(payload, static)
@@ -105,7 +105,7 @@ class NoiseHandshake:
         self._peer = peer
 
     def finish(self) -> tuple[PeerId, NoiseChannel]:
-        """Return the peer and the packets of the connection, after the last message."""
+        """Return the peer and the channel for its packets, after the last message."""
         if self._peer is None:
             raise RuntimeError("the handshake is not done")
         return self._peer, NoiseChannel(*self._noise.split())

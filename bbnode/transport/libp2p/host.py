@@ -1,8 +1,8 @@
-"""The connections of one node, from the socket or the circuit to the end.
+"""The connections of one node, from the socket or the circuit to their end.
 
-Rule: a connection is one task, which holds what it takes: whatever ends it, the socket is closed
-and its place is free. Each stream that a peer opens is a task as well; what its handler lets out
-ends that stream alone. Nobody is dialled unasked.
+Rule: a connection is one task that owns its resources: whatever ends it, the socket is closed and
+its place is released. Each stream that a peer opens is a task as well; an exception of its handler
+ends that stream alone. The host dials only on request.
 """
 
 from __future__ import annotations
@@ -63,33 +63,33 @@ class DialCircuit(Protocol):
 
 
 class OtherHost(Protocol):
-    """The other side of a shared connection: who has the streams of protocols that are not ours.
+    """A second host on our connections, which owns the streams of protocols that are not ours.
 
-    py-libp2p's host, of which nothing is known here (`py_libp2p`). No method but `run` waits.
+    It is py-libp2p's host, whose details are hidden here (`py_libp2p`). No method but `run` waits.
     """
 
     @property
     def protocols(self) -> Collection[str]:
-        """The protocols that it speaks now."""
+        """The protocols that it speaks at present."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Be there until cancelled; a fault of its own ends it alone."""
+        """Run until cancelled; a failure of this host ends it alone."""
 
     def connected(self, connection: Connection) -> None:
-        """Take note of a new connection; it is told of it once the peer is admitted."""
+        """Register a new connection, which is handed over once the peer is admitted."""
 
     def ended(self, connection: Connection) -> None:
         """Forget a connection."""
 
     def serve(self, connection: Connection, stream: MuxedStream, protocol: str) -> None:
-        """Take over a stream whose peer has asked for one of `protocols`, to its end."""
+        """Take over a stream for which the peer has requested one of `protocols`, to its end."""
 
     def streams(self) -> set[MuxedStream]:
-        """Return the streams that it has."""
+        """Return the streams that it owns."""
 
 
 class _Spoken(Collection[str]):
-    """The protocols of two tables, as they are now."""
+    """A live view of the protocols of two tables."""
 
     def __init__(self, ours: Collection[str], others: Collection[str]) -> None:
         self._ours, self._others = ours, others
@@ -105,7 +105,7 @@ class _Spoken(Collection[str]):
 
 
 class Libp2pHost:
-    """Listens, dials and secures; what is connected goes to `on_connection`."""
+    """Listens, dials and secures connections, which it hands to `on_connection`."""
 
     def __init__(
         self,
@@ -119,16 +119,16 @@ class Libp2pHost:
         on_foreign: Callable[[Connection], bool],
         on_refused: Callable[[Connection, str], None],
     ) -> None:
-        """`on_connection` returns False for one that is not wanted, which is closed at once.
+        """Create a host.
 
-        `on_foreign` is called with each whose peer uses a protocol that any host of libp2p speaks,
-        and returns False if it may not stay for that alone.
-
-        `on_refused` is called with what a peer did against the rules of the muxer, before its
-        connection ends. At most `max_streams` are open on a connection.
+        `on_connection` returns False to refuse a connection, which is then closed at once.
+        `on_foreign` is called with a connection whose peer uses one of libp2p's general protocols,
+        and returns False if it may not stay for that alone. `on_refused` is called with the reason
+        if a peer broke the rules of the muxer, before its connection ends. At most `max_streams`
+        are open on a connection.
         """
         self.peer_id = identity.peer_id
-        # By protocol; what they let out ends the stream.
+        # Handlers by protocol; an exception of a handler ends its stream.
         self.handlers: dict[str, Handler] = {
             PING_PROTOCOL: answer_pings,
             IDENTIFY_PROTOCOL: self._identify,
@@ -140,7 +140,7 @@ class Libp2pHost:
         self.dial_circuit: DialCircuit | None = None
         # None where only our own protocols are spoken.
         self.other: OtherHost | None = None
-        # The addresses that it listens on, and those that others are told; without our PeerId.
+        # The addresses to listen on, and those to announce; without our PeerId.
         self.listening: list[Multiaddr] = []
         self.announced: list[Multiaddr] = []
         self._keys = NoiseKeys(identity)
@@ -152,14 +152,14 @@ class Libp2pHost:
         self._on_connection = on_connection
         self._on_foreign = on_foreign
         self._on_refused = on_refused
-        # Streams of protocols that any host speaks, while their handlers run.
+        # Streams of libp2p's general protocols, while their handlers run.
         self._handled: set[MuxedStream] = set()
         self._tasks: trio.Nursery | None = None
         self._accepting = trio.CancelScope()
 
     @asynccontextmanager
     async def running(self, listen: Sequence[Multiaddr]) -> AsyncIterator[None]:
-        """Listen on these addresses, and have connections, while the context is open.
+        """Listen on these addresses and run connections while the context is open.
 
         Raises ListenError on entry.
         """
@@ -202,7 +202,7 @@ class Libp2pHost:
             task_status.started()
             return
         with self._accepting:
-            # The connections' tasks are not the acceptor's: it ends first.
+            # Connections run in their own nursery, since they outlive the acceptor.
             await trio.serve_listeners(
                 self._accepted, listeners, handler_nursery=nursery, task_status=task_status
             )
@@ -375,9 +375,9 @@ class Libp2pHost:
     async def dial_over(
         self, wire: ByteWire, way: Multiaddr, peer: PeerId, *, for_other: bool = False
     ) -> Connection:
-        """Make a wire a connection with `peer`, which runs in a task; raises DialError.
+        """Turn a wire into a connection with `peer`, which runs in a task; raises DialError.
 
-        `way` leads to its other end, without the PeerId there.
+        `way` is the address of its other end, without the PeerId.
         """
 
         def drop(_reason: str) -> None:
@@ -434,7 +434,7 @@ class Libp2pHost:
         *,
         for_other: bool = False,
     ) -> Connection | None:
-        """Return a new connection, or None for one that is not wanted."""
+        """Return a new connection, or None if it was refused."""
         place.share.due_us += CONNECTION_US
         connection = Connection(
             wire,
@@ -464,7 +464,7 @@ class Libp2pHost:
             self.other.ended(connection)
 
     def _shed(self) -> bool:
-        """End the connection with the most unread bytes; return False without one."""
+        """End the connection with the most unread bytes; return False if there is none."""
         most = max(self.connections, key=lambda each: each.muxer.kept_bytes, default=None)
         if most is not None:
             most.muxer.refuse("this connection has more unread bytes than any other")
@@ -497,7 +497,7 @@ class Libp2pHost:
             self.other.serve(connection, stream, protocol)
             return
         if protocol in _ANY_HOST:
-            # Other streams have an owner that knows them.
+            # Other streams are tracked by their owners.
             self._handled.add(stream)
         try:
             await self.handlers[protocol](connection, stream)
@@ -511,15 +511,15 @@ class Libp2pHost:
             self._handled.discard(stream)
 
     def streams(self) -> set[MuxedStream]:
-        """Return the streams of protocols that any host speaks, and whose handlers are busy."""
+        """Return the streams of libp2p's general protocols whose handlers run."""
         return self._handled
 
     def _spoken(self) -> Collection[str]:
-        """Return the protocols that are spoken, our own first."""
+        """Return all protocols of this node, our own first."""
         return self.handlers if self.other is None else _Spoken(self.handlers, self.other.protocols)
 
     async def _identify(self, connection: Connection, stream: MuxedStream) -> None:
-        """Say who we are, as others ask each new connection."""
+        """Answer identify, which other implementations request on each new connection."""
         await stream.write(
             identify_message(self.peer_id, self.announced, tuple(self._spoken()), connection.way)
         )

@@ -1,7 +1,7 @@
-"""Answers to what other implementations ask any host: who it is, and whether it is there.
+"""The answers to identify and ping, which other implementations send to any host.
 
-Rule: as the specifications of identify and ping have it. It tells nobody more than the connection
-itself does: our public key, our addresses, and what we speak.
+Rule: they follow the specifications of identify and ping. They reveal no more than our public key,
+our addresses and our protocols.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IDENTIFY_PROTOCOL: Final = "/ipfs/id/1.0.0"
 PING_PROTOCOL: Final = "/ipfs/ping/1.0.0"
 
 _PING_BYTES: Final = 32
-# Read at once: what a peer sends without waiting is answered together, and paid for one by one.
+# Read at once: pings that a peer sends in a row are answered together, and charged one by one.
 _PINGS_BYTES: Final = 64 * 1024
 _PING_IDLE_S: Final = 60.0
 _OBSERVED: Final = 4  # a field of the message
@@ -38,8 +38,8 @@ _VERSION: Final = b"ipfs/0.1.0"
 def identify_message(
     own: PeerId, listening: Sequence[Multiaddr], protocols: Sequence[str], observed: Multiaddr
 ) -> bytes:
-    """Return the answer to identify, with its length; `observed` is where the asker comes from."""
-    # A PeerId of an Ed25519 key is the key, behind two bytes of its multihash.
+    """Return the answer to identify, with its length; `observed` is the requester's address."""
+    # The PeerId of an Ed25519 key is the key itself, after two bytes of the multihash.
     fields = [encode_field(1, own.to_bytes()[2:])]
     fields += [encode_field(2, address.to_bytes()) for address in listening]
     fields += [encode_field(3, protocol.encode()) for protocol in protocols]
@@ -75,11 +75,11 @@ def bytes_of(value: int | bytes) -> bytes:
 
 
 async def answer_pings(connection: Connection, stream: MuxedStream) -> None:
-    """Return what comes to its sender, by 32 bytes, until the peer ends the stream.
+    """Echo pings of 32 bytes to their sender, until the peer ends the stream.
 
-    Raises StreamBrokenError, also for one that says nothing for a minute.
+    Raises StreamBrokenError, also if the peer is silent for a minute.
     """
-    got = b""
+    received = b""
     while True:
         with trio.move_on_after(_PING_IDLE_S) as idle:
             data = await stream.read(_PINGS_BYTES)
@@ -87,9 +87,9 @@ async def answer_pings(connection: Connection, stream: MuxedStream) -> None:
             raise StreamBrokenError(f"no ping came for {_PING_IDLE_S:g} s")
         if not data:
             return
-        got += data
-        whole = len(got) - len(got) % _PING_BYTES
+        received += data
+        whole = len(received) - len(received) % _PING_BYTES
         if whole:
             connection.place.share.work(PING_US * (whole // _PING_BYTES))
-            await stream.write(got[:whole])
-            got = got[whole:]
+            await stream.write(received[:whole])
+            received = received[whole:]

@@ -1,8 +1,8 @@
-"""The public keys by which peers prove who they are: their PeerIds, and their signatures.
+"""The public keys that prove a peer's identity: their PeerIds and signatures.
 
 Rule: a key is the protobuf PublicKey{Type=1, Data=2} of libp2p's peer-ids specification. A PeerId
-is made of the one canonical encoding of a key, in whatever form it came, so that no key has two
-names. Our own keys are Ed25519; those of others may be any of that specification.
+is derived from the canonical encoding of a key, in whatever form it was received, so that no key
+has two ids. Our own keys are Ed25519; those of others may be any kind in that specification.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import IDENTITY_MULTIHASH, SHA2_256_MULTIHASH, PeerId
 
 _NUMBER, _BYTES = 0, 2
-# Kinds of fields of a fixed size.
+# Wire types of fixed size -> bytes.
 _FIXED: Final = {1: 8, 5: 4}
 _VARINT_BYTES: Final = 10
 _MOST_U64: Final = 2**64 - 1
@@ -32,11 +32,11 @@ _TAG_BYTES: Final = 5
 _MOST_FIELD: Final = 2**29 - 1
 # A key whose encoding is as short as this is its own PeerId (peer-ids specification).
 _INLINED_BYTES: Final = 42
-# As go-libp2p has it; and an exponent beyond 2**31 would make each check of a signature slow.
+# Same range as go-libp2p. An exponent beyond 2**31 would make signature checks slow.
 _RSA_BITS: Final = range(2048, 8193)
 _MOST_EXPONENT: Final = 2**31 - 1
 
-# Those of libp2p's other implementations that withstand as much as an Ed25519 key does.
+# The curves of libp2p's other implementations that are at least as strong as Ed25519.
 _CURVES: Final = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 
 Key: TypeAlias = Ed25519PublicKey | ec.EllipticCurvePublicKey | rsa.RSAPublicKey
@@ -68,7 +68,7 @@ def decode_fields(data: bytes) -> dict[int, int | bytes]:
 
 def decode_all_fields(data: bytes) -> list[tuple[int, int | bytes]]:
     """Return number and value of each field of a protobuf message; raises DecodeError."""
-    found: list[tuple[int, int | bytes]] = []
+    fields: list[tuple[int, int | bytes]] = []
     at = 0
     while at < len(data):
         key, at = _varint_at(data, at, _TAG_BYTES)
@@ -77,7 +77,7 @@ def decode_all_fields(data: bytes) -> list[tuple[int, int | bytes]]:
             raise DecodeError(f"a protobuf field of number {key >> 3}, which no message has")
         if kind == _NUMBER:
             value, at = _varint_at(data, at)
-            found.append((key >> 3, value))
+            fields.append((key >> 3, value))
             continue
         if kind == _BYTES:
             size, at = _varint_at(data, at)
@@ -87,13 +87,13 @@ def decode_all_fields(data: bytes) -> list[tuple[int, int | bytes]]:
             raise DecodeError(f"a protobuf field of kind {kind}")
         if size > len(data) - at:
             raise DecodeError("a protobuf field that is cut short")
-        found.append((key >> 3, data[at : at + size]))
+        fields.append((key >> 3, data[at : at + size]))
         at += size
-    return found
+    return fields
 
 
 def _varint_at(data: bytes, at: int, most_bytes: int = _VARINT_BYTES) -> tuple[int, int]:
-    """Return a number and where it ends."""
+    """Return a varint and the offset of its end."""
     value = 0
     for index, byte in enumerate(data[at : at + most_bytes]):
         value |= (byte & 0x7F) << 7 * index
@@ -109,7 +109,7 @@ def _varint_at(data: bytes, at: int, most_bytes: int = _VARINT_BYTES) -> tuple[i
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """A public key of a peer."""
+    """The public key of a peer."""
 
     type: KeyType
     key: Key
@@ -158,7 +158,7 @@ def _key_of(kind: KeyType, data: bytes) -> Key:
         return ed25519_public_key(data)
     if kind is KeyType.SECP256K1:
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), data)
-    # Here and in `_data_of`, not above: it takes 10 ms of a start, for keys that few peers have.
+    # Imported here and in `_data_of`: it takes 10 ms of the start, for keys that few peers have.
     from cryptography.hazmat.primitives.serialization import load_der_public_key
 
     key = load_der_public_key(data)

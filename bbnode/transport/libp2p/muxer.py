@@ -1,18 +1,18 @@
 """Yamux over Noise: the streams of one connection, with one task that reads and one that writes.
 
 Rule: the wire format and the windows are those of the Yamux specification
-(github.com/hashicorp/yamux/blob/master/spec.md), whoever the peer is. All that happens between two
-waits is synchronous: a turn of the reader decrypts the whole packets that one call of the system
-brought, hands on the whole frames in them, and then sends what they gave rise to. Whoever writes
-encrypts and sends at once if the system takes bytes; otherwise the writing task goes on, with
-frames and small messages first and large ones in turns of a batch each. So reads, writes and waits
-for room may be cancelled at any time, and only whole frames leave.
+(github.com/hashicorp/yamux/blob/master/spec.md), whoever the peer is. Everything between two waits
+is synchronous: a turn of the reader decrypts the whole packets from one system call, hands on the
+whole frames in them, and then sends the responses. A caller that writes encrypts and sends at once
+if the system takes bytes; otherwise the writing task continues, with frames and small messages
+first and large ones in turns of a batch each. So reads, writes and waits for room may be cancelled
+at any time, and only whole frames are sent.
 
-What no honest peer does ends its connection with the reason: a frame beyond the window, answers
-that it asks for and does not read, frames in a rush that mean nothing. A stream too many is reset
-alone, and a rush of streams is slowed: each has its price as each frame has, and a reader whose
-turn was long enough, or who is in debt, lets others go first (`links.shares`). What was on its way
-when a stream ended is nobody's fault, as far as that stream could have brought it.
+Behaviour that no honest peer shows ends its connection with the reason: a frame beyond the window,
+requests for answers that it does not read, a flood of meaningless frames. A stream beyond the limit
+is reset alone, and a burst of streams is slowed: each stream and each frame has a price, and a
+reader yields after a long turn or while it is in debt (`links.shares`). Frames in flight when a
+stream ends are no fault, as far as that stream could have sent them.
 """
 
 from __future__ import annotations
@@ -60,58 +60,58 @@ _DATA, _WINDOW, _PING, _GO_AWAY = range(4)
 _SYN, _ACK, _FIN, _RST = 1, 2, 4, 8
 _NORMAL, _PROTOCOL_ERROR = 0, 1
 _AWAY_WORDS: Final = {0: "normal end", 1: "protocol error", 2: "internal error"}
-# Of each stream at first, in both directions; and what the field of an update can say.
+# The initial window of each stream, in both directions; the maximum in an update's field.
 INITIAL_WINDOW_BYTES: Final = 256 * 1024
 _MOST_WINDOW_BYTES: Final = 2**32 - 1
-# An update of a window is sent when this part of it was read.
+# A window update is sent when this fraction of the window was read.
 _UPDATE_PART: Final = 4
 
-# Packets of a large message that go out at once; a small frame waits for no more than these.
+# Packets of a large message that are sent at once; a small frame waits for no more than these.
 _BATCH_PACKETS: Final = 4
 _BATCH_BYTES: Final = _BATCH_PACKETS * PLAIN_BYTES + 1024
-# Data of up to this size is put together with other frames in a packet.
+# Data of up to this size shares a packet with other frames.
 _SMALL_BYTES: Final = 8 * 1024
-# And of up to this size while nobody waits for a turn: a copy costs less than a second packet.
+# And up to this size while no stream waits for a turn: a copy costs less than a second packet.
 _ALONE_BYTES: Final = 48 * 1024
-# Writes of a stream that may go out at once until other tasks get a turn.
+# Immediate writes of a stream before other tasks get a turn.
 _WRITES_A_STEP: Final = 16
-# What the system has not taken is copied up to this size, and its large buffer is free.
+# Unsent bytes up to this size are copied, so that their large buffer is released.
 _KEPT_BYTES: Final = 64 * 1024
-# Beyond this the peer makes us answer and does not read the answers.
+# Unread answers beyond this size mean that the peer requests answers without reading them.
 _ANSWERS_BYTES: Final = 128 * 1024
-# Bytes for a stream that never was, which count like a frame.
+# This many bytes for a stream that never existed count like a frame.
 _SENSELESS_BYTES: Final = 4 * 1024
-# Small frames that may be on their way when a stream ends, or answer a new one: the answer to its
-# beginning, updates of its window, its end, its reset, and data in pieces of less than 256 bytes.
+# Small frames of a stream that may be in flight when it ends: the answer to its opening, window
+# updates, its end, its reset, and data in pieces of less than 256 bytes.
 _CROSSING_FRAMES: Final = 16
 _SPLIT_BYTES: Final = 256
 
-# Read at once of a peer without standing: what is left of it waits in our memory.
+# Read at once from a peer without standing, since unprocessed bytes occupy our memory.
 _STRANGER_BYTES: Final = 64 * 1024
 
-# The beginning of a packet that has not come whole, and what is read after it; then as much room
-# for the plaintext.
+# Room for the beginning of an incomplete packet and one read after it, and as much for the
+# plaintext.
 _TURN_BYTES: Final = PACKET_BYTES + 2 + READ_BYTES
 _READ_BUFFERS: Final = ReusedBuffers(2 * _TURN_BYTES)
 _SEALED_BUFFERS: Final = ReusedBuffers((_BATCH_PACKETS + 2) * (PLAIN_BYTES + OVERHEAD_BYTES))
 
 
 class UnreadBytes:
-    """The bytes that lie unread on all connections of a node."""
+    """The unread bytes on all connections of a node."""
 
     __slots__ = ("_most", "_on_over", "count")
 
     def __init__(self, most_bytes: int, on_over: Callable[[], bool]) -> None:
-        """`on_over` is called as soon as there are more than `most_bytes`, until it returns False.
+        """Create a counter that calls `on_over` while there are more than `most_bytes`.
 
-        It ends a connection, and returns False if there is none.
+        `on_over` ends a connection, and returns False if there is none.
         """
         self.count = 0
         self._most = most_bytes
         self._on_over = on_over
 
     def add(self, more: int) -> None:
-        """Count bytes that have come; a negative number was read."""
+        """Count received bytes; a negative number counts read ones."""
         self.count += more
         if more > 0:
             while self.count > self._most and self._on_over():
@@ -161,12 +161,12 @@ class MuxedStream:
         self.stream_id = number
         self.is_initiator = ours
         self._buffer = bytearray()
-        # For the one task that reads, or feeds.
+        # Wakes the one task that reads or feeds.
         self._arrived = Signal()
-        # Set while `feed` runs: where the bytes go, and what ends it.
+        # Set while `feed` runs: the consumer of the bytes, and the error that ends it.
         self._sink: Callable[[memoryview], None] | None = None
         self._sink_error: Exception | None = None
-        # What the peer may still send, how far that may grow, and what was read since.
+        # Bytes that the peer may still send, the full window, and bytes read but not yet credited.
         self._recv_window = self._window = INITIAL_WINDOW_BYTES
         self._owed = 0
         self._send_window = INITIAL_WINDOW_BYTES
@@ -174,24 +174,24 @@ class MuxedStream:
         self._queued = False
         self._writes = 0
         self._on_broken: Callable[[], None] | None = None
-        # Set by the FIN of the peer, and by ours.
+        # True after the peer's FIN, and after ours.
         self.end_in = self.end_out = False
-        # Why nothing moves any more; a reset, or the end of the connection.
+        # The reason why the stream is dead: a reset, or the end of the connection.
         self.failure = ""
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that have come and were not read."""
+        """Bytes received and not yet read."""
         return len(self._buffer)
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that the peer may still send, by the window that it was given."""
+        """Bytes that the peer may still send within its window."""
         return max(0, self._recv_window)
 
     @property
     def is_fed(self) -> bool:
-        """True if what comes is handled in the turn in which it comes."""
+        """True if received data is handled in the turn in which it arrives."""
         return self._sink is not None
 
     @property
@@ -201,7 +201,7 @@ class MuxedStream:
 
     @property
     def is_closed(self) -> bool:
-        """True if nothing moves any more in either direction."""
+        """True if both directions are closed."""
         return bool(self.failure) or (self.end_in and self.end_out)
 
     @property
@@ -214,8 +214,8 @@ class MuxedStream:
     async def read(self, max_bytes: int = _MOST_WINDOW_BYTES) -> bytes:
         """Return 1 to `max_bytes` bytes; b"" at the end.
 
-        Raises StreamBrokenError when the stream or its connection has broken, after everything
-        that came before.
+        Raises StreamBrokenError if the stream or its connection has broken, after all data
+        received before was read.
         """
         if self._buffer:
             await trio.lowlevel.checkpoint()
@@ -232,14 +232,14 @@ class MuxedStream:
         return data
 
     def put_back(self, data: bytes) -> None:
-        """Let the next read begin with `data`, the end of what was read last."""
+        """Return `data`, the end of the last read, so that the next read begins with it."""
         self._buffer[:0] = data
         self._muxer.count_unread(self, len(data))
         # It counts as read when it is read again.
         self._owed -= len(data)
 
     async def feed(self, take: Callable[[memoryview], None]) -> None:
-        """Pass what comes to `take` in the turn in which it comes, until the end of the stream.
+        """Pass data to `take` in the turn in which it arrives, until the end of the stream.
 
         The view is valid during the call. Raises what `take` raises, and StreamBrokenError.
         """
@@ -256,7 +256,7 @@ class MuxedStream:
     def listen(
         self, take: Callable[[memoryview], None], on_broken: Callable[[], None] = lambda: None
     ) -> None:
-        """Pass what comes to `take`, in the turn in which it comes; the end is not told.
+        """Pass data to `take` in the turn in which it arrives; the end is not reported.
 
         The view is valid during the call. `on_broken` is called when the stream breaks.
         """
@@ -271,7 +271,7 @@ class MuxedStream:
 
     def _pass_on(self, data: memoryview) -> None:
         if self._sink is None or self._sink_error is not None:
-            return  # the reader is about to end
+            return  # the feeding task is about to end
         size = len(data)
         try:
             self._sink(data)
@@ -287,14 +287,14 @@ class MuxedStream:
             raise StreamBrokenError(self.failure)
 
     def set_window(self, window_bytes: int) -> None:
-        """Let the peer send `window_bytes` ahead of the reader from now on, never less than now."""
+        """Raise the window to `window_bytes`; it never shrinks."""
         more = window_bytes - self._window
         if more > 0 and not self.is_closed:
             self._window = window_bytes
             self._grant(more)
 
     def _credit(self, size: int) -> None:
-        """Count bytes that were read, and tell the peer of its room by quarters of the window."""
+        """Count read bytes, and send a window update after each quarter of the window."""
         self._owed += size
         if self._owed * _UPDATE_PART >= self._window and not self.end_in and not self.failure:
             owed, self._owed = self._owed, 0
@@ -305,12 +305,12 @@ class MuxedStream:
         self._muxer.put_frame(_WINDOW, 0, self.stream_id, size)
 
     def take_window(self, size: int) -> int:
-        """Charge a frame to the window; return what is left, which is negative for too much."""
+        """Charge a frame to the window; return the rest, which is negative for too much."""
         self._recv_window -= size
         return self._recv_window
 
     def arrived(self, data: memoryview) -> None:
-        """Keep what has come of the stream; called by the muxer."""
+        """Store received data; called by the muxer."""
         if self._sink is not None:
             self._pass_on(data)
             return
@@ -325,7 +325,7 @@ class MuxedStream:
         self._forget_if_over()
 
     def fail(self, reason: str) -> None:
-        """End both directions for this reason, and wake whoever waits; called by the muxer."""
+        """End both directions for this reason, and wake all waiting tasks; called by the muxer."""
         if not self.failure:
             self.failure = reason
             self._arrived.set()
@@ -337,9 +337,9 @@ class MuxedStream:
     # -- writing ---------------------------------------------------------------------------
 
     async def write(self, *data: Buffer) -> None:
-        """Send all of `data`, as the window allows; may be cancelled, and then some was sent.
+        """Send all of `data`, as the window allows. A cancelled write may be partly sent.
 
-        Raises StreamBrokenError after our own end, or when the stream or its connection has broken.
+        Raises StreamBrokenError after our own end, or if the stream or its connection has broken.
         """
         self._raise_if_unwritable()
         sending = None
@@ -359,7 +359,7 @@ class MuxedStream:
             raise
 
     def write_now(self, data: Buffer) -> bool:
-        """Send `data` without waiting, now or soon; return False if an earlier write waits still.
+        """Send `data` without waiting, now or soon; return False if an earlier write still waits.
 
         Raises what `write` does.
         """
@@ -367,7 +367,7 @@ class MuxedStream:
         return self._goes_whole(data) or self._begin((data,)) is not None
 
     def _goes_whole(self, data: Buffer) -> bool:
-        """Send what the window takes whole and what needs no turn; return False for the rest."""
+        """Send `data` if the window takes all of it and it needs no turn; else return False."""
         size = data.nbytes if isinstance(data, memoryview) else len(data)
         if (
             self._sending is None
@@ -393,7 +393,7 @@ class MuxedStream:
         return sending
 
     async def _until(self, sending: _Sending | None) -> None:
-        """Wait until a write has gone out."""
+        """Wait until a write is sent."""
         while sending is not None and sending.left:
             self._raise_if_unwritable()
             await sending.changed.wait()
@@ -433,7 +433,7 @@ class MuxedStream:
         return parts
 
     def opened_window(self, size: int) -> bool:
-        """Take the peer's update of the window; return False if no window is so large."""
+        """Apply the peer's window update; return False if the window exceeds the maximum."""
         self._send_window += size
         self._queue()
         return self._send_window <= _MOST_WINDOW_BYTES
@@ -441,7 +441,7 @@ class MuxedStream:
     # -- the end ---------------------------------------------------------------------------
 
     async def end(self) -> None:
-        """End our direction, after what waits to be written; reading goes on. Never raises."""
+        """End our direction after pending writes; reading goes on. Never raises."""
         with contextlib.suppress(StreamBrokenError):
             await self._until(self._sending)
         if not self.end_out and not self.failure:
@@ -450,7 +450,7 @@ class MuxedStream:
             self._forget_if_over()
 
     async def reset(self) -> None:
-        """End both directions at once, and drop what was not read."""
+        """End both directions at once, and drop unread data."""
         self.abort("the stream was reset here")
 
     def abort(self, reason: str) -> None:
@@ -471,7 +471,7 @@ class MuxedStream:
 
 
 class Muxer:
-    """One secured connection and its streams; `run` moves what comes and goes."""
+    """One secured connection and its streams; `run` reads and writes."""
 
     def __init__(
         self,
@@ -488,21 +488,21 @@ class Muxer:
         on_refused: Callable[[str], None],
         on_end: Callable[[str], None],
     ) -> None:
-        """Take a connection over; `ahead` is plaintext, and packets, that were read already.
+        """Take over a connection; `ahead` is plaintext, and packets, that were read already.
 
-        `unread_bytes` may lie unread on all streams together, of which there are at most
-        `max_streams`; they count in `all_unread`. `share` pays for what comes. `on_stream` is
-        called with each stream that the peer opens, `on_refused` with what the peer did against the
-        rules (`violation` is its kind), after which the connection ends, and `on_end` with the
-        reason when it has.
+        `unread_bytes` bounds the unread bytes of all streams, of which there are at most
+        `max_streams`; they also count in `all_unread`. `share` pays for received data. `on_stream`
+        is called with each stream that the peer opens, `on_refused` with the reason if the peer
+        broke the rules (`violation` is the kind), after which the connection ends, and `on_end`
+        with the reason once it has ended.
         """
         # The bounds, which may be changed at any time.
         self.unread_bytes = unread_bytes
         self.max_streams = max_streams
         self.streams: dict[int, MuxedStream] = {}
-        # Why the connection has ended; "" while it lives.
+        # The reason for the end of the connection; "" while it is open.
         self.ended = ""
-        # The kind of what it was refused for, if it was.
+        # The kind of the peer's violation, if there was one.
         self.violation = Violation.FRAME
         self._on_end = on_end
         self._share = share
@@ -515,13 +515,13 @@ class Muxer:
         self._next_number = 1 if is_initiator else 2
         # The highest number of a stream that the peer has opened.
         self._latest = 0
-        # The code with which the peer said that it goes, if it did.
+        # The code of the peer's GO_AWAY, if it sent one.
         self._away_code: int | None = None
-        # What may still come of streams that are gone: frames without data, and bytes.
+        # Allowances for frames without data, and for bytes, still in flight for ended streams.
         self._crossing_frames = self._crossing_bytes = 0
         self._held = 0
-        # Of what comes: plaintext that waits for its turn, the packet and the header that have not
-        # come whole, and the frame whose body is coming.
+        # Inbound: plaintext that waits for its turn, the incomplete packet and header, and the
+        # frame whose body is arriving.
         plain, self._packet = ahead
         self._plain = memoryview(plain)
         self._more = False
@@ -531,8 +531,8 @@ class Muxer:
         self._body = 0
         self._body_flags = 0
         self._body_of: MuxedStream | None = None
-        # Of what goes: frames and small data, streams with more to send, and what the system has
-        # not taken yet, with its buffer.
+        # Outbound: frames and small data, streams with more to send, and encrypted bytes that the
+        # system has not taken yet, with their buffer.
         self._frames = bytearray()
         self._writers: deque[MuxedStream] = deque()
         self._sealed: memoryview | None = None
@@ -551,7 +551,7 @@ class Muxer:
                 nursery.cancel_scope.cancel()
 
     def open_stream(self) -> MuxedStream:
-        """Return a new stream, of which the peer hears with what is written next.
+        """Return a new stream, which the peer learns of with the next write.
 
         Raises StreamBrokenError.
         """
@@ -568,13 +568,13 @@ class Muxer:
         return stream
 
     def close(self) -> None:
-        """Tell the peer and end the connection; what waits to be sent may be lost."""
+        """Send GO_AWAY and end the connection; pending data may be lost."""
         if not self.ended:
             self.put_frame(_GO_AWAY, 0, 0, _NORMAL)
         self.end("the connection was closed here")
 
     def end(self, reason: str) -> None:
-        """End the connection at once: the socket is closed, and whoever waits gets the reason."""
+        """End the connection at once: close the socket, and wake waiting tasks with the reason."""
         if self.ended:
             return
         self.ended = reason
@@ -592,7 +592,7 @@ class Muxer:
         self._on_end(reason)
 
     def refuse(self, reason: str, kind: Violation | None = None) -> None:
-        """End the connection because of what the peer did."""
+        """End the connection because the peer broke the rules."""
         if not self.ended:
             self.violation = kind or self.violation
             self._on_refused(reason)
@@ -601,26 +601,26 @@ class Muxer:
                 self._send_batch()
             self.end(reason)
 
-    # -- what comes ------------------------------------------------------------------------
+    # -- inbound ---------------------------------------------------------------------------
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that lie unread on all streams."""
+        """The unread bytes on all streams."""
         return self._held
 
     @property
     def kept_bytes(self) -> int:
-        """These, and what waits for its turn or for the rest of its packet."""
+        """The unread bytes, plus those that wait for their turn or for the rest of their packet."""
         return self._held + self._begun
 
     def count_unread(self, stream: MuxedStream, more: int) -> None:
-        """Count what came for a stream or was read; one that is forgotten does not count."""
+        """Count received (or, negative, read) bytes of a stream, unless it is forgotten."""
         if self.streams.get(stream.stream_id) is stream:
             self._held += more
             self._all_unread.add(more)
 
     def forget(self, stream: MuxedStream) -> None:
-        """Remove a stream on which nothing moves any more."""
+        """Remove a closed stream."""
         if self.streams.get(stream.stream_id) is stream:
             del self.streams[stream.stream_id]
             if not stream.end_in:
@@ -633,7 +633,7 @@ class Muxer:
         while not self.ended:
             try:
                 if self._plain or self._more:
-                    # All others go first after a turn that was cut short.
+                    # Yield to all others after a turn that was cut short.
                     await trio.lowlevel.checkpoint()
                 else:
                     await self._wire.readable()
@@ -642,7 +642,7 @@ class Muxer:
                 self.end(f"reading failed: {error!r}{self._away_words()}")
 
     async def _in_its_turn(self, wire: ByteWire | None) -> None:
-        """Read once, when this connection may."""
+        """Read once, when it is this connection's turn."""
         share = self._share
         if share.is_free:
             self._turn(wire)
@@ -657,7 +657,7 @@ class Muxer:
             await share.end()
 
     def _turn(self, wire: ByteWire | None) -> None:
-        """Read once, and do all that follows from it, or as much as one turn allows."""
+        """Read once, and process everything read, or as much as one turn allows."""
         buffer = _READ_BUFFERS.take()
         self._in_turn = True
         try:
@@ -672,7 +672,7 @@ class Muxer:
     def _take_in(self, wire: ByteWire | None, view: memoryview, scratch: memoryview) -> None:
         plain, self._plain = self._plain, memoryview(b"")
         if plain:
-            # The rest of the last turn, after which there may be nothing to read.
+            # First the rest of the last turn, even if there is nothing more to read.
             self.take(plain)
         if not self._plain and (wire is None or not plain):
             self._read_once(wire, view, scratch)
@@ -705,12 +705,12 @@ class Muxer:
             self.refuse(reason)
 
     def take(self, data: memoryview) -> bool:
-        """Take plaintext, cut anywhere; return False when the connection has ended."""
+        """Process plaintext, cut anywhere; return False if the connection has ended."""
         at, end, share = 0, len(data), self._share
         most_us = share.turn_us if self._in_turn else math.inf
         while at < end:
             if share.due_us >= most_us:
-                # The data is valid during this turn only, unless it is of an earlier one.
+                # The buffer is valid during this turn only, so copy the rest unless it is a copy.
                 rest = data[at:]
                 self._plain = rest if type(data.obj) is bytes else memoryview(bytes(rest))
                 return True
@@ -742,7 +742,7 @@ class Muxer:
             version, kind, flags, number, length = fields
             share.due_us += FRAME_US
             if length and not (version or kind or flags):
-                # Data, as most frames are.
+                # The common case: a data frame.
                 stream = self.streams.get(number)
                 reason = self._charge(stream, number, length)
                 self._body, self._body_flags, self._body_of = length, 0, stream
@@ -755,12 +755,12 @@ class Muxer:
         return not self.ended
 
     def _on_frame(self, version: int, kind: int, flags: int, number: int, length: int) -> str:
-        """Handle a frame, of which DATA has its body to come; return what is wrong with it."""
+        """Handle the header of a frame (a DATA body follows); return its fault, or ""."""
         if version != 0 or kind > _GO_AWAY:
             return f"no frame of the muxer: version {version}, type {kind}"
         if kind == _PING:
             if not flags & _SYN:
-                # We never ask.
+                # We never ping, so nothing can be a reply.
                 return self._idle(SENSELESS)
             self._share.due_us += ANSWER_US
             return self._answer(_PING, _ACK, 0, length) or self._idle(LATE)
@@ -772,7 +772,7 @@ class Muxer:
             reason = self._opened_by_peer(number, stream)
             if reason:
                 return reason
-            stream = self.streams.get(number)  # none where it was one too many
+            stream = self.streams.get(number)  # None if it exceeded the limit
         elif not (kind == _DATA and length) and (
             reason := self._without_data(stream, number, flags, length)
         ):
@@ -791,15 +791,15 @@ class Muxer:
         return ""
 
     def _was_there(self, number: int) -> bool:
-        """Return True for the number of a stream that was opened by its side."""
+        """Return True if a stream with this number was opened before."""
         ours = (number % 2 == 1) == self._is_initiator
         return 0 < number <= (self._next_number - 1 if ours else self._latest)
 
     def _without_data(self, stream: MuxedStream | None, number: int, flags: int, room: int) -> str:
-        """Judge a frame that brings no data; return why the connection ends, or "".
+        """Judge a frame without data; return the reason to end the connection, or "".
 
-        The answer to a new stream comes once, and what was on its way when one ended is honest;
-        anything else of this kind says nothing.
+        A new stream is answered once, and frames may be in flight when a stream ends; any other
+        frame of this kind is meaningless.
         """
         if stream is not None and (room or flags & (_FIN | _RST)):
             return ""
@@ -808,39 +808,39 @@ class Muxer:
         return self._crossing()
 
     def _crossing(self) -> str:
-        """Count a small frame of a stream that was there; return why the connection ends, or ""."""
+        """Count a small frame of an ended stream; return why the connection must end, or ""."""
         if self._crossing_frames:
             self._crossing_frames -= 1
             return ""
         return self._idle(LATE)
 
     def _away_words(self) -> str:
-        """Return the reason that the peer gave for going, in brackets, or ""."""
+        """Return the reason in the peer's GO_AWAY, in brackets, or ""."""
         code = self._away_code
         if code is None:
             return ""
         return f" (it says: {_AWAY_WORDS.get(code, 'unknown reason')}, GO_AWAY {code})"
 
     def _answer(self, kind: int, flags: int, number: int, length: int) -> str:
-        """Send an answer; return why the connection ends where the peer reads none, or ""."""
+        """Send an answer; return the reason to end the connection if too many are unread, or ""."""
         self.put_frame(kind, flags, number, length)
         if len(self._frames) > _ANSWERS_BYTES:
             return self._flood(f"the peer does not read the answers, {len(self._frames)} bytes")
         return ""
 
     def _idle(self, weight: int) -> str:
-        """Count a frame that means nothing; return why the connection ends, or ""."""
+        """Count a meaningless frame; return the reason to end the connection, or ""."""
         reason = self._share.idle(weight)
         return self._flood(reason) if reason else ""
 
     def _flood(self, reason: str) -> str:
-        """Return the reason, which is more than a slip."""
+        """Return the reason, and mark it as a flood."""
         self.violation = Violation.FLOOD
         return reason
 
     def _opened_by_peer(self, number: int, known: MuxedStream | None) -> str:
-        """Add a stream of the peer's; return why that is refused."""
-        # The side that dialled has the odd numbers.
+        """Add a stream of the peer; return the reason to refuse it, or ""."""
+        # The dialling side uses odd numbers.
         if known is not None or number == 0 or (number % 2 == 1) == self._is_initiator:
             return f"a new stream has number {number}, which is not the peer's to give"
         self._crossing_frames += _CROSSING_FRAMES
@@ -858,7 +858,7 @@ class Muxer:
         return ""
 
     def _charge(self, stream: MuxedStream | None, number: int, length: int) -> str:
-        """Charge the body of a frame; return why it is refused."""
+        """Charge the body of a frame; return the reason to refuse it, or ""."""
         if stream is None:
             if self._was_there(number) and length <= self._crossing_bytes:
                 self._crossing_bytes -= length
@@ -900,16 +900,16 @@ class Muxer:
         elif flags & _FIN and not stream.end_in:
             stream.ended_by_peer()
 
-    # -- what goes -------------------------------------------------------------------------
+    # -- outbound --------------------------------------------------------------------------
 
     def put_frame(self, kind: int, flags: int, number: int, length: int) -> None:
-        """Send a frame without a body, now or with the next bytes that the system takes."""
+        """Send a frame without a body, now or with the next batch."""
         if not self.ended:
             self._frames += _HEADER.pack(0, kind, flags, number, length)
             self.send()
 
     def put_data(self, number: int, data: Buffer, size: int) -> bool:
-        """Send a small piece of a stream like a frame; return False where it has to wait."""
+        """Send a small piece of a stream like a frame; return False if it has to wait."""
         if self._wire.blocked or self._sealed is not None or len(self._frames) > _SMALL_BYTES:
             return False
         if size > _SMALL_BYTES and self._writers:
@@ -920,11 +920,11 @@ class Muxer:
         return True
 
     def queue(self, stream: MuxedStream) -> None:
-        """Put a stream behind those that wait for their turn."""
+        """Append a stream to those that wait for their turn."""
         self._writers.append(stream)
 
     def send(self) -> None:
-        """Send a batch, unless it waits for the end of a turn; the rest goes on by itself."""
+        """Send a batch, unless a turn is under way; the writing task sends the rest."""
         if self._in_turn or self._wire.blocked:
             return
         if not (self._frames or self._writers or self._sealed is not None):
@@ -934,7 +934,7 @@ class Muxer:
             self._to_write.set()
 
     async def _write(self) -> None:
-        """Send what did not go at once, until the connection ends."""
+        """Send data that could not be sent at once, until the connection ends."""
         while not self.ended:
             await self._to_write.wait()
             try:
@@ -948,7 +948,7 @@ class Muxer:
                 self.end(f"writing failed: {error!r}")
 
     def _send_batch(self) -> None:
-        """Pass one batch to the system, after what it did not take of the last."""
+        """Pass one batch to the system, after the rest of the last one."""
         if self.ended:
             return
         try:
@@ -961,7 +961,7 @@ class Muxer:
                     return
                 rest = self._sealed[taken:]
                 if len(rest) <= _KEPT_BYTES:
-                    # A buffer is large, and the peer may be slow.
+                    # Release the large buffer, since the peer may be slow.
                     self._drop_sealed()
                     rest = memoryview(bytes(rest))
                 self._sealed = rest
@@ -969,13 +969,13 @@ class Muxer:
             self.end(f"writing failed: {error!r}")
 
     def _seal_batch(self) -> None:
-        """Encrypt frames, then the next of the streams whose turn it is, up to a batch."""
+        """Encrypt frames, then data of the streams in turn, up to a batch."""
         plain, self._frames = self._frames, bytearray()
         if len(plain) > PLAIN_BYTES:
-            # Only answers to a peer in a rush are more than a packet.
+            # Frames exceed a packet only if a peer requests answers in a burst.
             plain, self._frames = plain[:PLAIN_BYTES], plain[PLAIN_BYTES:]
         if not self._writers:
-            # Mostly one small message: a buffer of its size is soon made.
+            # Usually one small message, for which a buffer of its size is cheap.
             if plain:
                 self._sealed = memoryview(bytearray(len(plain) + OVERHEAD_BYTES))
                 self._channel.seal(plain, self._sealed, 0)
@@ -992,7 +992,7 @@ class Muxer:
                 if len(part) <= _SMALL_BYTES:
                     plain += part
                     continue
-                # In packets of its own: it is encrypted where it lies.
+                # In packets of its own, encrypted without a copy.
                 at = self._channel.seal(plain, buffer, at)
                 at = self._channel.seal(part, buffer, at)
                 plain = bytearray()

@@ -1,10 +1,10 @@
-"""Which protocol a connection or a stream speaks: multistream-select 1.0.
+"""The negotiation of the protocol of a connection or a stream: multistream-select 1.0.
 
-Rule: each message is a text with its length before it and an end of line behind it; the first of
-each side is the name of this protocol. The side that dialled, or opened the stream, proposes; the
-other answers with the same text, or `na`. Messages are short and few, whatever a peer announces
-(MAX_NEGOTIATION_BYTES, MAX_NEGOTIATION_MESSAGES). Nothing here waits. Who proposes sends both of
-its messages at once, and may send what follows behind them (the specification's "lazy" way).
+Rule: each message is a length-prefixed text that ends with a newline; the first one of each side is
+the name of this protocol. The side that dialled, or opened the stream, proposes; the other answers
+with the same text, or `na`. Messages are short and few, whatever a peer announces
+(MAX_NEGOTIATION_BYTES, MAX_NEGOTIATION_MESSAGES). Nothing here waits. The proposing side sends both
+of its messages at once, and may send data right after them (the specification's "lazy" mode).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bbnode.transport.errors import NegotiationError
 MULTISTREAM_ID: Final = "/multistream/1.0.0"
 _NOT_AVAILABLE: Final = "na"
 _LIST: Final = "ls"
-# Bytes of a length up to MAX_NEGOTIATION_BYTES.
+# Bytes of the varint of a length up to MAX_NEGOTIATION_BYTES.
 _LENGTH_BYTES: Final = 2
 
 
@@ -35,7 +35,7 @@ _NA: Final = encode_message(_NOT_AVAILABLE)
 
 
 class _Messages:
-    """The messages of the other side, cut out of what comes."""
+    """The messages of the other side, parsed from received bytes."""
 
     __slots__ = ("_data", "_left", "_seen_header")
 
@@ -45,7 +45,7 @@ class _Messages:
         self._seen_header = False
 
     def next(self) -> str | None:
-        """Return the next message behind the header, None until it is there whole.
+        """Return the next message after the header, None until it is complete.
 
         Raises NegotiationError.
         """
@@ -65,7 +65,7 @@ class _Messages:
         return None
 
     def _cut(self) -> bytes | None:
-        """Return the next message, without its end of line, and drop it."""
+        """Remove and return the next message, without its newline."""
         length = 0
         for at, byte in enumerate(self._data[:_LENGTH_BYTES]):
             length |= (byte & 0x7F) << 7 * at
@@ -87,7 +87,7 @@ class _Messages:
 
 
 class Proposal(_Messages):
-    """The side that proposes one protocol, by `opening`."""
+    """The side that proposes one protocol; `opening` are the bytes to send."""
 
     __slots__ = ("_protocol", "agreed", "opening")
 
@@ -98,21 +98,21 @@ class Proposal(_Messages):
         self.agreed = False
 
     def take(self, data: bytes | memoryview) -> None:
-        """Take what has come; raises NegotiationError."""
+        """Process received bytes; raises NegotiationError."""
         self._data += data
         if not self.agreed and (answer := self.next()) is not None:
             if answer != self._protocol:
-                said = "" if answer == _NOT_AVAILABLE else f", it says '{clip(answer)}'"
-                raise NegotiationError(f"the peer does not speak {self._protocol}{said}")
+                detail = "" if answer == _NOT_AVAILABLE else f", it says '{clip(answer)}'"
+                raise NegotiationError(f"the peer does not speak {self._protocol}{detail}")
             self.agreed = True
 
     def rest(self) -> bytes:
-        """Return what has come behind the answer."""
+        """Return the bytes received after the answer."""
         return bytes(self._data)
 
 
 class Choice(_Messages):
-    """The side that is offered protocols, and takes the first that it speaks."""
+    """The side that is offered protocols, and accepts the first that it speaks."""
 
     __slots__ = ("_protocols", "_welcomed", "chosen")
 
@@ -120,11 +120,11 @@ class Choice(_Messages):
         super().__init__()
         self._protocols = protocols
         self._welcomed = False
-        # "" until there is one.
+        # The accepted protocol; "" before.
         self.chosen = ""
 
     def take(self, data: bytes | memoryview) -> bytes:
-        """Take what has come; return what to answer. Raises NegotiationError."""
+        """Process received bytes and return the answer to send. Raises NegotiationError."""
         self._data += data
         answers = b""
         while not self.chosen and (asked := self.next()) is not None:
@@ -141,7 +141,7 @@ class Choice(_Messages):
         return answers
 
     def rest(self) -> bytes:
-        """Return what has come behind the choice."""
+        """Return the bytes received after the choice."""
         return bytes(self._data)
 
     def _list(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The packets of the Noise transport phase: ciphertext with its length, and nothing else.
+"""The packets of the Noise transport phase: length-prefixed ciphertext.
 
 Rule: after the handshake each direction is a ChaCha20-Poly1305 key and a counter (Noise, revision
 34, sections 5.1 and 12; libp2p's Noise specification: each message has a length of two bytes,
@@ -20,15 +20,15 @@ _LENGTH: Final = struct.Struct(">H")
 _NONCE: Final = struct.Struct("<4xQ")
 PACKET_BYTES: Final = 0xFFFF
 PLAIN_BYTES: Final = PACKET_BYTES - _TAG_BYTES
-# What a packet has beyond its plaintext.
+# Bytes of a packet beyond its plaintext.
 OVERHEAD_BYTES: Final = _LENGTH.size + _TAG_BYTES
 
-# Packets that are opened in one call: a millisecond, whatever is in them.
+# Packets that are decrypted in one call: at most a millisecond.
 OPENED_AT_ONCE: Final = 512
 
 
 class PacketError(Exception):
-    """The peer has sent what is no packet of this connection."""
+    """The peer has sent an invalid packet."""
 
 
 class NoiseChannel:
@@ -37,14 +37,14 @@ class NoiseChannel:
     __slots__ = ("_open", "_seal", "_sealed", "empty", "opened")
 
     def __init__(self, seal_key: bytes, open_key: bytes) -> None:
-        """Begin with the keys that the handshake made, one for each direction."""
-        # Packets that were opened, and those among them that held nothing.
+        """Create a channel with the keys from the handshake, one for each direction."""
+        # Packets sealed, packets opened, and opened packets that were empty.
         self._sealed = self.opened = self.empty = 0
         self._seal = ChaCha20Poly1305(seal_key).encrypt_into
         self._open = ChaCha20Poly1305(open_key).decrypt_into
 
     def seal(self, plain: bytes | bytearray | memoryview, into: memoryview, at: int) -> int:
-        """Encrypt `plain` in as many packets as it takes, from `at` on; return where they end."""
+        """Encrypt `plain` into packets, from offset `at` on; return their end."""
         total = len(plain)
         for start in range(0, total, PLAIN_BYTES):
             part = plain if total <= PLAIN_BYTES else plain[start : start + PLAIN_BYTES]
@@ -59,10 +59,10 @@ class NoiseChannel:
     def open(
         self, packets: memoryview, scratch: memoryview, take: Callable[[memoryview], bool]
     ) -> int:
-        """Pass the plaintext of all whole packets to `take`, in `scratch`; return where they end.
+        """Pass the plaintext of all complete packets to `take`, in `scratch`; return their end.
 
         At most OPENED_AT_ONCE are opened. `scratch` is as large as `packets`. Raises PacketError,
-        after what came before.
+        after the plaintext of the packets before.
         """
         at, end, filled, fault = 0, len(packets), 0, ""
         last = self.opened + OPENED_AT_ONCE

@@ -1,10 +1,9 @@
-"""Noise XX by itself: three messages, after which both sides have two keys and each other's.
+"""The Noise XX handshake: three messages that yield two session keys and the peer's static key.
 
-Rule: to the letter of Noise, revision 34, as `Noise_XX_25519_ChaChaPoly_SHA256`; what the messages
-carry is the caller's (`handshake`). Nothing here waits: `write` and `read` go through the messages
-of PATTERN in turn, and what a peer sends instead of the next one is a HandshakeError, after which
-nothing goes on. Published vectors and another library are beside it in
-`tests/transport/test_noise_xx.py`.
+Rule: it follows Noise, revision 34, as `Noise_XX_25519_ChaChaPoly_SHA256`; the payloads are the
+caller's (`handshake`). Nothing here waits: `write` and `read` go through the messages of PATTERN in
+turn, and anything but the peer's next message is a HandshakeError, after which the handshake is
+dead. `tests/transport/test_noise_xx.py` compares it with published vectors and another library.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from bbnode.ir.decoding import Boundary
 from bbnode.transport.errors import HandshakeError
 
-# The tokens of each message, the first of which the side that dialled writes (Noise, 7.5).
+# The tokens of each message; the dialling side writes the first message (Noise, 7.5).
 PATTERN: Final = (("e",), ("e", "ee", "s", "es"), ("s", "se"))
 _FAILED: Final = len(PATTERN) + 1
-# Of 32 bytes, and so the first hash itself (Noise, 5.2).
+# The name has 32 bytes, so it is the initial hash itself (Noise, 5.2).
 _NAME: Final = b"Noise_XX_25519_ChaChaPoly_SHA256"
 _KEY_BYTES: Final = 32
 _TAG_BYTES: Final = 16
@@ -48,20 +47,21 @@ class NoiseXX:
         prologue: bytes = b"",
         make_key: Callable[[], X25519PrivateKey] = X25519PrivateKey.generate,
     ) -> None:
-        """Begin; both sides have to have the same `prologue`. `make_key` makes our ephemeral key.
+        """Start a handshake; both sides must use the same `prologue`.
 
-        An ephemeral key is used once: only the published vectors have fixed ones.
+        `make_key` creates our ephemeral key, which is used once: only the published vectors have
+        fixed ones.
         """
         self._initiator = initiator
         self._make_key = make_key
         self._static = static.public_key().public_bytes_raw()
-        # Our private keys, and the peer's public ones, by their letters in the pattern.
+        # Our private keys and the peer's public ones, by their letters in the pattern.
         self._ours = {"s": static}
         self._theirs: dict[str, bytes] = {}
         self._chain = self.hash = _NAME
         self._key: ChaCha20Poly1305 | None = None
         self._nonce = 0
-        # Of the messages of the pattern.
+        # Index of the next message of the pattern.
         self._next = 0
         self._mix_hash(prologue)
 
@@ -77,22 +77,22 @@ class NoiseXX:
 
     @property
     def has_key(self) -> bool:
-        """True if the payload of the next message that is written will be encrypted."""
+        """True if the payload of the next written message will be encrypted."""
         return self._next > 0
 
     @property
     def static(self) -> bytes | None:
-        """The peer's static key, 32 bytes, which its payload has to prove; None before it came."""
+        """The peer's static key, 32 bytes, which its payload must prove; None before it arrived."""
         return self._theirs.get("s")
 
     def fail(self) -> None:
-        """Let nothing go on: what the peer's message carried was refused."""
+        """Abort the handshake, when the payload of the peer's message was refused."""
         self._next = _FAILED
 
     def write(self, payload: bytes = b"") -> bytes:
-        """Return our next message; the payload of the first one anybody may read.
+        """Return our next message; the payload of the first one is not encrypted.
 
-        Raises HandshakeError for a key of the peer's that keeps nothing secret.
+        Raises HandshakeError for a weak key of the peer, which yields no secret.
         """
         if not self.writes:
             raise RuntimeError("it is not our turn in the handshake")
@@ -113,10 +113,10 @@ class NoiseXX:
         return message
 
     def read(self, message: bytes) -> bytes:
-        """Take the peer's next message and return its payload; raises HandshakeError."""
+        """Process the peer's next message and return its payload; raises HandshakeError."""
         if self.writes or self._next >= len(PATTERN):
             raise RuntimeError("it is not the peer's turn in the handshake")
-        # Nothing goes on after an error.
+        # Set first, so that the handshake is dead after an error.
         step, self._next = self._next, _FAILED
         with Boundary("no message of the handshake", HandshakeError):
             at = 0
@@ -136,7 +136,7 @@ class NoiseXX:
         return payload
 
     def split(self) -> tuple[bytes, bytes]:
-        """Return the keys of what we send and of what we receive, after the last message."""
+        """Return the keys for sending and for receiving, after the last message."""
         if not self.done:
             raise RuntimeError("the handshake is not done")
         to_listener, to_dialler = _derive(self._chain, b"")
@@ -148,7 +148,7 @@ class NoiseXX:
         self.hash = hashlib.sha256(self.hash + data).digest()
 
     def _agree(self, token: str) -> None:
-        """Mix in what both sides compute of a key of each; the dialler's stands first."""
+        """Mix in the Diffie-Hellman result of two keys; the dialler's is named first."""
         first, second = token[0], token[1]
         ours, theirs = (first, second) if self._initiator else (second, first)
         try:
@@ -156,13 +156,13 @@ class NoiseXX:
                 X25519PublicKey.from_public_bytes(self._theirs[theirs])
             )
         except ValueError as error:
-            # A point of low order, with which everybody computes the same.
+            # A point of low order, whose result everybody can compute.
             raise HandshakeError("a key that keeps nothing secret") from error
         self._chain, key = _derive(self._chain, shared)
         self._key, self._nonce = ChaCha20Poly1305(key), 0
 
     def _seal(self, plain: bytes) -> bytes:
-        """Encrypt, once there is a key."""
+        """Encrypt, or return `plain` while there is no key; hash the result."""
         sealed = plain
         if self._key is not None:
             sealed = self._key.encrypt(_NONCE.pack(self._nonce), plain, self.hash)
@@ -171,7 +171,7 @@ class NoiseXX:
         return sealed
 
     def _open(self, sealed: bytes) -> bytes:
-        """Decrypt, once there is a key."""
+        """Decrypt, or return `sealed` while there is no key; hash the input."""
         plain = sealed
         if self._key is not None:
             try:
@@ -184,7 +184,7 @@ class NoiseXX:
 
 
 def _derive(chain: bytes, secret: bytes) -> tuple[bytes, bytes]:
-    """Return two keys: HKDF of Noise, section 4.3."""
+    """Return two keys by Noise's HKDF, section 4.3."""
     base = hmac.digest(chain, secret, "sha256")
     first = hmac.digest(base, b"\x01", "sha256")
     return first, hmac.digest(base, first + b"\x02", "sha256")

@@ -29,9 +29,9 @@ from bbnode.transport.links.link import Link, LinkState
 log = logging.getLogger(__name__)
 
 _READ_BYTES: Final = 64 * 1024
-# The time for the other side to read the rest and end its side, once we are done.
+# The time for the other side to read the rest and end its side, after our end.
 _LINGER_S: Final = 10.0
-# That the other side may send ahead of us, on a stream without rules: 20 MB/s over 50 ms.
+# The window of a stream without rules: 20 MB/s over a round trip of 50 ms.
 _WINDOW_BYTES: Final = 1024 * 1024
 # A write of a caller goes out in parts of this size, each of which counts as movement.
 _WRITE_BYTES: Final = 256 * 1024
@@ -41,10 +41,10 @@ _WRITE_BYTES: Final = 256 * 1024
 class ProtocolRules:
     """The bounds of one protocol's streams."""
 
-    # Streams of one peer, in each direction; the protocols that have no rules share
+    # Maximum of streams with one peer, in each direction; protocols without rules share
     # `protocol_streams_per_peer`.
     streams_per_peer: int
-    # Bytes that the other side may send ahead of the reader.
+    # Bytes that the other side may send before they are read.
     window_bytes: int
     # True if hosts that speak no protocol of bbnode may open them.
     for_guests: bool = False
@@ -54,12 +54,12 @@ class LinkedStream(ProtocolStream):
     """A ProtocolStream on the connection of a link; all calls can be cancelled."""
 
     def __init__(self, link: Link, stream: MuxedStream) -> None:
-        # The connection it runs on, and its stream there.
+        # The link of its connection, and the muxer's stream.
         self.link = link
         self.stream = stream
         self._broken = ""
         self._lock = trio.Lock()
-        # When bytes last moved, either way.
+        # The time of the last movement of bytes, in either direction.
         self.moved_at = trio.current_time()
 
     @property
@@ -77,7 +77,7 @@ class LinkedStream(ProtocolStream):
     async def write(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
         if 0 < len(view) <= _WRITE_BYTES and not (self._lock.locked() or self.stream.is_writing):
-            # One write of the stream, which is whole by itself.
+            # A single write of the stream, which is atomic.
             await self._write(view)
             return
         async with self._lock:
@@ -96,7 +96,7 @@ class LinkedStream(ProtocolStream):
             await self.stream.end()
 
     def _told(self, error: StreamBrokenError) -> StreamBrokenError:
-        """Return what to raise: the reason of `abort`, if that is what broke the stream."""
+        """Return the error to raise: with the reason of `abort`, if that broke the stream."""
         return StreamBrokenError(self._broken or str(error))
 
     def abort(self, reason: str) -> None:
@@ -107,7 +107,7 @@ class LinkedStream(ProtocolStream):
     async def finish(self, *, clean: bool) -> bool:
         """End our side (`clean`) or reset the stream. Cannot be cancelled; bounded in time.
 
-        True when it was ended here and the other side left it half open.
+        Returns True if we ended it and the other side left it half open.
         """
         ended = False
         with trio.CancelScope(shield=True):
@@ -136,7 +136,7 @@ class Protocols:
     ) -> None:
         """Create the table; a stream on which nothing moves for `idle_s` seconds is reset.
 
-        One that a peer opens waits `hello_s` seconds for its hello.
+        A stream that a peer opens waits `hello_s` seconds for the peer's hello.
         """
         self._hello_s = hello_s
         self._counters = counters
@@ -145,7 +145,7 @@ class Protocols:
         self._streams_per_peer = streams_per_peer
         self._handlers: dict[str, StreamHandler] = {}
         self._rules: dict[str, ProtocolRules] = {}
-        # Streams by peer, True if opened here, and protocol if that has rules of its own.
+        # Count by peer, True if opened here, and protocol if that has rules of its own.
         self._open: Counter[tuple[PeerId, bool, str]] = Counter()
 
     def set_rules(self, protocol_id: str, rules: ProtocolRules) -> None:
@@ -153,7 +153,7 @@ class Protocols:
         self._rules[protocol_id] = rules
 
     def streams(self) -> set[MuxedStream]:
-        """Return the streams of connections that are in use here."""
+        """Return the muxer's streams that are in use here."""
         return {stream.stream for stream in self._streams}
 
     def reap(self, now_s: float) -> None:
@@ -174,8 +174,8 @@ class Protocols:
     async def serve(self, link: Link | None, protocol_id: str, raw: MuxedStream) -> None:
         """Serve one stream that a peer opened, to its end."""
         if link is not None:
-            # It may overtake the peer's hello, which comes on another stream. A foreign host says
-            # none.
+            # It may overtake the peer's hello, which arrives on another stream. A foreign host
+            # sends none.
             with trio.move_on_after(self._hello_s):
                 await (link.welcome if self._for_guests(protocol_id) else link.settled).wait()
         place = self._place(link, protocol_id, ours=False)
@@ -199,7 +199,7 @@ class Protocols:
     async def open(
         self, link: Link | None, peer: PeerId, protocol_id: str
     ) -> AsyncIterator[LinkedStream]:
-        """Open a stream of ours, as `Transport.open_stream` says."""
+        """Open a stream; see `Transport.open_stream`."""
         if link is None or not isinstance(link.carrier, Connection):
             raise NotConnectedError(f"{peer} is not connected; wait for its ConnectionOpened")
         place = self._place(link, protocol_id, ours=True)

@@ -1,9 +1,9 @@
-"""From bytes to a secured connection: agree on Noise, shake hands, agree on Yamux.
+"""The upgrade of a byte stream to a secured connection: negotiate Noise, handshake, Yamux.
 
-Rule: nothing but Noise and Yamux is ever offered or taken. Until the peer is proved, no more than
-MAX_UNSECURED_BYTES are read of it, in small pieces, whatever length it announced. What is to be
-sent waits for the moment at which we would wait for the peer, so that each turn is one write.
-Time-outs are the caller's; all may be cancelled, and the wire is the caller's to close.
+Rule: only Noise and Yamux are offered or accepted. Until the peer is proved, at most
+MAX_UNSECURED_BYTES are read from it, in small pieces, whatever length it announced. Outbound bytes
+are buffered until we would wait for the peer, so that each turn is one write. Time-outs are the
+caller's; everything may be cancelled, and the caller closes the wire.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bbnode.transport.libp2p.noise_channel import (
 from bbnode.transport.libp2p.wire import ByteWire, ReusedBuffers
 from bbnode.transport.links.shares import HANDSHAKE_US, CoreShare
 
-# Messages have some hundred bytes.
+# Handshake messages have some hundred bytes.
 _READ_BYTES: Final = 4 * 1024
 _LENGTH_BYTES: Final = 2
 _READ_BUFFERS: Final = ReusedBuffers(_READ_BYTES)
@@ -37,7 +37,7 @@ _READ_BUFFERS: Final = ReusedBuffers(_READ_BYTES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secured:
-    """A connection whose peer is proved, on which Yamux comes next."""
+    """A connection with a proved peer, on which Yamux starts next."""
 
     peer: PeerId
     channel: NoiseChannel
@@ -46,7 +46,7 @@ class Secured:
 
 
 class _Talk:
-    """Bytes before the muxer begins: those that have come, and those that wait to go."""
+    """The buffers before the muxer starts: received bytes, and bytes to send."""
 
     __slots__ = ("_left", "_on_heard", "_out", "_scope", "_share", "_wire", "ahead")
 
@@ -66,11 +66,11 @@ class _Talk:
         self.ahead = bytearray()
 
     def put(self, data: bytes | memoryview) -> None:
-        """Send this with what else is sent before the next wait."""
+        """Buffer bytes to send before the next wait."""
         self._out += data
 
     async def flush(self) -> None:
-        """Send what waits; raises BROKEN."""
+        """Send the buffered bytes; raises BROKEN."""
         out, self._out = memoryview(self._out), bytearray()
         while out:
             out = out[self._wire.send(out) :]
@@ -78,18 +78,18 @@ class _Talk:
                 await self._wire.drain()
 
     def grant(self, more_bytes: int) -> None:
-        """Let that much more be read."""
+        """Allow this many more bytes to be read."""
         self._left += more_bytes
 
     async def more(self) -> None:
-        """Wait until something has come; raises HandshakeError and BROKEN."""
+        """Wait for more bytes; raises HandshakeError and BROKEN."""
         await self.flush()
         count = None
         while count is None:
             await self._wire.readable()
             if self._share is not None and (reason := await self._share.begin(self._scope)):
                 raise HandshakeError(reason)
-            # A buffer is not kept while we wait.
+            # Taken only for the read, so that a waiting connection holds no buffer.
             buffer = _READ_BUFFERS.take()
             try:
                 if not self._left:
@@ -117,7 +117,7 @@ class _Talk:
         return message
 
     def say(self, handshake: NoiseHandshake) -> None:
-        """Put the next message of our own, with its length."""
+        """Buffer our next handshake message, with its length."""
         if self._share is not None:
             self._share.due_us += HANDSHAKE_US
         message = handshake.write()
@@ -199,7 +199,7 @@ def _seal(talk: _Talk, channel: NoiseChannel, plain: bytes) -> None:
 
 
 def _open(talk: _Talk, channel: NoiseChannel, take: Callable[[memoryview], bool]) -> None:
-    """Decrypt the whole packets that are there."""
+    """Decrypt the complete packets received so far."""
     packets = bytes(talk.ahead)
     try:
         read = channel.open(memoryview(packets), memoryview(bytearray(len(packets))), take)

@@ -1,7 +1,7 @@
 """TCP: exclusive listeners, bounded dials and detection of dead links.
 
-Rule: a port belongs to one node alone, a dial has a time-out, and every socket of either direction
-gets the options below before its first byte.
+Rule: a port belongs to one node alone, a dial has a time-out, and every socket, accepted or
+dialled, gets the options below before its first byte.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from bbnode.transport.errors import DialError, ListenError
 
-# A SYN is repeated after 1 s and 3 s; a host that has not answered by now is not there.
+# A SYN is repeated after 1 s and 3 s; a host without an answer by now is unreachable.
 CONNECT_TIMEOUT_S: Final = 5.0
 
 # Idle links: a probe after 10 s and every 5 s, dead after three without answer. Links with
-# data under way: dead when nothing was acknowledged for 20 s.
+# data in flight: dead if nothing was acknowledged for 20 s.
 _KEEPALIVE_IDLE_S: Final = 10
 _KEEPALIVE_INTERVAL_S: Final = 5
 _KEEPALIVE_PROBES: Final = 3
 _USER_TIMEOUT_MS: Final = 20_000
-# Unsent bytes that the kernel buffers: a small envelope waits behind no more than this of a large
-# one.
+# Unsent bytes that the kernel buffers: a small envelope waits for no more than this of a large one.
 _NOTSENT_LOWAT_BYTES: Final = 128 * 1024
 
-# A thousand peers may come back at the same moment; the system bounds it too.
+# A thousand peers may reconnect at the same moment; the system bounds it too.
 _BACKLOG: Final = 1024
 # The codes of multiaddr's protocol table.
 _IP4, _IP6, _TCP = b"\x04", b"\x29", b"\x06"
-# Families of the addresses that a name may lead to.
+# Address families to which a name may resolve.
 _FAMILIES: Final = {
     "ip4": socket.AF_INET,
     "ip6": socket.AF_INET6,
@@ -64,7 +63,7 @@ def set_link_options(stream: trio.SocketStream) -> None:
         try:
             stream.setsockopt(level, option, value)
         except OSError as error:
-            # The other side may be gone already; the first read will tell.
+            # The other side may be gone already, which the first read will report.
             if error.errno not in (errno.EINVAL, errno.ENOTCONN, errno.EBADF):
                 raise
 
@@ -90,14 +89,14 @@ def remote_endpoint(stream: trio.SocketStream) -> tuple[str, int] | None:
         host, port = stream.socket.getpeername()[:2]
     except OSError:
         return None
-    # A scope id (fe80::1%eth0) has no place in a multiaddr.
+    # A multiaddr cannot hold a scope id (fe80::1%eth0).
     return str(ipaddress.ip_address(str(host).split("%")[0])), int(port)
 
 
 def has_come(stream: trio.SocketStream) -> bool:
     """Return True if the kernel has unread bytes of this connection."""
     try:
-        # From the system's socket: trio's would wait.
+        # On a plain socket, since trio's would wait.
         with socket.socket(fileno=os.dup(stream.socket.fileno())) as peeked:
             return bool(peeked.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except OSError:
@@ -105,7 +104,7 @@ def has_come(stream: trio.SocketStream) -> bool:
 
 
 async def listen_on(address: Multiaddr) -> list[trio.SocketListener]:
-    """Return listeners on one address, which nobody else has; raises ListenError."""
+    """Return exclusive listeners on one address; raises ListenError."""
     host, port = listen_endpoint(address)
     try:
         return await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
@@ -127,11 +126,11 @@ async def connect(address: Multiaddr, source: int = 0) -> trio.SocketStream:
     reason = f"no answer within {CONNECT_TIMEOUT_S:g} s"
     with trio.move_on_after(CONNECT_TIMEOUT_S):
         try:
-            found = await trio.socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+            candidates = await trio.socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
         except OSError as error:
             raise DialError(f"cannot dial {address}: {error}") from error
-        for kind, _, protocol, _, endpoint in found:
-            made = trio.socket.socket(kind, socket.SOCK_STREAM, protocol)
+        for kind, _, protocol, _, endpoint in candidates:
+            sock = trio.socket.socket(kind, socket.SOCK_STREAM, protocol)
             try:
                 # So that another connection can be made from its port.
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -142,10 +141,10 @@ async def connect(address: Multiaddr, source: int = 0) -> trio.SocketStream:
                 set_link_options(stream)
                 return stream
             except OSError as error:
-                made.close()
+                sock.close()
                 reason = str(error)
             except BaseException:
-                made.close()
+                sock.close()
                 raise
     raise DialError(f"cannot dial {address}: {reason}")
 

@@ -1,7 +1,7 @@
 """The libp2p transport: TCP, Noise, Yamux, and links on top.
 
-Rule: only the files of this folder know libp2p. The host gives us each connection before its first
-stream, and it has one link from then on, or is closed.
+Rule: only the files of this folder know libp2p. The host hands over each connection before its
+first stream; from then on it has one link, or is closed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 # Bytes in flight on each of a circuit's streams: 10 MB/s over a round trip of 50 ms to the relay.
 # A circuit whose readers pause costs the relay twice this.
 _CIRCUIT_WINDOW_BYTES: Final = 512 * 1024
-# Between two checks for streams that are idle or belong to nobody.
+# Interval of the checks for streams that are idle or have no owner.
 _MAINTAIN_S: Final = 2.0
 # The time that a circuit waits for the connection with its relay: a dial and a hello.
 _RELAY_S: Final = 10.0
@@ -85,9 +85,9 @@ class Libp2pTransport(LinkTransport):
     ) -> None:
         """Create the transport; raises ListenError if an address in `listen` is not plain TCP.
 
-        With an empty `listen` the node only dials. `announce` replaces the addresses that others
-        are told. Without an `authorizer` everybody may connect. With `py_libp2p` there is a
-        `libp2p_host`; raises Libp2pMissing where py-libp2p is not installed.
+        With an empty `listen` the node only dials. `announce` replaces the addresses sent to
+        peers. Without an `authorizer` everybody may connect. With `py_libp2p` there is a
+        `libp2p_host`; raises Libp2pMissing if py-libp2p is not installed.
         """
         super().__init__(
             identity.peer_id,
@@ -104,8 +104,8 @@ class Libp2pTransport(LinkTransport):
         relay = relay or RelaySettings()
         # A peer's circuits, and requests under way.
         relay_streams = relay.circuits_per_peer + 4
-        # A peer's circuits are those it asked for, and those that others asked for to it;
-        # streams that are ending still count for a while.
+        # A peer's circuits are those that it requested, and those that others requested to it;
+        # ending streams still count for a while.
         self._max_streams = 2 * (MAX_STREAMS + 2 * relay_streams)
         self._host = Libp2pHost(
             identity,
@@ -187,7 +187,7 @@ class Libp2pTransport(LinkTransport):
             self._host.handlers[protocol] = partial(self._serve_lane, lane)
 
     def listen_addresses(self) -> list[Multiaddr]:
-        """Return concrete addresses, known once `run` has started; those through relays come first.
+        """Return concrete addresses, known once `run` has started; relayed ones come first.
 
         Wildcards are replaced by the addresses of the interfaces, or everything by `announce`.
         """
@@ -215,7 +215,7 @@ class Libp2pTransport(LinkTransport):
         )
 
     def _claims(self, peer: PeerId) -> Sequence[Multiaddr]:
-        """Return where a connected peer says that it is, as far as it may be dialled there."""
+        """Return the addresses that a connected peer claims and that may be dialled."""
         session = self._table.known(peer)
         link = None if session is None else session.primary
         if link is None or link.hello is None:
@@ -223,7 +223,7 @@ class Libp2pTransport(LinkTransport):
         return dialable(link.hello.listen_addresses, seen=link.carrier.address, good=True)
 
     async def _reach(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
-        """Connect with a peer that something else than the program wants; raises DialError."""
+        """Connect with a peer for a service, not for the program; raises DialError."""
         reason = "nobody said where it is"
         for address in sorted(addresses, key=is_relayed):
             try:
@@ -238,7 +238,7 @@ class Libp2pTransport(LinkTransport):
         raise DialError(f"{peer} is not reached: {reason}")
 
     def _release(self, peer: PeerId) -> None:
-        """Close what we have dialled to a peer for a search, unless something else uses it."""
+        """Close the connection that we dialled for a search, unless it is used otherwise."""
         session = self._table.known(peer)
         if session is not None and (session.wanted is not None or session.exchanged):
             return
@@ -396,7 +396,7 @@ class Libp2pTransport(LinkTransport):
         session = self._table.known(relay)
         reason = "no connection was made"
         if session is not None and session.wanted is not None:
-            # Its own dialer is connecting already.
+            # The relay's own dialer is connecting already.
             with trio.move_on_after(_RELAY_S):
                 await session.up.wait()
             reason = session.last_error or reason
@@ -412,7 +412,7 @@ class Libp2pTransport(LinkTransport):
         found = self._direct_link(relay)
         if found is None:
             raise DialError(f"the relay {relay} is not connected: {reason}")
-        return found
+        return direct
 
     # -- connections -----------------------------------------------------------------------
 
@@ -443,7 +443,7 @@ class Libp2pTransport(LinkTransport):
         )
 
     def _foreign(self, connection: Connection) -> bool:
-        """Let a host stay that uses what any host of libp2p speaks, if there is room for such."""
+        """Admit a host that uses only libp2p's general protocols, if there is room."""
         link = connection.link
         if link is None or link.state is not LinkState.OPENING or link.spoken.is_set():
             return False
@@ -478,10 +478,10 @@ class Libp2pTransport(LinkTransport):
                 stream.abort("the stream belongs to nobody")
 
     def _stray_streams(self) -> set[MuxedStream]:
-        """Return the streams that nobody here will read or end.
+        """Return the streams without an owner that would read or end them.
 
-        These are half closed, opened by a peer that does not negotiate, or of a lane that has a
-        newer stream.
+        Such a stream is half closed, opened by a peer that does not negotiate, or of a lane that
+        has a newer stream.
         """
         used = self._protocols.streams() | self._host.streams()
         if self._host.other is not None:
@@ -497,7 +497,7 @@ class Libp2pTransport(LinkTransport):
     async def _serve_lane(self, lane: Lane, connection: Connection, stream: MuxedStream) -> None:
         if connection.link is None:
             raise StreamBrokenError("the connection has no link")
-        # Twice what we let the peer send, so that this window never limits it.
+        # Twice the link's own window, so that the stream's window is never the limit.
         limits = self._limits
         window = limits.bulk_window_bytes if lane is Lane.BULK else limits.control_window_bytes
         connection.lanes[lane] = stream
@@ -508,16 +508,16 @@ class Libp2pTransport(LinkTransport):
     # -- addresses -------------------------------------------------------------------------
 
     def _concrete_addresses(self) -> list[Multiaddr]:
-        """Return the addresses that others are told, without our PeerId."""
-        found = [_without_peer(each) for each in self._announce]
-        if not found:
+        """Return the addresses to send to peers, without our PeerId."""
+        addresses = [_without_peer(each) for each in self._announce]
+        if not addresses:
             for bound in self._host.listening:
-                found.extend(_of_each_interface(bound) if _is_wildcard(bound) else [bound])
-        return list(dict.fromkeys(found))
+                addresses.extend(_of_each_interface(bound) if _is_wildcard(bound) else [bound])
+        return list(dict.fromkeys(addresses))
 
 
 class AnyStream:
-    """A ProtocolStream of a peer that may have said no hello; `address` is where it is."""
+    """A ProtocolStream of a peer that may have sent no hello; `address` is the peer's."""
 
     def __init__(self, connection: Connection, stream: MuxedStream) -> None:
         self.peer = connection.peer
@@ -538,14 +538,14 @@ class AnyStream:
 
 
 class OrphanStreams:
-    """Streams without an owner, and since when."""
+    """Streams without an owner, and the times since when."""
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
         self._since: dict[MuxedStream, float] = {}
 
     def overdue(self, found: set[MuxedStream], now_s: float) -> list[MuxedStream]:
-        """Return those of the found streams that have been there for long enough."""
+        """Return those of the orphaned streams that have been orphaned for long enough."""
         self._since = {each: self._since.get(each, now_s) for each in found}
         due = [each for each, since in self._since.items() if now_s - since >= self._after_s]
         for each in due:
@@ -558,7 +558,7 @@ def _is_wildcard(address: Multiaddr) -> bool:
 
 
 def _of_each_interface(address: Multiaddr) -> list[Multiaddr]:
-    # It loads psutil, which nothing else here needs.
+    # Imported here, since it loads psutil, which nothing else needs.
     from multiaddr.utils import get_thin_waist_addresses
 
     return list(get_thin_waist_addresses(address))

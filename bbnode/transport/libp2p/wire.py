@@ -1,8 +1,8 @@
-"""The bytes below a secured connection: those of a socket, or of a circuit through a relay.
+"""The byte stream below a secured connection: a socket, or a circuit through a relay.
 
 Rule: `receive` and `send` never wait, so whole turns of the muxer are synchronous; `readable` and
-`drain` wait, and may be cancelled without the loss of a byte. A buffer belongs to a wire only while
-a turn lasts or bytes wait in it: an idle connection has none.
+`drain` wait, and may be cancelled without losing a byte. A wire holds a buffer only during a turn
+or while bytes wait in it: an idle connection has none.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import trio
 
 from bbnode.transport.errors import StreamBrokenError
 
-# What a wire raises when it is at its end.
+# The exceptions of a broken wire.
 BROKEN: Final = (OSError, StreamBrokenError, trio.ClosedResourceError, trio.BrokenResourceError)
 # The most that is read in one turn: half a millisecond of decryption.
 READ_BYTES: Final = 512 * 1024
-# The free buffers of each size that a process keeps.
+# Maximum of free buffers of each size that a process keeps.
 _KEPT_BUFFERS: Final = 4
 
 
 class ReusedBuffers:
-    """Buffers of one size that are used again; any thread may call it."""
+    """A pool of buffers of one size; thread-safe."""
 
     __slots__ = ("_free", "size")
 
@@ -32,14 +32,14 @@ class ReusedBuffers:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        """Return a buffer of `size` bytes, with anything in it."""
+        """Return an uninitialised buffer of `size` bytes."""
         try:
             return self._free.pop()
         except IndexError:
             return memoryview(bytearray(self.size))
 
     def give(self, buffer: memoryview) -> None:
-        """Take a buffer back; nobody reads it any more."""
+        """Return a buffer to the pool; it must not be used any more."""
         if len(self._free) < _KEPT_BUFFERS:
             self._free.append(buffer)
 
@@ -47,33 +47,33 @@ class ReusedBuffers:
 class ByteWire(Protocol):
     """Two directions of bytes; every method but `close` may raise BROKEN."""
 
-    # True while bytes wait, or the system takes none, so that `drain` has to be awaited.
+    # True while bytes wait or the system accepts none, so that `drain` must be awaited.
     blocked: bool
 
     async def readable(self) -> None:
-        """Return when `receive` has something to give, if only the end."""
+        """Wait until `receive` returns bytes or the end."""
 
     def receive(self, into: memoryview) -> int | None:
-        """Return the number of bytes that were written; 0 is the end, None is nothing yet."""
+        """Return the number of bytes written to `into`; 0 is the end, None is nothing yet."""
 
     def send(self, data: memoryview) -> int:
-        """Return the number of bytes that were taken, from the beginning of `data`."""
+        """Send from the beginning of `data`; return the number of bytes accepted."""
 
     async def drain(self) -> None:
-        """Return when `send` takes bytes again."""
+        """Wait until `send` accepts bytes again."""
 
     def close(self) -> None:
-        """End both directions at once; whoever waits gets an exception."""
+        """End both directions at once; waiting tasks get an exception."""
 
 
 class SocketWire:
-    """A TCP connection; nobody else closes its socket."""
+    """A TCP connection, which owns its socket."""
 
     __slots__ = ("_number", "_socket", "blocked")
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._socket = stream.socket
-        # The socket's file descriptor; -1, which the system refuses, once it is closed.
+        # The socket's file descriptor; -1, which system calls refuse, once it is closed.
         self._number = self._socket.fileno()
         self.blocked = False
 
@@ -123,7 +123,7 @@ class CircuitWire:
 
     def __init__(self, circuit: Circuit) -> None:
         self._circuit = circuit
-        # What has come, None at first; what is still to be written.
+        # Received bytes, None before the first; bytes to write.
         self._ahead: memoryview | None = None
         self._out = b""
         self.blocked = False
@@ -148,7 +148,7 @@ class CircuitWire:
 
     async def drain(self) -> None:
         if self._out:
-            # A circuit that is cut off in the middle of a write is at its end.
+            # A cancelled write breaks the circuit, so its bytes need not be kept.
             data, self._out = self._out, b""
             await self._circuit.write(data)
         self.blocked = False

@@ -1,13 +1,13 @@
 """The places that a node has for connections, and which connections get one.
 
-Rule: only this module decides whether a connection is accepted and which one is dropped for it. It
-does no I/O and reads no clock. A connection waits from the accepted socket to its hello, and then
-stays with a standing; one with a host that speaks no protocol of bbnode stays in places that nobody
-else wants, where there are such. Waiting connections have a bound of their own, so that silent
-sockets take no places from others; strangers never get the last places, which are for members and
-for peers that we know. A connection that is dropped for a newcomer is of the most crowded prefix
-and has had its time. A prefix is counted twice: IPv4 as /32 and /24, IPv6 as /64 and /48. Addresses
-that are not global (this machine, private networks, where test beds and containers live) have no
+Rule: only this module decides if a connection is accepted and which one is dropped for it. It does
+no I/O and reads no clock. A connection waits from the accepted socket to its hello, and then stays
+with a standing; one with a host that speaks no protocol of bbnode stays only in otherwise unused
+places. Waiting connections have a bound of their own, so that silent sockets take no places from
+others; strangers never get the last places, which are reserved for members and known peers. A
+connection that is dropped for a newcomer belongs to the most crowded prefix and is past its grace
+period. Prefixes are counted at two lengths: IPv4 as /32 and /24, IPv6 as /64 and /48. Addresses
+that are not global (this machine, and private networks, as in test beds and containers) have no
 bound per prefix, since many peers may share one.
 """
 
@@ -33,12 +33,12 @@ PREFIX_BITS: Final[dict[int, tuple[int, int]]] = {4: (32, 24), 6: (64, 48)}
 
 
 class Stage(enum.Enum):
-    """The progress of a connection."""
+    """The stages of a connection."""
 
     SILENT = "silent"
     SPEAKING = "speaking"
     SECURED = "secured"
-    # It speaks no protocol of bbnode, and may say hello all the same.
+    # It has used no protocol of bbnode yet, and may still send its hello.
     FOREIGN = "foreign"
     SETTLED = "settled"
     GONE = "gone"
@@ -61,16 +61,16 @@ class Place:
     # True if the bounds per prefix apply to it.
     bounded: bool
     since_s: float
-    # Ends the connection at once, for a reason. Does not block.
+    # Ends the connection at once, with a reason. Does not block.
     drop: Callable[[str], None]
     share: CoreShare
     stage: Stage = Stage.SILENT
     peer: PeerId | None = None
     standing: Standing = Standing.STRANGER
-    # True if we dialled: we want this peer.
+    # True if we dialled, so that we want this peer.
     dialled: bool = False
-    # Returns True if bytes have arrived that we have not read yet: no connection is dropped because
-    # this machine is busy.
+    # Returns True if there are bytes that we have not read yet, so that no connection is dropped
+    # because this machine is busy.
     has_spoken: Callable[[], bool] = lambda: False
 
 
@@ -103,12 +103,12 @@ class _Group:
         return ""
 
     def crowd(self, place: Place) -> int:
-        """Return how many places share the wider prefix of this one."""
+        """Return the number of places that share the wider prefix of this one."""
         return self.by_prefix[place.prefixes[-1]]
 
 
 class Admission:
-    """All connections of a node; `known` is True for a peer that we want or have dealt with."""
+    """The places of all connections; `known` is True for a peer that we want or have dealt with."""
 
     def __init__(
         self, limits: TransportLimits, counters: Counters, known: Callable[[PeerId], bool]
@@ -121,41 +121,41 @@ class Admission:
         # Members, peers that we know, and those that we dialled.
         self._others = _Group()
         self._guests: dict[Place, None] = {}
-        # Hosts that speak no protocol of bbnode: those that came, and those that we dialled.
+        # Hosts that speak no protocol of bbnode: inbound ones, and those that we dialled.
         self._foreign = _Group()
         self._visited: dict[Place, None] = {}
         self._settled_of: Counter[PeerId] = Counter()
         self._shares = CoreShares(limits, counters, known)
-        # Narrow prefixes from which strangers flooded us, the latest last: until when they get no
-        # connection, and for how long that was.
+        # Narrow prefixes from which strangers flooded us, the latest last -> end and duration of
+        # the ban in which they get no connection.
         self._cooling: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     @property
     def waiting(self) -> int:
-        """Connections that have not said hello."""
+        """The number of connections that have not sent their hello."""
         return len(self._waiting.places)
 
     @property
     def sockets(self) -> int:
-        """Waiting connections whose handshake is not finished."""
+        """The number of waiting connections whose handshake is not finished."""
         return sum(each.stage is not Stage.SECURED for each in self._waiting.places)
 
     @property
     def settled(self) -> int:
-        """Connections that have said hello."""
+        """The number of connections that have sent their hello."""
         return len(self._strangers.places) + len(self._others.places) + len(self._guests)
 
     @property
     def strangers(self) -> int:
-        """Settled connections of peers that are neither members nor known."""
+        """The number of settled connections of peers that are neither members nor known."""
         return len(self._strangers.places)
 
     @property
     def foreign(self) -> int:
-        """Connections with hosts that speak no protocol of bbnode."""
+        """The number of connections with hosts that speak no protocol of bbnode."""
         return len(self._foreign.places) + len(self._visited)
 
-    # -- a connection's life -----------------------------------------------------------------
+    # -- life cycle of a connection ----------------------------------------------------------
 
     def accept(self, address: str, now_s: float, drop: Callable[[str], None]) -> Place | None:
         """Return a place for a connection from an IP address ("": a relay), or None."""
@@ -197,9 +197,9 @@ class Admission:
         return place
 
     def take_foreign(self, place: Place, now_s: float) -> bool:
-        """Let a connection stay whose peer speaks no protocol of bbnode; False without room.
+        """Admit a connection whose peer speaks no protocol of bbnode; return False without room.
 
-        One that has been silent for `idle_foreign_s` goes for it; who says something may stay.
+        It may replace one that has been silent for `idle_foreign_s`.
         """
         if place.stage is Stage.FOREIGN:
             return True
@@ -217,13 +217,13 @@ class Admission:
         return True
 
     def flooded(self, place: Place, now_s: float) -> None:
-        """Close the prefix of a stranger that flooded us for a while."""
+        """Ban the prefix of a stranger that flooded us, for a while."""
         if not place.bounded or place.share.is_admitted:
             return
         limits, prefix = self._limits, place.prefixes[0]
         until_s, last_s = self._cooling.pop(prefix, (-math.inf, 0.0))
         if now_s < until_s:
-            next_s = last_s  # from before
+            next_s = last_s  # the ban still runs: do not extend it
         elif now_s < until_s + limits.max_cooling_s:
             next_s = min(2 * last_s, limits.max_cooling_s)
         else:
@@ -247,7 +247,7 @@ class Admission:
             place.stage, place.peer = Stage.SECURED, peer
 
     def hello(self, place: Place, peer: PeerId, standing: Standing, now_s: float) -> str:
-        """Settle a connection whose hello is acceptable; return the reason against it, or ""."""
+        """Settle a connection with an acceptable hello; return the reason to refuse it, or ""."""
         if place.stage is Stage.GONE:
             return "its place went to another connection"
         self._waiting.remove(place)
@@ -272,7 +272,7 @@ class Admission:
         return ""
 
     def left(self, place: Place) -> None:
-        """Release the place of a connection that is gone; a second call does nothing."""
+        """Release the place of a closed connection. Idempotent."""
         if place.stage is Stage.SETTLED and place.peer is not None:
             self._settled_of[place.peer] -= 1
             if not self._settled_of[place.peer]:
@@ -294,7 +294,7 @@ class Admission:
     def _drop_waiting(self, places: Iterable[Place], now_s: float) -> bool:
         """Drop a waiting connection; return False if all are within their grace, or known.
 
-        It is one of the most crowded prefix: a silent one before others, then the oldest.
+        It belongs to the most crowded prefix: silent ones go before others, then the oldest.
         """
         there = list(places)
         while True:
@@ -324,7 +324,7 @@ class Admission:
     def _room_for(self, place: Place, now_s: float) -> str:
         limits = self._limits
         if place.peer is not None and self._settled_of[place.peer]:
-            # It may replace a connection that the peer has; the transport bounds them per peer.
+            # It may replace the peer's other connection; the transport bounds them per peer.
             return ""
         if place.standing is Standing.GUEST:
             full = len(self._guests) >= limits.max_guests
@@ -332,7 +332,7 @@ class Admission:
         if place.standing is Standing.STRANGER:
             return self._room_for_stranger(place, now_s)
         while self.settled >= limits.max_connections:
-            # Of any age, since it is a stranger's.
+            # Without a grace, since it is a stranger's.
             if not self._drop_stranger(self._strangers.places, now_s, 0.0):
                 return "all connections are taken by members and peers we know"
         return ""
@@ -350,7 +350,7 @@ class Admission:
         return True
 
     def _drop_foreign(self, places: Iterable[Place], now_s: float) -> bool:
-        """Close the connection of the most crowded prefix that has been silent longest."""
+        """Close the longest silent connection of the most crowded prefix."""
         worst = max(
             (
                 each
@@ -396,7 +396,7 @@ class Admission:
         return True
 
     def _recognise(self) -> None:
-        """Reclassify strangers that we have come to know."""
+        """Reclassify strangers that have become known."""
         for place in list(self._strangers.places):
             if place.peer is not None and self._known(place.peer):
                 self._strangers.remove(place)
@@ -426,7 +426,7 @@ def prefixes_of(address: str) -> tuple[tuple[str, ...], bool]:
 
 
 class Gate:
-    """The authorizer, with its refusals counted; a decision is the reason to refuse, or ""."""
+    """Calls the authorizer and counts its refusals; a decision is the reason to refuse, or ""."""
 
     def __init__(self, authorizer: Authorizer | None, counters: Counters) -> None:
         self._authorizer = authorizer
@@ -449,7 +449,7 @@ class Gate:
         decision = self._authorizer.hello(peer, direction, hello)
         reason = self._reason(decision)
         if decision.reason is Reason.NOT_A_MEMBER:
-            # The peer is told if its membership has ended, was revoked, or is another network's.
+            # Tell the peer if its membership has ended, was revoked, or is of another network.
             reason += f" ({decision.detail.partition(':')[0]})"
         return reason, decision.standing
 
@@ -484,6 +484,6 @@ class Gate:
         if decision.allowed:
             return ""
         reason = decision.reason or "not allowed"
-        self.denied[reason] += 1  # of the few that Reason has
+        self.denied[reason] += 1  # bounded: Reason has few members
         self._counters.add("access.denied")
         return reason

@@ -1,13 +1,13 @@
 """Frames on our streams: a fixed header, then the body.
 
 Rule: the header is 16 bytes, big-endian: type (1), flags (1, zero), reserved (2, zero), body
-length (4), number (8). The table FRAME_CAPS says which types a lane carries and how long each may
-be; a length is checked against it before anything is kept. An end of stream within a frame is a
-truncation. This module does no I/O.
+length (4), number (8). The table FRAME_CAPS has the types that a lane carries and the maximum
+length of each; a length is checked against it before anything is stored. An end of stream within a
+frame is a truncation. This module does no I/O.
 
-Number: of an ENVELOPE, OPEN and CHUNK, the message's place in the order of its lane; of an
-ACK, the message that is expected next; of a RESUME and a START, the round (see `receiver`); of a
-PING, the number that its PONG repeats; of a BYE_ACK, the lane.
+The number is: for ENVELOPE, OPEN and CHUNK, the message's position in its lane; for ACK, the
+message that is expected next; for RESUME and START, the round (see `receiver`); for PING, the
+number that the PONG repeats; for BYE_ACK, the lane.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from bbnode.transport.errors import FrameError
 
 _HEADER = struct.Struct(">BBHIQ")
 HEADER_BYTES = _HEADER.size
-# ACK: lane, bytes received of the message that is expected next.
+# ACK: lane, received bytes of the message that is expected next.
 _ACK = struct.Struct(">BQ")
 _ACK_FRAME = struct.Struct(_HEADER.format + _ACK.format[1:])
 # RESUME: record, next on control, next on bulk, bytes of the latter, the two windows.
 _RESUME = struct.Struct(">QQQQII")
-# OPEN: bytes of the whole message, offset at which its chunks begin, its anchor.
+# OPEN: size of the message in bytes, offset at which its chunks begin, its anchor.
 _OPEN = struct.Struct(">QQQ")
 
 
@@ -62,17 +62,17 @@ class FrameType(enum.IntEnum):
     ENVELOPE = 4
     # No more messages come on this lane.
     BYE = 5
-    # All of the lane was read, up to its BYE.
+    # The lane was read up to its BYE.
     BYE_ACK = 6
-    # Send to me on this connection, from these positions on.
+    # A request to send on this connection, from these positions on.
     RESUME = 7
     # The frames that follow on this stream answer the RESUME of this round.
     START = 8
     # The position up to which a lane was accepted.
     ACK = 9
-    # A large message begins, or continues.
+    # The start, or continuation, of a large message.
     OPEN = 10
-    # The next bytes of it.
+    # The next bytes of a large message.
     CHUNK = 11
 
 
@@ -94,7 +94,7 @@ FRAME_CAPS: dict[tuple[Lane, FrameType], int] = {
 
 
 class LinkFrame(NamedTuple):
-    """One decoded frame, whole."""
+    """One complete decoded frame."""
 
     type: FrameType
     number: int
@@ -102,7 +102,7 @@ class LinkFrame(NamedTuple):
 
 
 class ChunkData(NamedTuple):
-    """Some of a CHUNK's bytes, as they came; valid until the next `feed`."""
+    """Some of a CHUNK's bytes, as received; valid until the next `feed`."""
 
     number: int
     data: memoryview
@@ -119,9 +119,9 @@ class Position(NamedTuple):
 class Open:
     """The header of a large message, sent before its chunks; all in bytes.
 
-    `anchor` is where in the message its largest part begins, such as the numbers of a tensor. The
-    receiver puts the message into memory so that this byte is aligned, and nobody has to copy the
-    tensor to compute with it.
+    `anchor` is the offset of the message's largest part, such as the numbers of a tensor. The
+    receiver allocates the message so that this byte is aligned, and the tensor can be used without
+    a copy.
     """
 
     total: int
@@ -131,9 +131,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """The first frame of a receiver to a sender: from where to send, and how much at a time.
+    """The first frame of a receiver to a sender: the positions to send from, and the windows.
 
-    `record` names the receiver's memory of this sender; another one remembers nothing.
+    `record` identifies the receiver's state for this sender; a new one means it has forgotten all.
     """
 
     round: int
@@ -214,7 +214,7 @@ def _unpack(layout: struct.Struct, frame: LinkFrame) -> tuple[int, ...]:
     return layout.unpack(frame.body)
 
 
-# By lane and code: a type that it carries, and its cap.
+# Lane -> code of a frame type that it carries -> type and cap.
 _CARRIED: Final[dict[Lane, dict[int, tuple[FrameType, int]]]] = {
     lane: {int(kind): (kind, cap) for (on, kind), cap in FRAME_CAPS.items() if on is lane}
     for lane in Lane
@@ -229,11 +229,11 @@ class FrameDecoder:
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._carried = _CARRIED[lane]
-        # The beginning of a header or of a small body.
+        # An incomplete header or small body.
         self._buffer = bytearray()
         # (type, number, length) of the frame whose body is still to come.
         self._want: tuple[FrameType, int, int] | None = None
-        # The CHUNK that is passing through.
+        # Number and remaining bytes of the CHUNK that is passing through.
         self._chunk = 0
         self._chunk_left = 0
         # Frames that were yielded; a CHUNK counts once its header has arrived.
@@ -246,7 +246,7 @@ class FrameDecoder:
 
     @property
     def keeps_bytes(self) -> bool:
-        """True if the beginning of a header or of a body waits here for the rest."""
+        """True if an incomplete header or body is buffered."""
         return self._want is not None or bool(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> Iterator[LinkFrame | ChunkData]:
@@ -282,7 +282,7 @@ class FrameDecoder:
             yield LinkFrame(kind, number, body)
 
     def _whole(self, rest: memoryview) -> bytes | memoryview:
-        """Return a header or a body: what was kept of it, and its rest."""
+        """Return a complete header or body: the buffered part and the rest."""
         if not self._buffer:
             return rest
         self._buffer += rest
@@ -291,7 +291,7 @@ class FrameDecoder:
         return whole
 
     def _read_header(self, header: bytes | memoryview) -> tuple[FrameType, int, int] | None:
-        """Return what has to come, None if that is a CHUNK; raises FrameError."""
+        """Return the frame whose body follows, None for a CHUNK; raises FrameError."""
         code, flags, reserved, length, number = _HEADER.unpack(header)
         carried = self._carried.get(code)
         if carried is None or flags or reserved or length > carried[1]:
@@ -305,7 +305,7 @@ class FrameDecoder:
         return None
 
     def _fault(self, code: int, bits: int, length: int) -> str:
-        """Return what is wrong with a header."""
+        """Describe the fault of a header."""
         where = f"on the {self._lane.label} stream"
         if code not in list(FrameType):
             return f"unknown frame type {code} {where}"

@@ -1,9 +1,8 @@
-"""When each link of a node is looked at next: one task for all of them.
+"""The timers of all links of a node, in one task.
 
-Rule: a link asks to be looked at by a time, as often as it likes; times that are close together
-share one wake-up, so that a thousand idle links wake the process a few times a second. A link is
-never looked at sooner than it asked for, and the wake-up is at most `COARSE_S` later (`FINE_S` for
-a time that is less than `SOON_S` away).
+Rule: a link requests a look at a time, as often as it likes; times that are close together share
+one wake-up, so that a thousand idle links wake the process only a few times a second. A look is
+never early, and at most `COARSE_S` late (`FINE_S` for a time less than `SOON_S` away).
 """
 
 from __future__ import annotations
@@ -14,30 +13,30 @@ from typing import Final, Protocol
 
 import trio
 
-# Times that are far away are deadlines of seconds; those that are near, acknowledgements.
+# Distant times are deadlines of seconds; near ones are for acknowledgements.
 SOON_S: Final = 1.0
 COARSE_S: Final = 0.1
 FINE_S: Final = 0.001
 
 
 class Looked(Protocol):
-    """A link, as far as it is looked at."""
+    """The interface of a link that `Looks` calls."""
 
     def look(self, due_s: float) -> None:
-        """Do what is due; `due_s` is when this look should have been."""
+        """Do the due work; `due_s` is the time for which this look was requested."""
 
 
 class Looks:
-    """The looks that are due, by trio's time in seconds."""
+    """The requested looks, on trio's clock in seconds."""
 
     def __init__(self) -> None:
-        # By the time in units of FINE_S, and these times as a heap.
+        # Links by time in units of FINE_S, and these times as a heap.
         self._asked: dict[int, dict[Looked, None]] = {}
         self._times: list[int] = []
         self._sooner = trio.Event()
 
     def ask(self, link: Looked, at_s: float) -> None:
-        """Have a link looked at; `math.inf` is never."""
+        """Request a look at a link; `math.inf` is never."""
         if at_s == math.inf:
             return
         step_s = FINE_S if at_s - trio.current_time() < SOON_S else COARSE_S
@@ -53,7 +52,7 @@ class Looks:
         there[link] = None
 
     async def run(self) -> None:
-        """Look at links when they asked for it, for ever."""
+        """Look at links at the times that they requested, forever."""
         while True:
             self._sooner = trio.Event()
             due_s = self._times[0] * FINE_S if self._times else math.inf

@@ -1,14 +1,14 @@
-"""One connection with one peer: its four streams, its pings and how it closes.
+"""One connection with one peer: its four streams, its pings and its closing handshake.
 
-Rule: each side opens one outgoing control and one outgoing bulk stream and only writes on
-them; it only reads the two that the other side opened. A LaneWriter writes each stream, in its task
-or, the first message after a rest, where it is sent; a LaneReader takes what comes in the turn in
-which it comes. Every change of a link's state is a row of LINK_MOVES; an event that has
-no row in a state leaves the state as it is.
+Rule: each side opens one outgoing control and one outgoing bulk stream and only writes on them; it
+only reads the two that the other side opened. A LaneWriter writes each stream, in its own task, or,
+for the first message after a pause, in the task that sends; a LaneReader processes data in the turn
+in which it arrives. Every change of a link's state is a row of LINK_MOVES; an event without a row
+in a state leaves the state as it is.
 
 Closing: a side that will send nothing more ends each of its lanes with BYE; the other side answers
-with BYE_ACK when it has read up to there, and ends its own lanes likewise. When everything is
-acknowledged both ways the connection is cut. Closing earlier would lose unread data, and the
+with BYE_ACK once it has read up to there, and ends its own lanes likewise. Once everything is
+acknowledged both ways, the connection is cut. Closing earlier would lose unread data, and the
 acknowledgements in it.
 
 `Carrier.hard_close` ends everything: each read and write on the connection then returns or raises.
@@ -67,13 +67,13 @@ class ByteStream(Protocol):
 
     @property
     def failure(self) -> str:
-        """Why it has broken, "" while it has not."""
+        """The reason why it has broken; "" while it works."""
 
     async def read(self, max_bytes: int) -> bytes:
         """Return 1 to `max_bytes` bytes; b"" at the end. Raises StreamBrokenError after a reset."""
 
     async def feed(self, take: Callable[[memoryview], None]) -> None:
-        """Pass all bytes to `take` as they come, until the end; they are valid during the call.
+        """Pass all bytes to `take` as they arrive, until the end; they are valid during the call.
 
         Raises StreamBrokenError after a reset, and what `take` raises.
         """
@@ -81,16 +81,16 @@ class ByteStream(Protocol):
     def listen(
         self, take: Callable[[memoryview], None], on_broken: Callable[[], None] = lambda: None
     ) -> None:
-        """Pass all bytes to `take` as they come, and call `on_broken` when the stream breaks.
+        """Pass all bytes to `take` as they arrive, and call `on_broken` if the stream breaks.
 
-        Neither raises; the end is not told.
+        Neither may raise; the end is not reported.
         """
 
     async def write(self, *data: Buffer) -> None:
         """Write all of `data`; raises StreamBrokenError."""
 
     def write_now(self, data: Buffer) -> bool:
-        """Write `data` without a wait; return False if there is one. Raises StreamBrokenError."""
+        """Write `data` if that needs no wait; else return False. Raises StreamBrokenError."""
 
     async def end(self) -> None:
         """End this direction: the other side reads the end. Never raises."""
@@ -104,7 +104,7 @@ class Carrier(Protocol):
 
     @property
     def peer(self) -> PeerId:
-        """The other side, as the handshake proved it."""
+        """The other side, as proved by the handshake."""
 
     @property
     def direction(self) -> Direction:
@@ -116,7 +116,7 @@ class Carrier(Protocol):
 
     @property
     def wants_lanes(self) -> bool:
-        """True unless it was dialled for something else than bbnode's protocols."""
+        """False if it was dialled for other protocols than bbnode's."""
         return True
 
     async def open(self, lane: Lane) -> ByteStream:
@@ -129,7 +129,7 @@ class Carrier(Protocol):
         """Return the bytes that are buffered on all streams and not yet read."""
 
     def allow_unread(self, most_bytes: int) -> None:
-        """Set how many bytes may lie unread from now on, on all streams together."""
+        """Set the bound of the unread bytes on all streams together."""
 
     async def hard_close(self) -> None:
         """End the connection at once, whatever the peer does; never raises, never hangs."""
@@ -141,7 +141,7 @@ class LinkState(enum.Enum):
     OPENING = "opening"
     UP = "up"
     CLOSING = "closing"
-    # We do not admit the peer, and tell it so; nothing that it sends counts any more.
+    # We do not admit the peer, and tell it so; its data is ignored from then on.
     TURNED_AWAY = "turned away"
     CLOSED = "closed"
 
@@ -160,7 +160,7 @@ LINK_MOVES: Final[dict[tuple[LinkState, LinkEvent], LinkState]] = {
     (LinkState.OPENING, LinkEvent.TURN_AWAY): LinkState.TURNED_AWAY,
     (LinkState.TURNED_AWAY, LinkEvent.CLOSE): LinkState.CLOSED,
     (LinkState.TURNED_AWAY, LinkEvent.ABORT): LinkState.CLOSED,
-    # Nothing has been exchanged yet that could be lost.
+    # Nothing was exchanged yet that could be lost.
     (LinkState.OPENING, LinkEvent.CLOSE): LinkState.CLOSED,
     (LinkState.OPENING, LinkEvent.ABORT): LinkState.CLOSED,
     (LinkState.UP, LinkEvent.CLOSE): LinkState.CLOSING,
@@ -171,9 +171,9 @@ LINK_MOVES: Final[dict[tuple[LinkState, LinkEvent], LinkState]] = {
 
 @dataclass(slots=True)
 class CloseHandshake:
-    """The closing handshake: how far each side is with ending its lanes."""
+    """The progress of the closing handshake, on both sides."""
 
-    # Lanes that the peer has ended, and those of them we owe it a BYE_ACK for.
+    # Lanes that the peer has ended, and those of them that still need our BYE_ACK.
     bye_in: set[Lane] = field(default_factory=set)
     acks_due: list[Lane] = field(default_factory=list)
     # Lanes that we have ended, and those the peer has read to their end.
@@ -190,13 +190,14 @@ class CloseHandshake:
 class Heartbeat:
     """The pings of a link: one under way at most, and one answer owed at most.
 
-    Who dialled pings after a silence. Who was dialled waits longer, so that it need not while its
-    peer pings; it measures the round trip now and then, with an answer that it sends anyway.
+    The dialling side pings after a silence. The dialled side waits longer, so that it need not ping
+    while its peer does; it measures the round trip now and then, together with a frame that it
+    sends anyway.
     """
 
     # The silence after which a ping is sent, in seconds.
     after_s: float
-    # When a ping was last due, and when the round trip is to be measured; trio's time.
+    # Times on trio's clock: when a ping is due, and when to measure the round trip.
     due_at: float
     measure_at: float
     due: bool = False
@@ -206,7 +207,7 @@ class Heartbeat:
     rtt_s: float | None = None
 
     def next_at(self, last_heard: float) -> float:
-        """Return when the next ping is due if nothing comes."""
+        """Return the time at which the next ping is due if nothing arrives."""
         return max(self.due_at, last_heard) + self.after_s
 
     def start(self, now: float) -> int:
@@ -217,7 +218,7 @@ class Heartbeat:
         return self.number
 
     def answered(self, number: int, now: float) -> bool:
-        """Record a pong; return False if it answers no ping, or not the last one."""
+        """Record a pong; return False unless it answers the last ping."""
         if number != self.number or self.sent_at is None:
             return False
         self.rtt_s = now - self.sent_at
@@ -228,7 +229,7 @@ class Heartbeat:
 
 @dataclass(slots=True)
 class StallDetector:
-    """Detects that nothing moves any more; counts only time in which something should move."""
+    """Detects a lack of progress; counts only time in which progress was due."""
 
     seen: int = -1
     since: float = 0.0
@@ -242,7 +243,7 @@ class StallDetector:
 
 
 class LinkOwner(ABC):
-    """The part that decides about peers; a link asks it and reports to it. No method blocks."""
+    """The manager of peers, which a link asks for decisions and reports to. No method blocks."""
 
     @abstractmethod
     def look_at(self, link: Link, at_s: float) -> None:
@@ -278,34 +279,34 @@ class LinkOwner(ABC):
 
     @abstractmethod
     def resumed(self, link: Link, resume: Resume) -> None:
-        """Handle a RESUME, which says from where to send; raises FrameError."""
+        """Handle a RESUME, which has the positions to send from; raises FrameError."""
 
     @abstractmethod
     def sends(self, link: Link) -> bool:
-        """Return True if the messages to this peer go out on this link."""
+        """Return True if messages to this peer are sent on this link."""
 
     @abstractmethod
     def stalled(self, link: Link, reason: str) -> None:
-        """Fail the messages to a peer that no longer takes any; the link closes."""
+        """Fail the messages to a peer that no longer accepts any; the link closes."""
 
 
 # A wake-up that is later than this means that our own process was suspended: bytes from the peer
-# may be waiting, so its silence does not count.
+# may be waiting unread, so its silence does not count.
 _STALL_S: Final = 2.0
 
-# How much later than the side that dialled the other one pings.
+# Factor by which the dialled side pings later than the dialling one.
 _ANSWERS_LATER: Final = 1.5
-# A ping may go out sooner by this, so that one look serves it too: the answer to the last one came
-# a round trip after that.
+# A ping may be sent early by this much, so that one look serves it too: the last pong arrived a
+# round trip after its ping.
 _BEAT_SLACK_S: Final = 0.5
-# Between two measurements of the round trip on the side that only answers pings.
+# Interval of round trip measurements on the side that only answers pings.
 MEASURE_EVERY_S: Final = 30.0
 
 
 class Link:
     """A running connection; `run` owns its tasks.
 
-    Its public members are for its readers, its writers and its owner.
+    Its public members are for its readers, writers and owner.
     """
 
     def __init__(
@@ -325,9 +326,9 @@ class Link:
         self.queue = queue
         self.limits = limits
         self.counters = counters
-        # Counts the connections that the dialling side made; the hello tells the other side.
+        # The dialling side's counter of its connections, which its hello tells the other side.
         self.number = number
-        # Its place among the connections of this node, once it has one.
+        # Its place among the connections of this node, once it has been admitted.
         self.place: Place | None = None
         self.hello_body = hello
         self.hello: Hello | None = None
@@ -335,26 +336,26 @@ class Link:
         self.state = LinkState.OPENING
         self.bytes_in = self.bytes_out = 0
         self.opened_at = self.last_heard = trio.current_time()
-        # All that had come by then is acknowledged.
+        # Everything received up to this time is acknowledged.
         self.acked_at = -math.inf
-        # Set when either side has closed on purpose.
+        # True once either side has closed on purpose.
         self.said_goodbye = False
-        # Set once the hello has come or the link is closed.
+        # Set once the hello has arrived or the link is closed.
         self.settled = trio.Event()
-        # Set once we want lanes: the peer opens one, or we dialled to speak with it.
+        # Set once we want lanes: the peer has opened one, or we dialled for bbnode's protocols.
         self.spoken = trio.Event()
-        # Set once the peer may stay, or the link is closed: with a hello, or as a foreign host.
+        # Set once the peer is admitted, by its hello or as a foreign host, or the link is closed.
         self.welcome = trio.Event()
         # Set once the connection is gone and the owner knows.
         self.closed = trio.Event()
         # The RESUME still to be sent to the peer, and the one it sent us.
         self.resume_due: Resume | None = None
         self.resume_in: Resume | None = None
-        # The round of the peer's RESUME that our messages belong to.
+        # The round of the peer's RESUME to which our messages belong.
         self.granted: int | None = None
         begins = carrier.direction is Direction.OUTBOUND
         if begins:
-            # A service that has dialled waits for no word of the peer.
+            # A service that has dialled does not wait for the peer to speak.
             (self.spoken if carrier.wants_lanes else self.welcome).set()
         self.heartbeat = Heartbeat(
             after_s=limits.ping_interval_s * (1 if begins else _ANSWERS_LATER),
@@ -366,19 +367,19 @@ class Link:
         self.wakes = {lane: Signal() for lane in Lane}
         # The reader of the newest incoming stream of each lane.
         self.readers: dict[Lane, LaneReader] = {}
-        # The writer of small messages; set after its first message that did not wait for its task,
-        # until the task has run or something has come. So a burst goes out in two writes.
+        # The writer of small messages; `hurried` is set after a message that was sent at once,
+        # until the task has run or data has arrived. So a burst is sent in two writes.
         self.writer: LaneWriter | None = None
         self.hurried = False
         self.tasks = 0
         self._nursery: trio.Nursery | None = None
         self._aborted = trio.Event()
-        # Why the link ends or ended; empty before.
+        # The reason for the end of the link; empty before.
         self.reason = ""
         # A deadline for the hello; afterwards, for a guest, one to leave.
         from_afar = carrier.direction is Direction.OUTBOUND or is_relayed(carrier.address)
         self._hello_s = limits.dialled_hello_s if from_afar else limits.hello_timeout_s
-        # Of what its share made it wait, that from before the time for the hello began.
+        # The part of its share's waits that precedes the deadline of the hello.
         self._waited_before_s = 0.0
         self._stays_until = math.inf
         self._close_by = math.inf
@@ -392,13 +393,13 @@ class Link:
 
     @property
     def dialled_number(self) -> int:
-        """The number its dialler gave this connection."""
+        """The number that the dialling side gave this connection."""
         if self.carrier.direction is Direction.OUTBOUND or self.hello is None:
             return self.number
         return self.hello.link
 
     def wake(self, lane: Lane) -> None:
-        """Wake the writer of a lane: there may be something to write."""
+        """Wake the writer of a lane, which may have something to write."""
         if lane is Lane.CONTROL and self.writer is not None and self.writer.hurry():
             return
         self.wakes[lane].set()
@@ -409,14 +410,14 @@ class Link:
             wake.set()
 
     def close(self, reason: str) -> None:
-        """Start no new messages, say goodbye and close, within `goodbye_s` seconds."""
+        """Start no new messages, and close cleanly within `goodbye_s` seconds."""
         if self.move(LinkEvent.CLOSE, reason) is LinkState.CLOSING:
             self.said_goodbye = True
             self._close_within(self.limits.goodbye_s)
             self.wake_all()
 
     def turn_away(self, reason: str) -> None:
-        """Report a hello that is not admitted, tell the peer why, and close."""
+        """Report a hello that is not admitted, send the reason to the peer, and close."""
         if self.move(LinkEvent.TURN_AWAY, reason) is LinkState.TURNED_AWAY:
             self.owner.hello_refused(self, reason)
             self._close_within(self.limits.goodbye_s)
@@ -427,13 +428,13 @@ class Link:
         self.owner.look_at(self, self._close_by)
 
     def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
-        """Run a task that ends with the connection; raises StreamBrokenError when it is gone."""
+        """Run a task that ends with the connection; raises StreamBrokenError if it is gone."""
         if self._nursery is None or self.is_aborted():
             raise StreamBrokenError("the connection is gone")
         self._nursery.start_soon(task)
 
     def abort(self, reason: str) -> None:
-        """Close at once; what is not acknowledged stays in its queue."""
+        """Close at once; unacknowledged messages stay in their queue."""
         self.move(LinkEvent.ABORT, reason)
 
     async def run(self) -> None:
@@ -447,7 +448,7 @@ class Link:
                 self._look_again(self.opened_at)
                 await self._aborted.wait()
                 await self.carrier.hard_close()
-                # All I/O has come back by now, or belongs to a connection that is gone.
+                # All I/O has returned by now, or belongs to a connection that is gone.
                 nursery.cancel_scope.cancel()
         finally:
             self._nursery = None
@@ -466,7 +467,7 @@ class Link:
             await reader.run(stream)
 
     def move(self, event: LinkEvent, reason: str) -> LinkState:
-        """Change to the state that LINK_MOVES gives, if any; return the state."""
+        """Change to the state in LINK_MOVES, if there is a row; return the state."""
         if (self.state, event) not in LINK_MOVES:
             return self.state
         state = self.state = LINK_MOVES[self.state, event]
@@ -489,7 +490,7 @@ class Link:
         self.abort(reason)
 
     def acks_changed(self) -> None:
-        """Schedule the acknowledgement of what was received: now, or with the next write."""
+        """Schedule the acknowledgement of received messages: now, or with the next write."""
         receiver = self.owner.receiver(self)
         if receiver is None:
             return
@@ -503,23 +504,23 @@ class Link:
             self.owner.look_at(self, self._pump_at)
 
     def stay(self, seconds: float) -> None:
-        """Close the link after this time, which a guest gets."""
+        """Close the link of a guest after this time."""
         self._stays_until = trio.current_time() + seconds
         self.owner.look_at(self, self._stays_until)
 
     def flooded(self, reason: str, kind: Violation = Violation.FLOOD) -> None:
-        """Close the link of a peer that sends what the muxer or our memory does not allow."""
+        """Close the link of a peer that exceeds a bound of the muxer or of our memory."""
         if not self.is_aborted():
             self.counters.add("inbound.flooded")
             self.refuse(reason, kind)
 
     def charge(self, price_us: int) -> None:
-        """Have the connection pay for what its peer made us do; less than 0 pays for it."""
+        """Charge work that the peer caused to the connection; a negative price is a credit."""
         if self.place is not None:
             self.place.share.due_us += price_us
 
     def idle(self) -> None:
-        """Count a frame that says nothing new; too many end the link."""
+        """Count a frame without new information; too many end the link."""
         if self.place is not None and (reason := self.place.share.idle(LATE)):
             self.flooded(reason)
 
@@ -533,7 +534,7 @@ class Link:
 
     async def _write_lane(self, lane: Lane) -> None:
         with self._task():
-            # A host that is none of bbnode's would refuse our lanes, which nobody needs to know.
+            # A foreign host would refuse our lanes: wait until the peer speaks our protocols.
             await self.spoken.wait()
             while not self.is_aborted():
                 try:
@@ -541,11 +542,11 @@ class Link:
                 except StreamBrokenError as error:
                     reason = f"cannot open a {lane.label} stream: {error}"
                     if self.hello is None:
-                        # Most likely the peer does not speak our protocol at all.
+                        # Most likely the peer does not speak our protocol.
                         self.refuse(reason)
                     self.abort(reason)
                     return
-                # What was written last may be lost, with nothing more to write that would tell.
+                # The last write may be lost without a further write that would reveal it: watch.
                 stream.listen(self._refuse_data, self.wakes[lane].set)
                 try:
                     await LaneWriter(self, lane, stream).run()
@@ -559,16 +560,16 @@ class Link:
                         return
                     if lane is Lane.CONTROL:
                         self.writer = None
-                    # The peer would wait for the rest.
+                    # Without a reset the peer would wait for the rest.
                     await stream.reset()
-                    # On the next stream, repeat what this one may have lost.
+                    # Resend on the next stream what this one may have lost.
                     if self.owner.sends(self):
                         self.queue.rewind(lane)
                     if lane is Lane.CONTROL and self.owner.receiver(self) is not None:
                         self.owner.announce(self)
 
     def _refuse_data(self, _data: memoryview) -> None:
-        """Refuse data on a stream that we opened, where it would pile up unread."""
+        """Refuse data on a stream that we opened, where nothing reads it."""
         self.refuse("the peer wrote on a stream that is ours to write on")
 
     def look(self, due_s: float) -> None:
@@ -578,7 +579,7 @@ class Link:
         limits, now = self.limits, trio.current_time()
         receiver = self.owner.receiver(self)
         if now > due_s + _STALL_S:
-            # The delay was ours, so the peer's clocks do not run on.
+            # The delay was ours, so it does not count against the peer.
             self.last_heard = now
             for timed in (*self.readers.values(), receiver):
                 if timed is not None:
@@ -586,7 +587,7 @@ class Link:
         if now >= self._ack_at:
             self._ack_at = math.inf
             if receiver is not None and receiver.control.since:
-                # Since it was asked for, one may have travelled with a message.
+                # Meanwhile an acknowledgement may have travelled with a message.
                 at = self.acked_at + limits.ack_delay_s
                 if now < at:
                     self._ack_at = at
@@ -595,13 +596,13 @@ class Link:
                     receiver.control.due = True
                     self.wake(Lane.CONTROL)
         if now >= self._pump_at:
-            # There may be room now, or the peer's rate may allow more.
+            # There may be room now, or the peer's rate may allow more messages.
             self._pump_at = math.inf
             if receiver is not None:
                 receiver.pump()
                 self.acks_changed()
         if self.is_foreign:
-            pass  # TCP tells if it is gone
+            pass  # TCP detects if it is gone
         elif self.state is LinkState.OPENING and now >= self._hello_by(now):
             self.refuse(f"no hello within {self._hello_s:g} s")
         elif now >= self._stays_until:
@@ -620,7 +621,7 @@ class Link:
 
     @property
     def is_foreign(self) -> bool:
-        """Return True while the peer is a host that has said nothing in bbnode's protocols."""
+        """Return True while the peer is a host that has used none of bbnode's protocols."""
         return (
             self.state is LinkState.OPENING
             and not self.spoken.is_set()
@@ -629,7 +630,7 @@ class Link:
         )
 
     def speak(self) -> None:
-        """Take the first word in a protocol of bbnode of a foreign host, which has its time now."""
+        """Expect a hello from a foreign host that has just used a protocol of bbnode."""
         was_foreign, self.last_heard = self.is_foreign, trio.current_time()
         self.spoken.set()
         if was_foreign:
@@ -639,7 +640,7 @@ class Link:
             self._look_again(self.last_heard)
 
     def _look_again(self, now: float) -> None:
-        """Ask for the next regular look; whatever else is due asks for its own."""
+        """Request the next regular look; other timers request their own."""
         if self.is_foreign:
             self._regular_at = math.inf
             return
@@ -651,7 +652,7 @@ class Link:
         self.owner.look_at(self, self._regular_at)
 
     def _hello_by(self, now: float) -> float:
-        """Return when the hello has to be here; the time for which we did not read is ours."""
+        """Return the deadline of the hello, extended by the time in which we did not read."""
         ours_s = 0.0 if self.place is None else self.place.share.waited_s(now)
         return self.opened_at + self._hello_s + ours_s - self._waited_before_s
 
@@ -662,11 +663,11 @@ class Link:
             heartbeat.due, heartbeat.due_at = True, now
             self.wake(Lane.CONTROL)
         elif now >= heartbeat.measure_at:
-            # It goes with what is sent next: the answer to a ping of the peer, mostly.
+            # The ping is sent with the next frame, mostly the answer to a ping of the peer.
             heartbeat.due, heartbeat.measure_at = True, now + MEASURE_EVERY_S
 
     def _check_progress(self, now: float) -> None:
-        """Close a link on which pings are answered but data moves too slowly or not at all."""
+        """Close a link that answers pings but moves data too slowly or not at all."""
         limit_s, queue, receiver = self.limits.stall_s, self.queue, self.owner.receiver(self)
         if self._outgoing.stalled(
             due=self.owner.sends(self) and queue.unacknowledged_bytes > 0,
@@ -707,21 +708,21 @@ class LaneReader:
         self._decoder = FrameDecoder(lane)
         # The round of the last START.
         self._round = 0
-        # Frames of this turn that pay by the rate of messages.
+        # New messages in this turn, which are limited by their own rate.
         self._messages = 0
-        # When the first byte of an incomplete frame arrived; inf without one.
+        # Arrival time of the first byte of an incomplete frame; inf without one.
         self.frame_since = math.inf
 
     def discount(self, seconds: float) -> None:
-        """Leave this time out: our own process was suspended."""
+        """Exclude time in which our own process was suspended."""
         self.frame_since += seconds
 
     async def run(self, stream: ByteStream) -> None:
-        """Read to the end of the stream, or until another one takes its place."""
+        """Read to the end of the stream, or until another one replaces it."""
         link, lane = self._link, self._lane
         if lane is Lane.BULK:
-            # The peer sent its hello before, on another stream of the same connection; the hello's
-            # deadline bounds the wait.
+            # The peer's hello was sent before, on another stream of the connection; its deadline
+            # bounds the wait.
             await link.settled.wait()
         try:
             await stream.feed(self._take)
@@ -733,7 +734,7 @@ class LaneReader:
             link.refuse(str(error))
             return
         except StreamBrokenError:
-            # The peer resets a stream on which its write failed, and opens another.
+            # The peer resets a stream after a failed write, and opens another.
             if self._decoder.mid_frame:
                 link.counters.add("streams.truncated")
             return
@@ -743,7 +744,7 @@ class LaneReader:
             link.abort(f"the peer ended its {lane.label} stream without a goodbye")
 
     def _take(self, data: memoryview) -> None:
-        """Handle what has come, all in one turn; raises FrameError."""
+        """Process received bytes in one turn; raises FrameError."""
         link, lane = self._link, self._lane
         link.hurried = False
         link.last_heard = trio.current_time()
@@ -827,9 +828,9 @@ class LaneReader:
                     link.abort("goodbye")
 
     def _receiver(self, size: int = 0) -> Receiver | None:
-        """Return the receiver of what arrives here; None if the peer will send it elsewhere.
+        """Return the receiver for this reader's data; None if the peer will resend it elsewhere.
 
-        `size` bytes came in vain then.
+        `size` bytes are then counted as received in vain.
         """
         receiver = self._link.owner.receiver(self._link)
         if receiver is not None and self._round == receiver.round:
@@ -873,7 +874,7 @@ class LaneReader:
             link.idle()
         link.failures[lane] = 0
         if link.queue.waits(lane):
-            # The window is open again.
+            # The acknowledgement has opened the window.
             link.wake(lane)
 
     def _on_bye(self, body: bytes) -> None:
@@ -887,9 +888,9 @@ class LaneReader:
         link.close(f"{PEER_CLOSED}{reason}")
 
 
-# Small messages that go in one write: about a packet.
+# Bytes of small messages in one write: about a packet.
 _BATCH_BYTES: Final = 64 * 1024
-# Parts of large messages that are given to the muxer at once, which sends them in turns.
+# Parts of large messages that are handed to the muxer at once, which sends them in turns.
 _PIECES: Final = 4
 
 
@@ -902,9 +903,9 @@ class LaneWriter:
         self._link = link
         self._lane = lane
         self._stream = stream
-        # The round that this stream has announced with START.
+        # The round that was announced on this stream with START.
         self._started: int | None = None
-        # True while the task has nothing to do; bytes that could not be written without it.
+        # True while the task is idle; bytes that could not be written at once.
         self._idle = False
         self._rest = bytearray()
 
@@ -926,7 +927,7 @@ class LaneWriter:
                     raise StreamBrokenError(self._stream.failure)
 
     def hurry(self) -> bool:
-        """Write what is due at once; return False if the task has to do it."""
+        """Write due frames at once; return False if the task has to do it."""
         link = self._link
         if not self._idle or link.hurried or link.state is not LinkState.UP:
             return False
@@ -942,13 +943,13 @@ class LaneWriter:
                 self._count(len(out))
                 return True
         except StreamBrokenError:
-            # Raised again where the task writes.
+            # The task gets the error again when it writes.
             pass
         self._rest = out
         return False
 
     def _due(self, *, all_acks: bool = False) -> bytearray:
-        """Return answers and small messages that are to be written, and count them as sent."""
+        """Return due answers and small messages, and count them as sent."""
         link, heartbeat = self._link, self._link.heartbeat
         out = bytearray()
         if heartbeat.pong_due is not None:
@@ -962,18 +963,18 @@ class LaneWriter:
         sent = self._small(out)
         if sent:
             link.counters.add("outbound.envelopes", sent)
-        # Last, so that one acknowledgement covers all that has arrived meanwhile. One travels with
-        # a message unless another one did just before: then it waits for the next, or its time.
+        # Last, so that one acknowledgement covers everything received meanwhile. It travels with a
+        # message, unless another one did just before: then it waits for the next, or for its time.
         rides = bool(out) and link.last_heard >= link.acked_at + link.limits.ack_delay_s / 2
         self._acks(out, force=rides or all_acks)
         return out
 
     async def _control(self) -> bool:
-        """Write answers and small messages; return False when there is nothing to write."""
+        """Write answers and small messages; return False if there is nothing to write."""
         link, closing = self._link, self._link.closing
         out, self._rest = self._rest, bytearray()
         acked = list(closing.acks_due)
-        # A BYE_ACK comes last: after it the other side may be gone.
+        # A BYE_ACK comes last, since the other side may close after it.
         out += self._due(all_acks=bool(acked))
         for lane in acked:
             out += encode_header(FrameType.BYE_ACK, 0, lane)
@@ -987,7 +988,7 @@ class LaneWriter:
         return True
 
     def _acks(self, out: bytearray, *, force: bool) -> None:
-        """Append the acknowledgements that are due; with `force`, all there are."""
+        """Append the due acknowledgements; with `force`, all pending ones."""
         receiver = self._link.owner.receiver(self._link)
         if receiver is None:
             return
@@ -1000,7 +1001,7 @@ class LaneWriter:
                 self._link.acked_at = self._link.last_heard
 
     def _small(self, out: bytearray) -> int:
-        """Append as many small messages as go in one write; return how many."""
+        """Append as many small messages as fit in one write; return their number."""
         link, sent = self._link, 0
         if link.granted is None or not link.owner.sends(link):
             return sent
@@ -1016,7 +1017,7 @@ class LaneWriter:
         return sent
 
     async def _bulk(self) -> bool:
-        """Write some parts of large messages; return False without one, or without window."""
+        """Write some parts of large messages; return False if there is none, or no window."""
         link, parts, ended = self._link, list[bytes | memoryview](), 0
         if link.granted is None or not link.owner.sends(link):
             return False
@@ -1039,7 +1040,7 @@ class LaneWriter:
         return True
 
     def _start(self, out: bytearray) -> None:
-        """Announce the round that the peer has asked for, once on each stream."""
+        """Announce the round that the peer has requested, once on each stream."""
         granted = self._link.granted
         if self._started != granted and granted is not None:
             out += encode_header(FrameType.START, 0, granted)

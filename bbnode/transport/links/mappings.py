@@ -1,9 +1,9 @@
-"""Memory for large messages, which is used again when nobody looks at a message any more.
+"""A pool of memory for large messages.
 
-Rule: new memory costs more than the message that comes into it, since the system clears each page
-at its first touch. So a mapping comes back when the last view of it is gone, in whichever thread
-that is, and serves the next message of about its size. What lies free is bounded (`_FREE_BYTES`)
-and goes back to the system when it was not wanted between two calls of `trim`.
+Rule: fresh memory costs more than receiving the message into it, since the system clears each page
+at its first touch. So a mapping returns to the pool when the last view of it is gone, in whichever
+thread that is, and serves the next message of about its size. Free memory is bounded
+(`_FREE_BYTES`) and returned to the system if it was not used between two calls of `trim`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import Final
 
 import numpy as np
 
-# From this size on memory is mapped: it is untouched until it is written. A bytearray is cleared
-# first, which blocks the loop for 0.3 s a GiB.
+# From this size on memory is mapped, and so untouched until it is written. A bytearray is cleared
+# first, which blocks the loop for 0.3 s per GiB.
 _MAPPED_BYTES: Final = 1024 * 1024
-# A line of the processor's cache, and more than any number type asks for. Memory that is not
-# mapped begins at a multiple of 16 only, which is enough for all of those too.
+# A cache line, and more than any number type requires. Memory that is not mapped is aligned to 16
+# bytes only, which is enough for all number types too.
 _ALIGN_BYTES: Final = 64
-# Free memory that a process keeps: that of one full inbox.
+# Free memory that a process keeps: the size of one full inbox.
 _FREE_BYTES: Final = 256 * 1024 * 1024
-# A free mapping serves a message of this part of its size and up; so no message takes much more
-# than is counted for it.
+# The minimum size of a message, as a fraction of the free mapping that it takes, so that no message
+# occupies much more than is counted for it.
 _LEAST_USED: Final = 0.8
 
-# The free ones, and those of them that the last `trim` has seen. Threads change them by single
-# calls.
+# Free mappings, and the ids of those that the last `trim` has seen. Threads change both only by
+# single, atomic calls.
 _free: list[mmap.mmap] = []
 _seen: set[int] = set()
 
 
 class _Lent(np.ndarray):
-    """The bytes of a mapping; whoever looks at them holds it."""
+    """The bytes of a mapping; every view of them keeps it alive."""
 
     mapping: mmap.mmap | None = None
 
@@ -45,7 +45,7 @@ class _Lent(np.ndarray):
 
 
 def allocate(size: int, anchor: int) -> memoryview:
-    """Return memory for a message, with anything in it; its byte `anchor` is aligned to 64 bytes.
+    """Return uninitialised memory for a message, with its byte `anchor` aligned to 64 bytes.
 
     Raises MemoryError or OSError.
     """
@@ -60,12 +60,12 @@ def allocate(size: int, anchor: int) -> memoryview:
 
 
 def free_bytes() -> int:
-    """Return the bytes that are kept for the next messages."""
+    """Return the number of bytes kept for further messages."""
     return sum(map(len, list(_free)))
 
 
 def trim() -> None:
-    """Return to the system what has been free since the last call."""
+    """Return mappings to the system that have been free since the last call."""
     for mapping in list(_free):
         if id(mapping) not in _seen:
             _seen.add(id(mapping))
@@ -76,7 +76,7 @@ def trim() -> None:
 
 
 def _taken(size: int) -> mmap.mmap | None:
-    """Return the smallest free mapping that this many bytes fill, None without one."""
+    """Remove and return the smallest free mapping for this many bytes, None without one."""
     for mapping in sorted(_free, key=len):
         if size <= len(mapping) and size >= len(mapping) * _LEAST_USED:
             with contextlib.suppress(ValueError):  # another thread has taken it
@@ -87,8 +87,8 @@ def _taken(size: int) -> mmap.mmap | None:
 
 
 def _mapped(size: int) -> mmap.mmap:
-    # Private, which is not Python's default: Linux gives shared memory small pages only, whose
-    # 16,000 faults cost a message of 64 MiB 50 ms; huge pages cost 4 ms.
+    # Private, which is not Python's default: Linux backs shared memory by small pages only, whose
+    # 16,000 faults cost 50 ms for a message of 64 MiB; huge pages cost 4 ms.
     mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them

@@ -1,9 +1,9 @@
-"""The peers of a node: the connection in use with each, and what happens to its messages.
+"""The peers of a node: the connection in use with each, and the fate of its messages.
 
 Rule: a peer has one primary link, on which everything is sent, and one feeder, from which
-messages are taken; mostly they are the same. `replaces` decides which of two links is kept, and
-gives the same answer on both sides. A peer that the authorizer refuses has no link; an envelope
-that it refuses is counted under the reason and dropped.
+messages are received; mostly they are the same. `replaces` decides which of two links is kept, and
+gives the same answer on both sides. A peer that the authorizer refuses has no link; a refused
+envelope is counted under the reason and dropped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from bbnode.transport.outbound import Outbound, OutboundQueue, size_of
 
 
 def fresh_number() -> int:
-    """Return 63 random bits: a number that nobody else has."""
+    """Return 63 random bits: a unique number."""
     return secrets.randbits(63)
 
 
@@ -66,7 +66,7 @@ class PeerSession:
 
     peer: PeerId
     queue: OutboundQueue
-    # Names our numbering of the messages in `queue`.
+    # Identifies our numbering of the messages in `queue`.
     exchange: int = field(default_factory=fresh_number)
     links: list[Link] = field(default_factory=list)
     # The link on which everything is sent.
@@ -74,7 +74,7 @@ class PeerSession:
     # The receiving side, and the link that feeds it.
     receiver: Receiver | None = None
     feeder: Link | None = None
-    # The peer's process at the time of the last hello.
+    # The peer's process, from its last hello.
     session_id: str = ""
     # The classes that it claims to play on the link in use, as in its ConnectionOpened.
     classes: tuple[str, ...] = ()
@@ -85,13 +85,13 @@ class PeerSession:
     wanted: tuple[Multiaddr, ...] | None = None
     failed_dials: int = 0
     last_error: str = ""
-    # Our own authorizer refused the last connection with it: until it allows one, a failure is
-    # not the peer's fault.
+    # True if our own authorizer refused the last connection with it: until it allows one, a
+    # failure is not the peer's fault.
     denied: bool = False
-    # Without a link: when the queue is failed, and when the rest is forgotten.
+    # Without a link: the times at which the queue fails and the session is forgotten.
     fails_at: float = math.inf
     forgotten_at: float = math.inf
-    # The queue is kept because somebody began to dial the peer.
+    # True if the queue is kept because the peer is being dialled.
     expected: bool = False
     # Exactly one of the two is set: `up` with a primary link, else `down`.
     up: trio.Event = field(default_factory=trio.Event)
@@ -99,11 +99,11 @@ class PeerSession:
 
     @property
     def speaks_as(self) -> tuple[str, tuple[str, ...]]:
-        """The process of the peer, and the classes in its ConnectionOpened."""
+        """The peer's process, and the classes in its ConnectionOpened."""
         return self.session_id, self.classes
 
     def why_new(self, hello: Hello) -> str:
-        """Return the reason for which this hello ends the old connection."""
+        """Return the reason why this hello ends the old connection."""
         same = self.session_id == hello.session_id
         return "the peer plays other classes now" if same else "the peer has restarted"
 
@@ -131,14 +131,14 @@ class PeerSession:
         )
 
     def expect(self, until_s: float) -> bool:
-        """Accept messages until then, as the peer is dialled; return False if they already are."""
+        """Accept messages until `until_s`, while the peer is dialled; False if already accepted."""
         if self.takes_messages:
             return False
         self.expected, self.fails_at = True, until_s
         return True
 
     def await_nothing(self) -> None:
-        """Clear the deadlines: the peer is connected, or given up."""
+        """Clear the deadlines of a peer that is connected or given up."""
         self.expected, self.fails_at, self.forgotten_at = False, math.inf, math.inf
 
     def remove(self, link: Link) -> None:
@@ -149,7 +149,7 @@ class PeerSession:
 
     @property
     def moved(self) -> tuple[int, int]:
-        """Bytes in and out, on all connections."""
+        """Return the bytes in and out, on all connections."""
         came, went = self.bytes_in, self.bytes_out
         for each in self.links:
             came += each.bytes_in
@@ -158,7 +158,7 @@ class PeerSession:
 
     @property
     def exchanged(self) -> bool:
-        """True if messages went either way, or wait to."""
+        """True if messages were sent either way, or wait to be sent."""
         received = self.receiver is not None and any(
             lane.next > 1 or lane.held for lane in self.receiver.lanes.values()
         )
@@ -204,8 +204,8 @@ def replaces(own: PeerId, old: Link, new: Link) -> bool:
     """Return True if `new` is kept rather than `old`, both being links of one peer.
 
     Both sides see the same two connections and must keep the same one: the direct one if the
-    other is relayed; that of the smaller PeerId when each dialled one; of two by the same
-    dialler, the one it dialled later.
+    other is relayed; the one dialled by the smaller PeerId if each side dialled one; the later
+    one of two by the same dialler.
     """
     new_relayed = is_relayed(new.carrier.address)
     if is_relayed(old.carrier.address) != new_relayed:
@@ -250,15 +250,15 @@ class PeerTable(LinkOwner):
         self._counters = counters
         self.gate = Gate(authorizer, counters)
         self.looks = Looks()
-        # True once the node stops: what is given up from then on is `unsent`, not reported.
+        # True once the node stops: from then on given up messages are `unsent`, not reported.
         self.stopping = False
         self._kept: list[Unsent] = []
         self._sessions: dict[PeerId, PeerSession] = {}
-        # The same by link, from `add` until it is closed.
+        # Sessions by link, from `add` until the link is closed.
         self._session_of: dict[Link, PeerSession] = {}
         self.admission = Admission(limits, counters, self.knows)
         self._known: OrderedDict[PeerId, None] = OrderedDict()
-        # Peers with held messages, for which the inbox has no room.
+        # Peers with messages for which the inbox had no room.
         self._held: dict[PeerId, None] = {}
         inbox.on_room, inbox.is_known = self._room_made, self.gate.is_known
         # Called when `expire` has a new deadline to look at.
@@ -267,7 +267,7 @@ class PeerTable(LinkOwner):
     # -- for the transport -----------------------------------------------------------------
 
     def session(self, peer: PeerId) -> PeerSession:
-        """Return the session of a peer, created if need be."""
+        """Return the session of a peer, created if necessary."""
         session = self._sessions.get(peer)
         if session is None:
             session = PeerSession(peer, OutboundQueue(self._limits))
@@ -302,7 +302,7 @@ class PeerTable(LinkOwner):
     def add(self, link: Link, place: Place | None = None) -> bool:
         """Add a new connection, before its hello; return False if there is no place for it.
 
-        `place` is that of its socket; without one, the link asks for its own.
+        `place` is that of its socket; without one, the link gets its own.
         """
         now = trio.current_time()
         if place is None and link.carrier.direction is Direction.OUTBOUND:
@@ -351,9 +351,9 @@ class PeerTable(LinkOwner):
             session.primary.wake(lane)
 
     def unsent(self) -> list[Unsent]:
-        """Return what peers have not acknowledged, and what was given up at the stop."""
+        """Return the unacknowledged messages, and those given up at the stop."""
         queued = [_unsent(session, session.queue.pending()) for session in self.sessions()]
-        return [*self._kept, *(each for found in queued for each in found)]
+        return [*self._kept, *(each for items in queued for each in items)]
 
     def _fail(
         self,
@@ -405,7 +405,7 @@ class PeerTable(LinkOwner):
         return [wish for session in self.sessions() if (wish := session.wish()) is not None]
 
     def expire(self, now: float) -> float:
-        """Drop what has expired; return the time to call again (`math.inf`: never)."""
+        """Drop expired state; return the time to call again (`math.inf`: never)."""
         following = math.inf
         for session in list(self._sessions.values()):
             if now >= session.fails_at:
@@ -438,7 +438,7 @@ class PeerTable(LinkOwner):
         self.looks.ask(link, at_s)
 
     def admit_hello(self, link: Link, hello: Hello) -> str:
-        """Ask the authorizer, and for a place to stay."""
+        """Ask the authorizer for admission, and the admission for a place."""
         reason, standing = self.gate.hello(link.peer, link.carrier.direction, hello)
         self.session(link.peer).denied = bool(reason)
         if reason:
@@ -474,7 +474,7 @@ class PeerTable(LinkOwner):
             link.close("another connection is kept")
 
     def link_closed(self, link: Link, reason: str) -> None:
-        """Fall back to another link of the peer, or report that it is gone."""
+        """Fall back to another link of the peer, or report the loss of the peer."""
         session = self._session_of.pop(link)
         session.remove(link)
         if link.place is not None:
@@ -559,7 +559,7 @@ class PeerTable(LinkOwner):
     # -- room in the inbox -----------------------------------------------------------------
 
     def _room_made(self, _peer: PeerId) -> None:
-        """Accept held messages, of all peers, since some room is shared."""
+        """Accept held messages of all peers, since some room is shared."""
         for peer in list(self._held) if self._held else ():
             session = self._sessions.get(peer)
             if session is not None and session.receiver is not None and session.feeder is not None:
@@ -578,8 +578,8 @@ class PeerTable(LinkOwner):
         if not session.down.is_set() and session.speaks_as != (hello.session_id, hello.classes):
             self._lose(session, session.why_new(hello), for_good=False)
         if session.session_id not in ("", hello.session_id):
-            # Before the peer is up again: else the engine would blame the new process, and hold
-            # it back, for what the old one did not take.
+            # Before the peer is reported as connected: otherwise the engine would blame the new
+            # process for messages that the old one did not accept.
             self._fail(session, session.queue.give_up_begun(), _FORGOTTEN, in_doubt=True)
         session.session_id, session.classes = hello.session_id, hello.classes
         session.primary = link

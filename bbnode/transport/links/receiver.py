@@ -1,13 +1,12 @@
-"""The receiving side of a peer: the messages it sends us, over as many connections as that takes.
+"""The receiving side of a peer: its messages to us, across all its connections.
 
 Rule: a receiver outlives its connections. It knows the next number of each lane, so that no message
-is taken twice, and keeps the part of a large one that has arrived. One link at a time feeds it:
+is delivered twice, and keeps the received part of a large one. One link at a time feeds it:
 `announce` starts a round on that link, and the sender repeats the round (START) before its
-messages. Whatever arrives for an older round or on another link is ignored, and will be sent again.
-Messages for which the inbox has no room, or which the sender's rate does not allow yet, are held
-here, within the window that the peer was given, and not acknowledged. A large message whose room
-went to a faster one is dropped and asked for again. A sender may skip numbers of messages that it
-has given up.
+messages. Data of an older round or on another link is ignored, and will be resent. Messages for
+which the inbox has no room, or which the sender's rate does not allow yet, are held here, within
+the peer's window, and not acknowledged. A large message whose room went to a faster one is dropped
+and requested again. A sender may skip numbers of messages that it has given up.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.framing import HEADER_BYTES, Lane, Open, Position, Resume
 from bbnode.transport.links.mappings import allocate
 
-# The shortest wait of a held message, in seconds, so that the rate is not asked all the time.
+# The shortest wait of a held message, in seconds, so that the rate is not polled constantly.
 _RATE_WAIT_S: Final = 0.05
 
-# An acknowledgement is due after a quarter of a window.
+# An acknowledgement is due after this fraction of a window: a quarter.
 _ACK_PART: Final = 4
 
-# Size of an envelope in bytes -> seconds until it may come in: 0 is now, `math.inf` never.
+# Size of an envelope in bytes -> seconds until it is admitted: 0 is now, `math.inf` never.
 Admit = Callable[[int], float]
 
 
 class WindowIgnoredError(FrameError):
-    """The peer sends more than the window it was given."""
+    """The peer sends more than its window allows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +55,7 @@ class Partial:
 
 @dataclass(slots=True)
 class HeldSmall:
-    """A held small message; `admitted` once the authorizer let it in."""
+    """A held small message; `admitted` once the authorizer has admitted it."""
 
     number: int
     data: bytes
@@ -65,12 +64,12 @@ class HeldSmall:
 
 @dataclass(slots=True)
 class HeldOpen:
-    """A held OPEN; `admitted` once the authorizer let it in, None before it was asked."""
+    """A held OPEN; `admitted` is the authorizer's decision, None before it was asked."""
 
     number: int
     opening: Open
     admitted: bool | None = None
-    # When it first found no room; inf if it may not take room from others.
+    # Time at which it first found no room; inf if it may not take room from others.
     waits_since: float | None = None
 
 
@@ -84,17 +83,17 @@ class HeldBytes:
 
 @dataclass(slots=True)
 class LaneState:
-    """One lane of a sender: its window, the acknowledgements owed to it, and what is held."""
+    """One lane of a sender: its window, the pending acknowledgement, and held messages."""
 
     window: int
-    # Set when an acknowledgement is due; bytes accepted since the last one.
+    # True if an acknowledgement is due; bytes accepted since the last one.
     due: bool = False
     since: int = 0
-    # The next number that is expected.
+    # The next expected number.
     next: int = 1
     held: deque[Any] = field(default_factory=deque)
     held_bytes: int = 0
-    # The time until which the sender's rate makes a message wait.
+    # The time until which the sender's rate delays a message.
     not_before: float = 0.0
 
     def accept(self, size: int) -> None:
@@ -114,10 +113,10 @@ class LaneState:
         return wait_s
 
     def hold(self, item: object, size: int, lane: Lane) -> None:
-        """Keep something until there is room for it; raises WindowIgnoredError."""
+        """Hold an item until there is room for it; raises WindowIgnoredError."""
         self.held.append(item)
         self.held_bytes += size
-        # An OPEN on the bulk lane is not charged to its sender; 64 KiB or more follow each.
+        # Tolerance for OPENs on the bulk lane, which senders do not charge; 64 KiB follow each.
         window = self.window if lane is Lane.CONTROL else self.window + self.window // 8
         if self.held_bytes > window:
             raise WindowIgnoredError(
@@ -126,7 +125,7 @@ class LaneState:
             )
 
     def drop_held(self, following: int) -> None:
-        """Drop all held messages, which will be sent again from the number `following` on."""
+        """Drop all held messages, which will be resent from the number `following` on."""
         self.held.clear()
         self.held_bytes, self.next = 0, following
 
@@ -145,19 +144,19 @@ class Receiver:
     address: Multiaddr
     # Called when a large message has lost its room to a faster one.
     on_evicted: Callable[[], None]
-    # Called when something is held, which waits for room in the inbox.
+    # Called when an item is held to wait for room in the inbox.
     on_held: Callable[[], object] = lambda: None
     round: int = 0
     duplicates: int = 0
-    # Bytes taken of large messages; only grows.
+    # Bytes accepted of large messages; only grows.
     progress: int = 0
     control: LaneState = field(init=False)
     bulk: LaneState = field(init=False)
     lanes: dict[Lane, LaneState] = field(init=False)
-    # The first small message that is not in the inbox yet.
+    # The number of the first small message that is not in the inbox yet.
     _accepted: int = 1
     _partial: Partial | None = None
-    # The large message that lost its room last; it may not take another's in turn.
+    # Number of the large message that lost its room last; it may not evict another in turn.
     _evicted_number: int = 0
     _pumping: bool = False
 
@@ -166,11 +165,11 @@ class Receiver:
         self.bulk = LaneState(self.limits.bulk_window_bytes)
         self.lanes = {Lane.CONTROL: self.control, Lane.BULK: self.bulk}
 
-    # -- what stands ------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------
 
     @property
     def held_bytes(self) -> int:
-        """Bytes received for which the inbox has no room."""
+        """Received bytes for which the inbox has no room."""
         return self.control.held_bytes + self.bulk.held_bytes
 
     @property
@@ -188,7 +187,7 @@ class Receiver:
 
     @property
     def pump_at(self) -> float:
-        """The time to `pump` even if nobody made room; `math.inf` when nothing is held."""
+        """The time to `pump` even if no room was made; `math.inf` if nothing is held."""
         waiting = [lane for lane in self.lanes.values() if lane.held]
         if not waiting:
             return math.inf
@@ -202,7 +201,7 @@ class Receiver:
             self._partial.meter.discount(seconds)
 
     def position(self, lane: Lane) -> Position:
-        """Return the position up to which a lane was accepted; its sender may forget the rest."""
+        """Return the position up to which a lane was accepted; its sender may forget all before."""
         if lane is Lane.CONTROL:
             return Position(number=self._accepted)
         if self._partial is not None:
@@ -227,14 +226,14 @@ class Receiver:
         )
 
     def rewind(self) -> None:
-        """Drop what a lost link brought and we have not accepted: it will be sent again."""
+        """Drop unaccepted data of a lost link, which will be resent."""
         for kind, lane in self.lanes.items():
             lane.drop_held(self.position(kind).number)
             lane.due, lane.since = False, 0
         self._attach(attached=False)
 
     def _attach(self, *, attached: bool) -> None:
-        """Record if a link can bring more: the time without one does not count."""
+        """Record whether a link can deliver more: time without one does not count."""
         partial = self._partial
         if partial is None:
             return
@@ -253,14 +252,14 @@ class Receiver:
             self.inbox.drop(partial.transfer)
 
     def _evicted(self) -> None:
-        """Ask for a message again from its beginning: the inbox took its room."""
+        """Request a message again from its beginning, since the inbox took its room."""
         partial, self._partial = self._partial, None
         if partial is None:
             return
         partial.buffer = None
         self._evicted_number = partial.number
         self.counters.add("inbound.evicted")
-        # All that is held comes after it on its lane.
+        # All held items follow it on its lane.
         self.bulk.drop_held(partial.number)
         self.on_evicted()
 
@@ -280,7 +279,7 @@ class Receiver:
         return True
 
     def _take_small(self, held: HeldSmall) -> bool:
-        """Put a message into the inbox, or drop a refused one; return False if it has to wait."""
+        """Deliver a message to the inbox, or drop a refused one; return False if it must wait."""
         lane, size = self.control, len(held.data)
         if not held.admitted:
             wait_s = lane.wait_s(size, self.admit, self.inbox.clock)
@@ -314,7 +313,7 @@ class Receiver:
             self._hold(held, HEADER_BYTES, Lane.BULK)
 
     def _open(self, held: HeldOpen) -> bool:
-        """Prepare for the bytes of a message; return False if it has to wait."""
+        """Prepare to receive the bytes of a message; return False if it has to wait."""
         number, total, offset = held.number, held.opening.total, held.opening.offset
         partial = self._partial
         if partial is not None and partial.number == number:
@@ -364,7 +363,7 @@ class Receiver:
                 self._partial.meter.pause(self.inbox.clock())
 
     def _store(self, number: int, data: memoryview | bytes) -> bool:
-        """Store the bytes where they belong; return False when they have to wait for room."""
+        """Store received bytes; return False if they have to wait for room."""
         partial = self._partial
         if partial is None or partial.number != number:
             if number < self.bulk.next:
@@ -402,9 +401,9 @@ class Receiver:
     # -- room -------------------------------------------------------------------------------
 
     def pump(self) -> bool:
-        """Accept as much of what is held as there is room for; return True if there was any."""
+        """Accept as many held items as there is room for; return True if there were any."""
         if self._pumping:
-            return False  # the room is our own doing
+            return False  # called back for room that this very pump has made
         self._pumping = True
         try:
             return self._pump()
@@ -433,7 +432,7 @@ class Receiver:
         return self.held_bytes < before
 
     def _duplicate(self, lane: LaneState) -> None:
-        # The sender has not seen our acknowledgement: repeat it.
+        # The sender has missed our acknowledgement: repeat it.
         self.duplicates += 1
         self.counters.add("inbound.duplicates")
         lane.due = True

@@ -1,14 +1,14 @@
-"""The price of what a peer sends, and the share of a core that its connections may take.
+"""The CPU cost of a peer's traffic, and the share of a core that its connections may use.
 
-Rule: what a connection makes this node do has a price in microseconds of a core (the constants
-below: measured, and rounded up), which it owes once it was done. A connection in debt is not read
-until time has paid for it, so TCP makes its peer wait. Data that arrives where it belongs is free:
-windows and the inbox bound it. All connections without standing share one account and take turns,
-one while all other tasks run once, in the order in which they asked. The connection of a member, of
-a peer that we know or of one that we dialled answers for itself alone. Frames that mean nothing
-(the answer to no question, a frame of no stream) count apart: too many are a flood, which ends the
-connection. A stream is work, however many there are: who opens them in a rush waits for each, and
-is not cut for it.
+Rule: work that a connection causes has a price in microseconds of a core (the constants below,
+measured and rounded up), which it owes once the work is done. A connection in debt is not read
+until time has paid the debt, so that TCP makes its peer wait. Data within its windows is free,
+since the windows and the inbox bound it. All connections without standing share one account and
+take turns in the order of their requests, with one pass of all other tasks between two turns. The
+connection of a member, of a known peer or of one that we dialled has its own account. Meaningless
+frames (unsolicited answers, frames of no stream) are counted separately: too many are a flood,
+which ends the connection. Opening streams is ordinary work: a peer that opens them in a burst
+waits for each, and is not cut off.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from bbnode.transport.limits import TransportLimits
 
 _US_PER_S: Final = 1_000_000
 
-# A turn of a reader, whatever it reads; a packet and a frame around nothing.
+# A reader's turn, whatever it reads; an empty packet; an empty frame.
 TURN_US: Final = 20
 PACKET_US: Final = 2
 FRAME_US: Final = 1
 # An answer of the muxer, which is encrypted and sent.
 ANSWER_US: Final = 3
-# Data for a task that has to wake up, and data that is handled in the same turn.
+# Data for a task that has to wake up; data that is handled in the same turn.
 READ_DATA_US: Final = 30
 FED_DATA_US: Final = 5
-# Bytes of data that pay for one of these microseconds: a large frame is free.
+# Bytes of data that offset one of these microseconds, so that a large frame is free.
 PAYING_BYTES: Final = 256
-# Bytes that were decrypted for nobody, for a microsecond.
+# Bytes decrypted in vain that cost one microsecond.
 WASTED_BYTES: Final = 1024
 # Data of a stream that is gone.
 LATE_DATA_US: Final = 3
-# A stream: its task, its negotiation and what answers it.
+# A stream: its task, its negotiation and the answer.
 STREAM_US: Final = 300
 # A ping of libp2p, with the turn and the frame that bring it.
 PING_US: Final = 60
-# A stream in the hands of a service of py-libp2p, beside that.
+# A stream for a service of py-libp2p, in addition.
 SERVICE_US: Final = 2_000
 # A frame of a lane that brings no new message.
 LANE_FRAME_US: Final = 10
-# What a new message pays of its turn, packet and frames: it has a rate of its own.
+# Credit for a new message, for its turn, packet and frames: messages have their own rate.
 MESSAGE_PAYS_US: Final = TURN_US + PACKET_US + FRAME_US + FED_DATA_US
 # A handshake; a connection, with its link, its lanes and our hello.
 HANDSHAKE_US: Final = 1000
 CONNECTION_US: Final = 1500
 
-# What is owed up to this is paid with a later turn.
+# Debts up to this amount are paid with a later turn.
 _PAID_AT_ONCE_US: Final = 500
 
-# Weights of a frame without a meaning: it may have crossed with the end of its stream; nobody
-# who keeps to the specification sends it.
+# Weights of a meaningless frame: one that may have crossed with the end of its stream, and one
+# that no conforming peer sends.
 LATE: Final = 1
 SENSELESS: Final = 4
 
@@ -73,7 +73,7 @@ class Bucket:
         self._left, self.at_s = most, 0.0
 
     def take(self, amount: float, now_s: float) -> float:
-        """Take `amount`, and return what is left; a debt is negative."""
+        """Take `amount`, and return the balance; a debt is negative."""
         grown = self._left + max(0.0, now_s - self.at_s) * self.per_s
         self._left, self.at_s = min(self._most, grown) - amount, now_s
         return self._left
@@ -104,20 +104,20 @@ class CoreShares:
     def __init__(
         self, limits: TransportLimits, counters: Counters, known: Callable[[PeerId], bool]
     ) -> None:
-        """`known` is as of `Admission`."""
+        """Create the accounts; `known` is as for `Admission`."""
         self.limits = limits
         self.counters = counters
         self.known = known
         self.strangers = _Together(limits.strangers_core, limits.strangers_burst_s)
-        # Who never says hello must not slow the hellos of others.
+        # Hosts that never send a hello must not delay the hellos of others.
         self.foreign = _Together(limits.foreign_core, limits.foreign_burst_s)
 
 
 class CoreShare:
-    """The account of one connection: `begin`, work that does not wait, `end`.
+    """The account of one connection: call `begin`, do work that does not wait, call `end`.
 
-    Whatever becomes of the work, `end` is called. Where `is_free`, the two are `pay` alone, which
-    does not wait: most turns of most connections cost no more.
+    `end` must be called even if the work fails. If `is_free`, a single `pay`, which does not wait,
+    replaces both: this is the usual case.
     """
 
     __slots__ = (
@@ -142,25 +142,25 @@ class CoreShare:
         limits = shares.limits
         self._shares = shares
         self._limits = limits
-        # A stranger that has said hello, and may become known.
+        # The PeerId of a stranger that has sent its hello, and may become known.
         self._peer: PeerId | None = None
         self._own = _core(limits.stranger_core, limits.core_burst_s)
         self._idle = Bucket(limits.idle_frames_per_s, limits.idle_frames)
-        # The others without standing that it shares an account with, and the line that it is at
-        # the head of.
+        # The shared account of connections without standing, and the queue at whose head this
+        # connection is, if it has its turn.
         self._together = shares.strangers
         self._in_line: trio.Lock | None = None
-        # The price of a byte of data, which is free for all but foreign hosts.
+        # The price of a byte of data, which is 0 for all but foreign hosts.
         self.byte_us = 0.0
-        # Since when it has been in debt all the time; None without one.
+        # The start of the present debt; None without one.
         self._since_s: float | None = None
-        # Owed for the turn that is under way.
+        # The price of the present turn so far.
         self.due_us: float = 0
-        # A turn that owes this much is over, and others have theirs.
+        # A turn ends at this price, so that others get theirs.
         self.turn_us = limits.stranger_turn_us
-        # True for a peer with standing; and while it has no debt, either.
+        # True for a peer with standing; True while such a peer also has no debt.
         self.is_admitted = self.is_free = False
-        # Seconds for which it was made to wait, and since when it waits.
+        # Seconds for which it had to wait, and the start of the present wait.
         self._waited_s = 0.0
         self._waits_since_s: float | None = None
 
@@ -173,28 +173,28 @@ class CoreShare:
             self._own = _core(self._limits.member_core, self._limits.core_burst_s)
 
     def settle(self, peer: PeerId) -> None:
-        """Admit the connection once its peer is known, which nobody says."""
+        """Admit the connection once its peer becomes known, which is checked later."""
         self._peer = peer
 
     def visit(self) -> None:
-        """Share with foreign hosts from now on, in which data has its price as well."""
+        """Use the account of foreign hosts from now on, where data has its price as well."""
         self._together = self._shares.foreign
         self.byte_us = self._own.per_s / self._limits.foreign_bytes_per_s
 
     def stay(self) -> None:
-        """Share with strangers again, with data that is free."""
+        """Use the account of strangers again, where data is free."""
         self._together, self.byte_us = self._shares.strangers, 0.0
 
     @property
     def active_at_s(self) -> float:
-        """When something last came."""
+        """The time of the last received data."""
         return self._own.at_s
 
     def work(self, price_us: float) -> None:
-        """Charge work that an honest peer may ask for: too much of it waits, and ends nothing."""
+        """Charge work that an honest peer may cause: too much of it waits, but is no flood."""
         self.due_us += price_us
         if self._since_s is not None:
-            # The time that pays for it, and for as much around it, is no sign of a flood.
+            # The time that pays for it, and for as much overhead, does not count as a flood.
             paid_s = 2 * price_us / self._own.per_s
             self._since_s = min(self._since_s + paid_s, trio.current_time())
 
@@ -204,7 +204,7 @@ class CoreShare:
         self._shares.counters.add("streams.too_many")
 
     def idle(self, weight: int) -> str:
-        """Count a frame that means nothing; return why the connection ends, or ""."""
+        """Count a meaningless frame; return the reason to end the connection, or ""."""
         self.due_us += FRAME_US
         if self._idle.take(weight, trio.current_time()) >= 0:
             return ""
@@ -214,14 +214,14 @@ class CoreShare:
         )
 
     def waited_s(self, now_s: float) -> float:
-        """Return the seconds for which it was made to wait, which are not the peer's delay."""
+        """Return the seconds for which we made it wait, which are no delay of the peer."""
         since_s = self._waits_since_s
         return self._waited_s + (0.0 if since_s is None else now_s - since_s)
 
     async def begin(self, scope: trio.CancelScope | None = None) -> str:
-        """Wait until the connection may work; return why it is to end instead, or "".
+        """Wait until the connection may work; return the reason to end it instead, or "".
 
-        The deadline of `scope` is put off by as long.
+        The deadline of `scope` is extended by the wait.
         """
         now_s = trio.current_time()
         if self._peer is not None and not self.is_admitted and self._shares.known(self._peer):
@@ -250,7 +250,7 @@ class CoreShare:
         return ""
 
     async def _wait(self, own_s: float, now_s: float, scope: trio.CancelScope | None) -> None:
-        """Wait until the debts are paid, our own and that of all strangers, and for the line."""
+        """Wait until its own debt and that of all strangers is paid, and for its turn."""
         deadline_s = math.inf
         if scope is not None:
             deadline_s, scope.deadline = scope.deadline, math.inf
@@ -283,7 +283,7 @@ class CoreShare:
             line.release()
 
     def pay(self) -> None:
-        """Pay for a turn, with all that was done for the connection since the last one."""
+        """Pay for a turn, with all work for the connection since the last one."""
         self.due_us = max(0, self.due_us + TURN_US)
         if self.is_free and self.due_us < _PAID_AT_ONCE_US:
             return
@@ -293,10 +293,10 @@ class CoreShare:
             self._together.account.take(due_us, now_s)
 
     async def end(self) -> None:
-        """Pay for a turn, and let the next in the line have its own."""
+        """Pay for a turn, and pass the turn to the next in the queue."""
         self.pay()
         if self._in_line:
-            # All other tasks that can run do so before the next in the line.
+            # All other runnable tasks run before the next in the queue.
             try:
                 await trio.lowlevel.checkpoint()
             finally:

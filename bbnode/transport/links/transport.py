@@ -1,8 +1,8 @@
-"""A transport made of links: peers, dialer tasks, start and stop.
+"""A transport built from links: peers, dialer tasks, start and stop.
 
 Rule: everything that a transport does besides opening connections is here; a subclass listens and
-dials (`_serve`, `_dial`), and hands each new connection to `_attach`. All tasks are children
-of `run`.
+dials (`_serve`, `_dial`), and hands each new connection to `_attach`. All tasks are children of
+`run`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from bbnode.transport.links.link import Carrier, Link, LinkState
 from bbnode.transport.links.peers import PeerSession, PeerTable
 from bbnode.transport.signals import Signal
 
-# Happy eyeballs (RFC 8305, section 5): the next address is tried after this, or as soon as the one
-# before has failed.
+# Happy eyeballs (RFC 8305, section 5): the next address is tried after this delay, or as soon as
+# the previous one has failed.
 _STAGGER_S: Final = 0.25
 # A connection that lasted this long was a success; one that ends sooner makes the next wait longer.
 STEADY_S: Final = 10.0
@@ -54,7 +54,7 @@ _JITTER: Final = 0.2
 
 
 class LinkTransport(Transport):
-    """The part of a Transport that does not depend on how connections are made."""
+    """The part of a Transport that is independent of the way connections are opened."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class LinkTransport(Transport):
         self._lost = Signal()
         self._table.on_lost = self._lost.set
         self._hello = replace(hello, session_id=secrets.token_hex(8))
-        # Jitter of the redials; not a secret.
+        # For the jitter of redials, so it need not be secure.
         self._random = rng or random.Random()
         self._links_made = 0
         self._nursery: trio.Nursery | None = None
@@ -88,7 +88,7 @@ class LinkTransport(Transport):
         self._stopped = trio.Event()
         self._grace_s = 0.0
 
-    # -- what a subclass does --------------------------------------------------------------
+    # -- for subclasses --------------------------------------------------------------------
 
     @abstractmethod
     def _serve(self) -> AbstractAsyncContextManager[None]:
@@ -107,7 +107,7 @@ class LinkTransport(Transport):
         """Do periodic upkeep, until cancelled."""
 
     def _relay_routes(self, peer: PeerId) -> Sequence[Multiaddr]:  # noqa: ARG002
-        """Return further addresses of a peer, to be tried after the given ones."""
+        """Return further addresses of a peer, to try after its own."""
         return ()
 
     def _circuits(self) -> int:
@@ -175,10 +175,10 @@ class LinkTransport(Transport):
         )
 
     def set_credentials(self, credentials: bytes) -> None:
-        """Show these from now on; raises HelloError if they do not fit into a hello."""
-        made = replace(self._hello, credentials=credentials)
-        encode_hello(made)
-        self._hello = made
+        """Send these credentials from now on; raises HelloError if they do not fit into a hello."""
+        hello = replace(self._hello, credentials=credentials)
+        encode_hello(hello)
+        self._hello = hello
 
     def reauthorize(self) -> None:
         self._table.reauthorize()
@@ -230,7 +230,7 @@ class LinkTransport(Transport):
             self._stopped.set()
 
     async def stop(self, grace_s: float) -> None:
-        """Stop within `grace_s`; a second call does not lengthen the first."""
+        """Stop within `grace_s`; a second call does not extend the first."""
         if not self._stopping.is_set():
             self._table.stopping = True
             self._grace_s = grace_s
@@ -240,7 +240,7 @@ class LinkTransport(Transport):
     # -- links -----------------------------------------------------------------------------
 
     def _attach(self, carrier: Carrier, place: Place | None = None) -> Link | None:
-        """Run a link on a new connection; None when a bound is reached, or we are stopping.
+        """Run a link on a new connection; return None at a bound, or while we are stopping.
 
         `place` is the one that its socket got when it was accepted.
         """
@@ -266,7 +266,7 @@ class LinkTransport(Transport):
             limits=self._limits,
             counters=self._counters,
         )
-        # One object for a peer in all tables: a look-up that finds it compares no bytes.
+        # The same PeerId object in all tables, so that look-ups compare by identity.
         link.peer = session.peer
         if not self._table.add(link, place):
             self._counters.add("links.refused")
@@ -275,7 +275,7 @@ class LinkTransport(Transport):
         return link
 
     async def _expire(self) -> None:
-        """Drop the state of lost peers when it expires."""
+        """Drop the state of lost peers after its expiry."""
         while True:
             with trio.move_on_at(self._table.expire(trio.current_time())):
                 await self._lost.wait()
@@ -286,12 +286,12 @@ class LinkTransport(Transport):
             scope.cancel()
         await self._close_listeners()
         deadline = trio.current_time() + self._grace_s
-        # Half of the grace for what is queued, the rest for the goodbyes.
+        # Half of the grace is for queued messages, the rest for the closing handshakes.
         with trio.move_on_at(deadline - self._grace_s / 2):
             for session in self._table.sessions():
                 if session.primary is not None:
                     await session.queue.wait_idle()
-        # Relayed links first: they need the connection with their relay for the goodbye.
+        # Relayed links first: they need the connection with their relay to close.
         relayed = [link for link in self._table.links() if is_relayed(link.carrier.address)]
         half = (trio.current_time() + deadline) / 2
         for links, until in ((relayed, half), (self._table.links(), deadline)):
@@ -326,7 +326,7 @@ class LinkTransport(Transport):
                     up_since = min(up_since, trio.current_time())
                     await self._hold(session)
                     continue
-                # A peer that accepts and closes at once (it may not want us) is not a success.
+                # A peer that accepts and closes at once (it may refuse us) is no success.
                 if up_since < math.inf:
                     if trio.current_time() - up_since >= STEADY_S:
                         redial.reset()
@@ -341,7 +341,7 @@ class LinkTransport(Transport):
                     continue
                 self._table.not_reached(session, session.last_error)
                 with trio.move_on_after(redial.next_delay_s(denied=session.denied)):
-                    # An inbound connection will do as well.
+                    # An inbound connection ends the wait as well.
                     await session.up.wait()
 
     async def _hold(self, session: PeerSession) -> None:
@@ -397,7 +397,7 @@ class LinkTransport(Transport):
         if reason and not session.up.is_set():
             session.failed_dials += 1
             session.last_error = reason
-        # The dialer may have been told to stop.
+        # The dialer may have been stopped.
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             result.send_nowait(not reason)
         result.close()
@@ -407,7 +407,7 @@ class DialBackoff:
     """The waits of one dialer task: exponential, with jitter.
 
     The first failure waits `redial_min_s`, each further one twice as long, up to `redial_max_s`;
-    the jitter keeps many peers of one restarted server from coming back in step.
+    the jitter keeps the peers of a restarted server from reconnecting in step.
     """
 
     __slots__ = ("_limits", "_random", "failures")
@@ -427,7 +427,7 @@ class DialBackoff:
         `denied`: our own authorizer refused the connection, and may soon decide otherwise.
         """
         limits = self._limits
-        # 2 ** 32 times any minimum is over every maximum; a bound keeps the float finite.
+        # The bound keeps the float finite: 2 ** 32 times any minimum exceeds every maximum.
         base = limits.redial_min_s * 2.0 ** min(self.failures, 32)
         self.failures += 1
         spread = min(base, limits.redial_max_s) * self._random.uniform(1 - _JITTER, 1 + _JITTER)

@@ -1,9 +1,9 @@
 """py-libp2p's own host on our connections: `BasicHost` and `Swarm`, with our transport as plug-in.
 
-Rule: only this folder imports libp2p, and it is imported where such a transport is made. Our
-host has the sockets, the handshake, the muxer, admission and our own protocols, whether this is
-there or not; py-libp2p has a connection once its peer is admitted, and the streams of its own
-protocols. Nothing that fails there ends more than a stream.
+Rule: only this folder imports libp2p, and it is imported only for such a transport. Our host has
+the sockets, the handshake, the muxer, admission and our own protocols, with or without it;
+py-libp2p gets a connection once its peer is admitted, and the streams of its own protocols. A
+failure there ends no more than a stream.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
 
-# What `import libp2p` loads for certificates of the web alone, which no transport here uses: a
-# tenth of a second, and 10 MB.
+# Modules that `import libp2p` loads for web certificates alone, which no transport here uses: they
+# cost a tenth of a second, and 10 MB.
 _UNUSED: Final = ("httpx", "requests")
 
 
 class _LaterModule(ModuleType):
-    """A module that is loaded when something of it is used."""
+    """A module that is loaded at the first access to an attribute."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -33,7 +33,7 @@ class _LaterModule(ModuleType):
 
 @contextmanager
 def _put_off(*names: str) -> Iterator[None]:
-    """Put off the loading of modules that are imported meanwhile, until one of them is used."""
+    """Make the named modules, if imported in the block, load lazily."""
     later = {name: _LaterModule(name) for name in names if name not in sys.modules}
     sys.modules.update(later)
     try:

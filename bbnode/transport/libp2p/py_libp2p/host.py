@@ -2,7 +2,7 @@
 
 Rule: Swarm gets a connection once the peer is admitted, and the streams of the protocols that
 py-libp2p's services have registered. An exception in a handler resets its stream; one in the
-host itself ends that host, and is told: our own protocols go on.
+host itself ends that host and is reported, while our own protocols go on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bbnode.transport.libp2p.wire import CircuitWire
 
 log = logging.getLogger(__name__)
 
-# That a peer may send ahead of a handler: 20 MB/s over 50 ms.
+# Window of a stream for a handler: 20 MB/s over a round trip of 50 ms.
 _WINDOW_BYTES: Final = 1024 * 1024
 
 # Returns True once py-libp2p may have the connection, False if it never may.
@@ -44,16 +44,16 @@ Admits = Callable[[Connection], Awaitable[bool]]
 
 
 class NodeHost(BasicHost):
-    """A BasicHost that asks peers who they are once a service wants to know."""
+    """A BasicHost that identifies peers only once a service needs it."""
 
     def __init__(self, swarm: NodeSwarm, announced: Callable[[], list[Multiaddr]]) -> None:
-        """`announced` returns the addresses that others are told."""
+        """Create the host; `announced` returns the addresses to send to peers."""
         self._serves = False
         self._swarm = swarm
         super().__init__(swarm, addrs_factory=lambda _found: announced())
 
     def set_stream_handler(self, protocol_id: TProtocol, stream_handler: StreamHandlerFn) -> None:
-        """Serve a protocol from now on, and identify the peers that are connected."""
+        """Serve a protocol from now on, and identify the connected peers."""
         super().set_stream_handler(protocol_id, stream_handler)
         if not self._serves:
             self._serves = True
@@ -63,8 +63,8 @@ class NodeHost(BasicHost):
     async def start_service(self, service: Service) -> None:
         """Run a service such as KadDHT or Pubsub until this host ends; return once it has started.
 
-        An exception ends the service alone, and is logged. Raises NotSupportedError where the
-        host does not run.
+        An exception ends the service alone, and is logged. Raises NotSupportedError if the host
+        does not run.
         """
         manager = TrioManager(service)
         service._manager = manager
@@ -80,7 +80,7 @@ class NodeHost(BasicHost):
 
 
 class PyLibp2p:
-    """An OtherHost: py-libp2p's, on the connections of ours."""
+    """An OtherHost: py-libp2p's host on our connections."""
 
     def __init__(
         self, identity: Identity, ours: Libp2pHost, admits: Admits, counters: Counters
@@ -91,7 +91,7 @@ class PyLibp2p:
         self._counters = counters
         self._connections: dict[Connection, LentConnection] = {}
         self._on_run: list[Callable[[], None]] = []
-        # Streams in the hands of py-libp2p.
+        # Streams that py-libp2p uses.
         self._streams: set[MuxedStream] = set()
         pair = create_new_key_pair(identity.seed)
         own = ID.from_pubkey(pair.public_key)
@@ -140,11 +140,11 @@ class PyLibp2p:
         return self._swarm.tasks is not None
 
     def when_running(self, begin: Callable[[], None]) -> None:
-        """Have `begin` called once services can be started; before `run`."""
+        """Call `begin` once services can be started. Use it before `run`."""
         self._on_run.append(begin)
 
     def start_soon(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Run a function of a service in the background; what it raises ends it alone."""
+        """Run a function of a service in the background; its exceptions end it alone."""
         self._swarm.start_soon(function, *args)
 
     # -- connections -----------------------------------------------------------------------
@@ -152,38 +152,38 @@ class PyLibp2p:
     def connected(self, connection: Connection) -> None:
         """Hand a connection to Swarm, once its peer is admitted."""
         if self._swarm.tasks is None:
-            return  # it has failed
-        made = self._connections[connection] = LentConnection(connection, self._opened)
+            return  # Swarm does not run, or has failed
+        lent = self._connections[connection] = LentConnection(connection, self._opened)
         if not connection.for_other:
-            # What Swarm itself has dialled it adds itself.
-            self._swarm.start_soon(self._join, made)
+            # Swarm adds the connections that it has dialled itself.
+            self._swarm.start_soon(self._join, lent)
 
     def ended(self, connection: Connection) -> None:
         """Tell Swarm that a connection has ended."""
-        made = self._connections.pop(connection, None)
-        if made is not None:
-            made.ended()
+        lent = self._connections.pop(connection, None)
+        if lent is not None:
+            lent.ended()
 
-    async def _join(self, made: LentConnection) -> None:
+    async def _join(self, lent: LentConnection) -> None:
         try:
-            if await self._admits(made.connection) and not made.is_closed:
-                await self._swarm.add_conn(made, "outbound" if made.is_initiator else "inbound")
+            if await self._admits(lent.connection) and not lent.is_closed:
+                await self._swarm.add_conn(lent, "outbound" if lent.is_initiator else "inbound")
             else:
-                made.ended()
+                lent.ended()
         finally:
-            made.joined.set()
+            lent.joined.set()
 
     async def _settled(self, peer: ID) -> None:
-        for made in list(self._connections.values()):
-            if made.peer_id == peer and not made.connection.for_other:
-                await made.joined.wait()
+        for lent in list(self._connections.values()):
+            if lent.peer_id == peer and not lent.connection.for_other:
+                await lent.joined.wait()
 
     async def _admitted(self, connection: Connection) -> LentConnection:
         """Return a connection for Swarm once its peer is admitted; raises DialError."""
-        made = self._connections.get(connection)
+        lent = self._connections.get(connection)
         try:
-            if made is not None and await self._admits(connection) and not made.is_closed:
-                return made
+            if lent is not None and await self._admits(connection) and not lent.is_closed:
+                return lent
         except BaseException:
             connection.close()
             raise
@@ -197,8 +197,8 @@ class PyLibp2p:
     async def _secure_dialled(self, raw: IRawConnection, peer: ID) -> IMuxedConn:
         wire, way = CircuitWire(RawCircuit(raw, self._swarm.start_soon)), _way(raw)
         wanted = PeerId.from_bytes(peer.to_bytes())
-        made = await self._ours.dial_over(wire, way, wanted, for_other=True)
-        return await self._admitted(made)
+        connection = await self._ours.dial_over(wire, way, wanted, for_other=True)
+        return await self._admitted(connection)
 
     async def _secure_accepted(self, raw: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
         """Return a raw connection once it is secured, admitted and added to Swarm."""
@@ -220,32 +220,32 @@ class PyLibp2p:
 
     def serve(self, connection: Connection, stream: MuxedStream, protocol: str) -> None:
         """Take over a stream that a peer has opened."""
-        made = self._connections.get(connection)
+        lent = self._connections.get(connection)
         count = sum(
             each in self._streams and not each.is_initiator
             for each in connection.muxer.streams.values()
         )
-        if made is None or count >= MAX_OTHER_STREAMS or not made.take(stream, protocol):
+        if lent is None or count >= MAX_OTHER_STREAMS or not lent.take(stream, protocol):
             self._counters.add("protocols.refused")
             stream.abort("nobody serves it, or too many are open")
             return
         self._counters.add("protocols.opened")
-        self._opened(made, stream)
+        self._opened(lent, stream)
 
     def streams(self) -> set[MuxedStream]:
-        """Return the streams that py-libp2p has and that something can still move on."""
+        """Return the streams that py-libp2p uses and that are not closed."""
         self._streams = {each for each in self._streams if not each.is_closed}
         return self._streams
 
-    def _opened(self, made: LentConnection, stream: MuxedStream) -> None:
+    def _opened(self, lent: LentConnection, stream: MuxedStream) -> None:
         self._streams.add(stream)
-        link = made.connection.link
+        link = lent.connection.link
         if link is not None and link.hello is not None:
-            # Before the hello a connection may have no more unread bytes than a first window.
+            # Only after the hello: before it, unread bytes are limited to one initial window.
             stream.set_window(_WINDOW_BYTES)
 
     async def _guarded(self, stream: INetStream) -> None:
-        """Have a stream of a peer handled, of which nothing is left over."""
+        """Handle a stream of a peer, and clean it up in any case."""
         lent = stream.muxed_stream if isinstance(stream, NetStream) else None
         try:
             await self._handle(stream)
@@ -255,11 +255,11 @@ class PyLibp2p:
             await stream.reset()
         finally:
             if isinstance(lent, LentStream):
-                # What a handler leaves open is nobody's, and reaped.
+                # A stream that the handler leaves open has no owner from here on, and is reaped.
                 self._streams.discard(lent.stream)
 
 
 def _way(raw: IRawConnection, otherwise: Multiaddr | None = None) -> Multiaddr:
-    """Return where a raw connection leads, without the PeerId behind it."""
+    """Return the remote address of a raw connection, without its PeerId."""
     addresses: Any = raw.get_transport_addresses() or [otherwise or Multiaddr("/ip4/0.0.0.0/tcp/0")]
     return Multiaddr(str(addresses[0]))

@@ -1,7 +1,7 @@
-"""Memory of peers for py-libp2p, within bounds.
+"""A bounded peer store for py-libp2p.
 
-Rule: whatever a peer says of itself or of others is bounded per peer, and peers are forgotten the
-oldest first; never this node itself, and never who is connected.
+Rule: information from a peer, about itself or others, is bounded per peer, and the oldest peers are
+forgotten first; never this node itself, and never a connected peer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BoundedPeerStore(PeerStore):
     """A PeerStore with bounds; py-libp2p's own forgets this node's key at its bound of peers."""
 
     def __init__(self, own: ID, is_connected: Callable[[ID], bool]) -> None:
-        """Create an empty one for this node."""
+        """Create an empty store for this node."""
         super().__init__(max_records=MAX_KNOWN_PEERS, max_peers=MAX_KNOWN_PEERS)
         self._own = own
         self._is_connected = is_connected

@@ -1,8 +1,7 @@
-"""Records that peers have signed about themselves: where they are, and in which order they said so.
+"""Peer records: addresses with a sequence number, signed by the peer that they belong to.
 
-Rule: a record counts only for the peer whose key has signed it, and an older one never replaces a
-newer. What it says is a hint like any other: it is taken only as far as whoever passed it on may
-have us dial.
+Rule: a record counts only for the peer whose key has signed it, and never replaces a newer one. Its
+addresses are hints like any others: only those are kept that the forwarding peer may make us dial.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from bbnode.transport.libp2p.py_libp2p.peerstore import BoundedPeerStore
 from bbnode.transport.libp2p.py_libp2p.swarm import without_peer
 
 _DOMAIN: Final = "libp2p-peer-record"
-# How long what a record says is believed.
+# Time to live of a record's addresses.
 RECORD_TTL_S: Final = 2 * 3600
 
 
@@ -35,14 +34,14 @@ class RecordStale(PeerError):
 
 
 class SignedAddresses:
-    """Puts the addresses of signed records into a store."""
+    """Stores the addresses of signed records."""
 
     def __init__(self, store: BoundedPeerStore) -> None:
-        """`store` has the newest record of each peer."""
+        """Create it for a store, which holds the newest record of each peer."""
         self._store = store
 
     def take(self, raw: bytes, peer: ID, seen: Multiaddr) -> None:
-        """Keep a record of `peer`, passed on by a peer at `seen`.
+        """Store a record of `peer`, forwarded by a peer at `seen`.
 
         Raises RecordForged, RecordStale.
         """
@@ -55,11 +54,11 @@ class SignedAddresses:
             envelope = _opened(raw, peer)
         if not self._store.consume_peer_record(envelope, RECORD_TTL_S):
             raise RecordStale(f"a newer record of {peer} is known")
-        # The store would forget the record with its addresses.
+        # The store would otherwise forget the record when its addresses expire.
         self._store.peer_data_map[peer].clear_addrs()
-        said = envelope.record().addrs[:MAX_KNOWN_ADDRESSES]
-        found = dialable(map(without_peer, said), seen=seen, good=True)
-        self._store.add_addrs(peer, found, RECORD_TTL_S)
+        claimed = envelope.record().addrs[:MAX_KNOWN_ADDRESSES]
+        addresses = dialable(map(without_peer, claimed), seen=seen, good=True)
+        self._store.add_addrs(peer, addresses, RECORD_TTL_S)
 
 
 def _opened(raw: bytes, peer: ID) -> Envelope:
@@ -67,7 +66,7 @@ def _opened(raw: bytes, peer: ID) -> Envelope:
     try:
         envelope, record = consume_envelope(raw, _DOMAIN)
         signer = ID.from_pubkey(envelope.public_key)
-    except Exception as error:  # whatever the parts of an envelope raise
+    except Exception as error:  # the parsers of an envelope raise many types
         raise RecordForged(f"its record is not sound: {error!r}") from error
     if not record.peer_id == signer == peer:
         raise RecordForged(f"a record of {record.peer_id} stands for one of {peer}")

@@ -1,7 +1,7 @@
-"""Our connections and streams, as py-libp2p's Swarm takes them.
+"""Adapters of our connections and streams for py-libp2p's Swarm.
 
-Rule: nothing is kept twice. A connection lives and ends with ours; a stream is ours, whose
-protocol is agreed on already when py-libp2p gets it.
+Rule: they keep no state of their own. A connection lives and ends with ours; a stream is ours, with
+its protocol already negotiated when py-libp2p gets it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 
 class LentStream(IMuxedStream):
-    """One stream in the hands of py-libp2p.
+    """A stream that py-libp2p uses.
 
     Its reads and writes may be cancelled; one task reads, and any number write.
     """
 
     def __init__(self, conn: LentConnection, stream: MuxedStream, agreed: str = "") -> None:
-        """Wrap a stream; `agreed` is the protocol that we have agreed on with the peer.
+        """Wrap a stream; `agreed` is the protocol that we have negotiated with the peer.
 
-        py-libp2p negotiates it once more, with what is read here first and with nobody that
-        listens: each byte of its answers has been sent already.
+        py-libp2p negotiates it once more, against bytes that are replayed here; its answers are
+        discarded, since they were sent before.
         """
         self.muxed_conn: LentConnection = conn
         self.stream = stream
@@ -86,7 +86,7 @@ class LentStream(IMuxedStream):
                 raise (MuxedStreamClosed if closed else MuxedStreamReset)(str(error)) from error
 
     async def close(self) -> None:
-        """End our direction; what comes can still be read."""
+        """End our direction; inbound data can still be read."""
         await self.stream.end()
 
     async def reset(self) -> None:
@@ -95,14 +95,14 @@ class LentStream(IMuxedStream):
         await trio.lowlevel.checkpoint()
 
     def set_deadline(self, ttl: int) -> None:
-        """Do nothing but check: py-libp2p's own time-outs cancel what they wait for."""
+        """Only check the argument: py-libp2p's own time-outs cancel its waits."""
         if ttl < 0:
             raise ValueError(f"a deadline of {ttl} s")
         self._deadline_s = ttl
 
     @property
     def is_closed(self) -> bool:
-        """True if nothing moves any more in either direction."""
+        """True if both directions are closed."""
         return self.stream.is_closed
 
     def get_remote_address(self) -> tuple[str, int] | None:
@@ -114,7 +114,7 @@ class LentStream(IMuxedStream):
 
 
 class LentConnection(IMuxedConn):
-    """One of our connections, as a muxed connection of Swarm."""
+    """One of our connections, as a muxed connection for Swarm."""
 
     muxed_conn: Any
     negotiated_security_protocol: Final = NOISE_ID
@@ -127,9 +127,9 @@ class LentConnection(IMuxedConn):
         self.connection = connection
         self.peer_id = ID(connection.peer.to_bytes())
         self.event_started = trio.Event()
-        # Set once Swarm has it, or never will.
+        # Set once Swarm has added it, or never will.
         self.joined = trio.Event()
-        # Set by Swarm, which calls it when it closes; it hears of the end from `accept_stream`.
+        # Swarm sets it and calls it when it closes; it learns of the end from `accept_stream`.
         self.on_close: Any = None
         self._on_open = on_open
         self._arrived, self._arriving = trio.open_memory_channel[LentStream](MAX_OTHER_STREAMS)
@@ -155,12 +155,12 @@ class LentConnection(IMuxedConn):
         await trio.lowlevel.checkpoint()
 
     async def close(self) -> None:
-        """End the connection, and what runs on it; a peer that is kept connected is dialled."""
+        """End the connection; a peer that is to be kept connected is dialled again."""
         self.connection.close()
         await trio.lowlevel.checkpoint()
 
     async def open_stream(self) -> LentStream:
-        """Open a stream, of whatever protocol is then agreed on; raises MuxedConnUnavailable."""
+        """Open a stream, before its protocol is negotiated; raises MuxedConnUnavailable."""
         await trio.lowlevel.checkpoint()
         try:
             stream = self.connection.muxer.open_stream()
@@ -170,7 +170,7 @@ class LentConnection(IMuxedConn):
         return LentStream(self, stream)
 
     def take(self, stream: MuxedStream, protocol: str) -> bool:
-        """Put a stream of the peer where Swarm accepts it; return False if nobody will."""
+        """Queue a stream of the peer for Swarm; return False if nothing will accept it."""
         try:
             self._arrived.send_nowait(LentStream(self, stream, protocol))
         except (trio.ClosedResourceError, trio.BrokenResourceError, trio.WouldBlock):
@@ -185,7 +185,7 @@ class LentConnection(IMuxedConn):
             raise MuxedConnUnavailable(self.connection.muxer.ended or "closed") from error
 
     def ended(self) -> None:
-        """Tell Swarm that nothing more comes, and reset what it has not accepted."""
+        """Report the end to Swarm, and reset the streams that it has not accepted."""
         self.joined.set()
         self._arrived.close()
         while True:
@@ -202,10 +202,10 @@ class LentConnection(IMuxedConn):
         return parts[2], int(parts[4])
 
     def get_transport_addresses(self) -> list[Multiaddr]:
-        """Return where the peer is, or the circuit that leads there."""
+        """Return the address of the peer, or of the circuit that leads there."""
         return [self.connection.way]
 
     def get_connection_type(self) -> ConnectionType:
-        """Return whether it goes through a relay."""
+        """Return the connection type: direct or relayed."""
         relayed = is_relayed(self.connection.way)
         return ConnectionType.RELAYED if relayed else ConnectionType.DIRECT

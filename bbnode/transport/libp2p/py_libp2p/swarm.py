@@ -1,8 +1,8 @@
 """py-libp2p's Swarm, whose one transport is ours.
 
-Rule: a transport that says `provides_native_muxing` gives Swarm connections that are secured and
-muxed; Swarm adds them as they are. What Swarm would do by itself, dial whom it knows, close what it
-thinks is too much, is off: who is connected is decided here as for our own protocols.
+Rule: a transport with `provides_native_muxing` gives Swarm secured and muxed connections, which
+Swarm adds as they are. Swarm's own connection management (dialling known peers, closing
+connections above a limit) is off: connections are managed as for our own protocols.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# It calls `logging.debug`, which gives the root logger of the process a handler where it has none:
-# from then on the `logging.basicConfig` of whoever embeds a node does nothing.
+# The module calls `logging.debug`, which adds a handler to a root logger without one: after that,
+# `logging.basicConfig` of a program that embeds a node would do nothing.
 _LOGGER: Final = logging.getLogger(swarm_connection.__name__)
 swarm_connection.logging = _LOGGER  # type: ignore[attr-defined, assignment]
-# Without a handler of the user's, what it logs of remote peers is not for the terminal.
+# Keeps its messages about remote peers from the terminal, if the user has set no handler.
 logging.getLogger("libp2p").addHandler(logging.NullHandler())
 
 # The code of /p2p in multiaddr's protocol table.
 _P2P: Final = 0x01A5
-# Admission has the bounds that count.
+# Disables Swarm's limits: Admission has the bounds.
 _NEVER: Final = 2**31
 _READ_BYTES: Final = 64 * 1024
-# py-libp2p's own wait for 5 s at most; one that does not return would keep each connection's end.
+# py-libp2p's own notifees take at most 5 s; one that hangs would delay each connection's end.
 NOTIFEE_S: Final = 30.0
 _IP: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
 
@@ -59,27 +59,27 @@ class Plugin(ITransport):
     provides_native_muxing = True
 
     def __init__(self, dial: Dial, listening: Callable[[], tuple[Multiaddr, ...]]) -> None:
-        """`dial` returns a connection that is secured, muxed and admitted."""
+        """Create the plug-in; `dial` returns a secured, muxed and admitted connection."""
         self._dial = dial
         self._listening = listening
 
-    # The interface is that of transports without a muxer of their own.
+    # The return type is that of transports without a muxer of their own.
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
         """Connect with the peer that an address names; raises OpenConnectionError.
 
-        The peer at the other end has proved that it is this one.
+        The peer at the other end is authenticated.
         """
         peer = peer_of(maddr)
         if peer is None:
             raise OpenConnectionError(f"{maddr} names no peer, and so anybody could be there")
         try:
-            made = await self._dial(without_peer(maddr), PeerId.from_bytes(peer.to_bytes()))
+            connection = await self._dial(without_peer(maddr), PeerId.from_bytes(peer.to_bytes()))
         except DialError as error:
             raise OpenConnectionError(str(error)) from error
-        return cast("IRawConnection", made)
+        return cast("IRawConnection", connection)
 
     def create_listener(self, handler_function: THandler) -> IListener:  # noqa: ARG002
-        """Return where we listen; our own host has the sockets, and adds what it accepts."""
+        """Return a listener that only reports addresses: our own host accepts the connections."""
         return _Listening(self._listening)
 
     def can_dial(self, maddr: Multiaddr) -> bool:
@@ -94,7 +94,7 @@ class Plugin(ITransport):
         return not is_relayed(maddr) and self.can_dial(maddr)
 
     def protocols(self) -> list[str]:
-        """Return the protocol that every one of its addresses has."""
+        """Return the protocol that all its addresses contain."""
         return ["tcp"]
 
 
@@ -120,7 +120,7 @@ class _Listening(IListener):
 
 
 class RawCircuit:
-    """A raw connection of py-libp2p, such as one through a relay, as a circuit of ours."""
+    """A raw connection of py-libp2p, such as one through a relay, as one of our circuits."""
 
     def __init__(self, raw: IRawConnection, start: Callable[..., None]) -> None:
         """`start` starts an asynchronous function in the background."""
@@ -145,7 +145,7 @@ class RawCircuit:
             raise StreamBrokenError(f"the raw connection has broken: {error!r}") from error
 
     def cut(self) -> None:
-        """End it at once."""
+        """End the connection at once."""
         if not self._cut:
             self._cut = True
             self._start(self._raw.close)
@@ -156,7 +156,7 @@ class RawCircuit:
 
 
 class _Tasks:
-    """Swarm's manager, but for its tasks: each ends alone, and starting one costs no search."""
+    """A replacement of Swarm's manager, in which each task fails alone and starts cheaply."""
 
     def __init__(self, manager: Any, start: Callable[..., None]) -> None:
         self._manager = manager
@@ -176,7 +176,7 @@ class _Tasks:
 
 
 class _NoConnector(AutoConnector):
-    """An auto-connector that dials nobody, and remembers nobody; whatever the watermarks are."""
+    """An auto-connector that neither dials nor remembers peers, whatever the watermarks."""
 
     async def run_background_task(self, nursery: trio.Nursery) -> None:
         """Start nothing."""
@@ -189,16 +189,16 @@ class _NoConnector(AutoConnector):
 
 
 class NodeSwarm(Swarm):
-    """A Swarm of which no task can end another, and that asks us for raw connections as well."""
+    """A Swarm whose tasks fail independently, and that uses our upgrade for raw connections."""
 
     def __init__(self, own: ID, peerstore: BoundedPeerStore, plugin: Plugin) -> None:
-        """Create it; the functions below are set before it runs."""
+        """Create the Swarm; the functions below must be set before it runs."""
         self._manager: Any = None
         self.secure_dialled: Callable[[IRawConnection, ID], Awaitable[IMuxedConn]]
         self.secure_accepted: Callable[[IRawConnection, Multiaddr], Awaitable[IMuxedConn]]
-        # Returns when no connection with a peer waits to be added.
+        # Waits until no connection with a peer is waiting to be added.
         self.settled: Callable[[ID], Awaitable[None]]
-        # Swarm's upgrader would add a handshake and a muxer; connections come with ours.
+        # No upgrader: connections already have our handshake and muxer.
         super().__init__(
             own,
             peerstore,
@@ -222,7 +222,7 @@ class NodeSwarm(Swarm):
         return _Tasks(self._manager, self.start_soon)
 
     def start_soon(self, function: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Run a function of py-libp2p in the background; what it raises ends it alone."""
+        """Run a function of py-libp2p in the background; its exceptions end it alone."""
         if self.tasks is not None:
             self.tasks.start_soon(self._guarded, function, *args)
 
@@ -236,7 +236,7 @@ class NodeSwarm(Swarm):
                 await connection.close()
 
     async def _notify(self, method: str, *args: Any) -> None:
-        """Tell all notifees, of which none can hold a connection up for long."""
+        """Notify all notifees; a time-out keeps one from delaying a connection for long."""
         with trio.move_on_after(NOTIFEE_S) as scope:
             await super()._notify(method, *args)
         if scope.cancelled_caught:
@@ -245,16 +245,16 @@ class NodeSwarm(Swarm):
     async def _dial_with_retry(
         self, addr: Multiaddr, peer_id: ID, source: tuple[str, int] | None = None
     ) -> INetConn:
-        """Dial, if an address that names a peer names the one that is asked for."""
+        """Dial, unless the address names another peer than the requested one."""
         named = peer_of(addr)
         if named is not None and named != peer_id:
             raise SwarmException(f"Peer ID mismatch: {addr} is not an address of {peer_id}")
         return await super()._dial_with_retry(addr, peer_id, source)
 
     async def new_stream(self, peer_id: ID) -> INetStream:
-        """Open a stream, on a connection that is there or that is dialled; raises SwarmException.
+        """Open a stream on an existing or a newly dialled connection; raises SwarmException.
 
-        A connection that is there for us is for py-libp2p, too, a moment later.
+        It first waits for our connections with the peer that are about to be added to Swarm.
         """
         if peer_id not in self.connections:
             await self.settled(peer_id)
@@ -292,6 +292,6 @@ def peer_of(address: Multiaddr) -> ID | None:
 
 
 def without_peer(address: Multiaddr) -> Multiaddr:
-    """Return an address without the PeerId behind it."""
+    """Return an address without the PeerId at its end."""
     names = [each.name for each in address.protocols()]
     return address.decapsulate_code(_P2P) if names[-1:] == ["p2p"] else address

@@ -1,9 +1,10 @@
 """Topics by py-libp2p's GossipSub, with our checks before a message counts.
 
-Rule: GossipSub decides who passes what on to whom; here is decided what it gets to see. A message
-is checked in the order of cost: its form, its size, if it is known, what its giver may cost, its
-signature, its publisher. Whatever a peer names (topics, ids, back-offs) is kept only for topics
-that this node has to do with. No exception in a task of GossipSub ends more than that task.
+Rule: GossipSub decides how messages are forwarded; the code here decides which of them it sees. A
+message is checked in the order of cost: its form, its size, if it is known, its forwarder's rate,
+its signature, its publisher. State that a peer names (topics, ids, back-offs) is kept only for
+topics that this node follows or publishes. An exception in a task of GossipSub ends that task
+alone.
 """
 
 from __future__ import annotations
@@ -64,15 +65,15 @@ from bbnode.transport.topics import (
 )
 
 log = logging.getLogger(__name__)
-# Any peer can make it say what it does not like: here it is counted.
+# Any peer can provoke its log messages, so they are counted here instead.
 logging.getLogger("libp2p.pubsub").setLevel(logging.CRITICAL)
 
 _SEQNO_BYTES: Final = 8
 _WRAPPED_BYTES: Final = MAX_TOPIC_BYTES + MAX_MEMBERSHIP_BYTES + 16
-# A known message costs a tenth of one that has to be checked.
+# The price of a known message, as a fraction of one that has to be checked.
 _KNOWN_PRICE: Final = 0.1
-_NAME_CHARS: Final = MAX_TOPIC_CHARS + 80  # with the network's part
-# Seconds between two looks of GossipSub at who passes on to whom; its protocol's own.
+_NAME_CHARS: Final = MAX_TOPIC_CHARS + 80  # with the prefix of the network
+# GossipSub's heartbeat interval in seconds, as in its specification.
 _HEARTBEAT_S: Final = 1
 _RETRY_S: Final = 1.0
 _NEVER: Final = 2**31
@@ -80,7 +81,7 @@ _NEGOTIATE_S: Final = 10
 
 
 class _GuardedTasks:
-    """A manager of a service, of whose tasks none can end another, or the service."""
+    """A service manager whose tasks fail independently of each other and of the service."""
 
     def __init__(self, manager: Any, start: Callable[..., None]) -> None:
         self._manager = manager
@@ -108,7 +109,7 @@ class _GuardedTasks:
 
 
 class _AnonymousHost:
-    """The host for Pubsub, which needs nobody identified for its sake."""
+    """The host for Pubsub, which must not trigger an identify of peers."""
 
     def __init__(self, host: Any) -> None:
         self._host = host
@@ -117,7 +118,7 @@ class _AnonymousHost:
         self._host.get_mux().add_handler(protocol, handler)
 
     async def new_stream(self, peer: ID, protocols: Sequence[TProtocol]) -> INetStream:
-        """Open a stream; raises SwarmException to be tried again, _NotSpoken not to be."""
+        """Open a stream; raises SwarmException for a retry, _NotSpoken for none."""
         stream: INetStream = await self._host.get_network().new_stream(peer)
         try:
             client = self._host.multiselect_client
@@ -139,14 +140,14 @@ class _AnonymousHost:
 
 
 class _NotSpoken(Exception):
-    """A peer speaks no GossipSub: there are many, of which nobody needs to hear."""
+    """A peer does not speak GossipSub, which is common and not worth a log message."""
 
 
 class _Seen:
-    """The ids of the newest messages, in the place of a table without a bound and its thread.
+    """The ids of the newest messages; it replaces an unbounded table and its thread.
 
-    An id is the publisher's and its number; of numbers that have left the table the highest is kept
-    for each publisher, below which a message is an old one.
+    An id is a publisher and its sequence number. For numbers that have left the table, the highest
+    is kept for each publisher; a message below it is an old one.
     """
 
     def __init__(self) -> None:
@@ -169,7 +170,7 @@ class _Seen:
         return True
 
     def is_old(self, msg: rpc_pb2.Message) -> bool:
-        """Return True for a message that may have been here before; its number grows."""
+        """Return True for a message that may have been seen, by its growing sequence number."""
         return int.from_bytes(msg.seqno, "big") <= self._floors.get(msg.from_id, -1)
 
     def stop(self) -> None:
@@ -177,7 +178,7 @@ class _Seen:
 
 
 class _Cache(MessageCache):
-    """Messages for those that ask again, as far as there is room."""
+    """Messages for peers that request them again, within a bound."""
 
     def put(self, msg: rpc_pb2.Message) -> None:
         if sum(len(each.data) for each in self.msgs.values()) < MAX_TOPIC_CACHE_BYTES:
@@ -185,7 +186,7 @@ class _Cache(MessageCache):
 
 
 class _Rates:
-    """Rates of the newest peers, each of so many messages a second."""
+    """Rate limiters of the newest peers, in messages per second."""
 
     def __init__(self, per_s: float, burst_s: float = 2.0) -> None:
         self.per_s = per_s
@@ -193,7 +194,7 @@ class _Rates:
         self._paid: dict[ID, float] = {}
 
     def take(self, peer: ID, price: float = 1.0) -> bool:
-        """Take the price of a message; return False where it is over the rate."""
+        """Charge the price of a message; return False if it exceeds the rate."""
         now = time.monotonic()
         paid = max(self._paid.pop(peer, now), now) + price / self.per_s
         fits = paid - now <= self.burst_s
@@ -204,7 +205,7 @@ class _Rates:
 
 
 class _Router(GossipSub):
-    """GossipSub for topics of ours, whose messages Pubsub has checked."""
+    """GossipSub for this node's topics, with messages that Pubsub has checked."""
 
     owner: GossipTopics
 
@@ -213,10 +214,10 @@ class _Router(GossipSub):
             [PROTOCOL_ID_V12, PROTOCOL_ID_V11, PROTOCOL_ID],
             degree=6,
             degree_low=4,
-            # Who is connected with this node alone hears of nothing once it is pruned.
+            # Never prune: a peer connected with this node alone would get no messages then.
             degree_high=_NEVER,
             heartbeat_interval=_HEARTBEAT_S,
-            # Ours say whom something counts against; these drop what honest peers pass on.
+            # Our checks blame the right peer; these would drop messages that honest peers forward.
             spam_protection_enabled=False,
             eclipse_protection_enabled=False,
             adaptive_gossip_enabled=False,
@@ -229,13 +230,13 @@ class _Router(GossipSub):
         return _GuardedTasks(self._manager, self.owner.start_soon)
 
     def _check_equivocation(self, msg: rpc_pb2.Message) -> bool:  # noqa: ARG002
-        # It would keep a thousand whole messages; the second of one id is not looked at anyway.
+        # It would keep a thousand messages; a second one with the same id is ignored anyway.
         return True
 
     def _notify_mesh_peer_added(self, peer_id: ID, topic: str) -> None:
         super()._notify_mesh_peer_added(peer_id, topic)
-        # What was published after it was known to follow the topic, and before this, went to others
-        # alone; and from here on it is offered none of it.
+        # Messages published after the peer's subscription and before its graft were sent to others
+        # only, and would not be offered to it from now on.
         self.owner.start_soon(self.send_recent_messages, peer_id, topic)
 
     async def handle_rpc(self, rpc: rpc_pb2.RPC, sender_peer_id: ID) -> None:
@@ -244,7 +245,7 @@ class _Router(GossipSub):
 
 
 class _Pubsub(Pubsub):
-    """Pubsub that asks its owner about each message and each topic."""
+    """A Pubsub that lets its owner check each message and each topic."""
 
     owner: GossipTopics
 
@@ -253,7 +254,7 @@ class _Pubsub(Pubsub):
         super().__init__(host, router, max_inbound_rpc_size=MAX_TOPIC_RPC_BYTES)
         self.seen_messages.stop()
         self.seen = self.seen_messages = _Seen()  # type: ignore[assignment]
-        # From a second it would begin again with numbers that it had after a restart.
+        # In nanoseconds: a counter that starts from seconds could repeat numbers after a restart.
         self.counter = time.time_ns()
 
     @property
@@ -261,7 +262,7 @@ class _Pubsub(Pubsub):
         return _GuardedTasks(self._manager, self.owner.start_soon)
 
     async def continuously_read_stream(self, stream: INetStream) -> None:
-        """Take frames of a peer one after the other until it ends the stream."""
+        """Process frames of a peer, one after the other, until it ends the stream."""
         peer = stream.muxed_conn.peer_id
         while True:
             try:
@@ -288,19 +289,19 @@ class _Pubsub(Pubsub):
             for msg in rpc.publish:
                 if self.owner.takes(peer, msg):
                     self.owner.start_soon(self.router.publish, peer, msg)
-            for said in rpc.subscriptions:
-                self.handle_subscription(peer, said)
+            for subscription in rpc.subscriptions:
+                self.handle_subscription(peer, subscription)
             if rpc.HasField("control"):
-                rpc.ClearField("senderRecord")  # it was looked at
+                rpc.ClearField("senderRecord")  # it was checked
                 await self.router.handle_rpc(rpc, peer)
 
     async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
-        """Publish a message of this node's own."""
+        """Publish one of this node's own messages."""
         self._mark_msg_seen(msg)
         await self.router.publish(msg_forwarder, msg)
 
     async def stream_handler(self, stream: INetStream) -> None:
-        # A peer that follows no topic at first speaks no GossipSub, and is not asked again.
+        # A peer without a topic did not speak GossipSub at first, and that was not retried.
         self.owner.start_soon(self.ensure_peer_stream, stream.muxed_conn.peer_id)
         await super().stream_handler(stream)
 
@@ -319,7 +320,7 @@ class GossipTopics(Topics):
         self._setup = setup
         self._authorizer = authorizer
         self._counters = counters
-        self._receivers: dict[str, Receive] = {}  # by the name on the wire
+        self._receivers: dict[str, Receive] = {}  # by name on the wire
         self._published: Newest[str, None] = Newest(MAX_TOPICS)
         self._givers = _Rates(TOPIC_GIVER_RATE)
         self._publishers = _Rates(TOPIC_PUBLISHER_RATE)
@@ -369,7 +370,7 @@ class GossipTopics(Topics):
         self._begin()
 
     def _begin(self) -> None:
-        """Start GossipSub once there is a host that runs and something to do."""
+        """Start GossipSub once the host runs and there is something to do."""
         waits = self._todo.statistics().current_buffer_used
         if self._pubsub is None and waits and self._py.is_running:
             router = _Router()
@@ -403,10 +404,10 @@ class GossipTopics(Topics):
             self._published.add(name, None)
             await pubsub.publish(name, data)
 
-    # -- what peers send -------------------------------------------------------------------
+    # -- inbound ---------------------------------------------------------------------------
 
     def takes(self, giver: ID, msg: rpc_pb2.Message) -> bool:
-        """Deliver a message, and return True if it is to be passed on; never raises."""
+        """Deliver a message, and return True if it is to be forwarded; never raises."""
         try:
             checked = self._checked(giver, msg)
             if checked is None:
@@ -424,7 +425,7 @@ class GossipTopics(Topics):
         return True
 
     def takes_control(self, control: rpc_pb2.ControlMessage, giver: ID) -> bool:
-        """Leave in a control message what is of topics of ours; return False for too much."""
+        """Remove other topics than ours from a control message; return False if it is too large."""
         lists: tuple[Sized, ...] = (
             *(control.ihave, control.iwant, control.graft, control.prune),
             *(control.idontwant, control.observe, control.unobserve),
@@ -445,23 +446,23 @@ class GossipTopics(Topics):
             del entries[:]
             entries.extend(kept)
         for each in control.prune:
-            del each.peers[:]  # whom else to dial is decided elsewhere
+            del each.peers[:]  # GossipSub's peer exchange is not used
         for name in ("observe", "unobserve", "extensions"):
             control.ClearField(name)
         return True
 
-    def may_name(self, peer: ID, said: rpc_pb2.RPC.SubOpts) -> bool:
-        """Return True if a peer may say that it follows a topic."""
+    def may_name(self, peer: ID, subscription: rpc_pb2.RPC.SubOpts) -> bool:
+        """Return True if a peer may subscribe to, or unsubscribe from, a topic."""
         pubsub = self._pubsub
         if pubsub is None:
             return False
-        if not said.subscribe:
+        if not subscription.subscribe:
             return True
-        # More than that many are no use: none of them can be ours.
-        if len(said.topicid) > _NAME_CHARS:
+        # A longer name can't be one of ours, and more topics than that are of no use.
+        if len(subscription.topicid) > _NAME_CHARS:
             fault = TopicFault.MALFORMED
         elif pubsub._peer_subscription_count.get(peer, 0) >= MAX_TOPICS:
-            if peer in pubsub.peer_topics.get(said.topicid, ()):
+            if peer in pubsub.peer_topics.get(subscription.topicid, ()):
                 return True
             fault = TopicFault.FLOOD
         else:
@@ -486,7 +487,7 @@ class GossipTopics(Topics):
             raise TopicRefused(TopicFault.MALFORMED, by, "a message that names no topic or peer")
         receive = self._receivers.get(msg.topicIDs[0])
         if receive is None:
-            return None  # left a moment ago
+            return None  # the node has just left the topic
         is_private = self._setup.network is not None
         if len(msg.data) > (_WRAPPED_BYTES if is_private else MAX_TOPIC_BYTES):
             raise TopicRefused(TopicFault.OVERSIZED, by, f"a message of {len(msg.data)} bytes")
@@ -498,7 +499,7 @@ class GossipTopics(Topics):
         if is_known:
             self._counters.add("topics.known")
             return None
-        # Only in a private network: others than bbnode draw their numbers.
+        # Only in a private network: other implementations use random sequence numbers.
         if is_private and pubsub.seen.is_old(msg):
             raise TopicRefused(TopicFault.REPLAYED, by, "a message of long ago")
         self._check_signature(by, msg)
@@ -518,7 +519,7 @@ class GossipTopics(Topics):
             raise TopicRefused(TopicFault.FORGED, by, "a signature that is not its publisher's")
 
     def _content(self, by: PeerId, publisher: PeerId, data: bytes) -> bytes:
-        """Return what a publisher that is allowed here has published."""
+        """Return the content of a message, once its publisher is found to be allowed here."""
         credentials = b""
         if self._setup.network is not None:
             with Boundary(
@@ -549,7 +550,7 @@ class GossipTopics(Topics):
         raise TopicRefused(TopicFault.NOT_ALLOWED, by, decision.detail)
 
     def refuse(self, refused: TopicRefused) -> None:
-        """Count what is refused, and tell the node whose fault it is."""
+        """Count a refused message, and report the fault to the node."""
         self._counters.add(f"topics.{refused.fault}")
         log.debug("%s on a topic, of %s: %s", refused.fault, refused.blamed, refused)
         # A flood is one fault a second, not one for each message.

@@ -1,7 +1,7 @@
-"""The checks of what a peer says to a DHT: questions, answers, and each entry of an answer.
+"""The checks of DHT messages: queries, answers, and each entry of an answer.
 
-Rule: one bad entry costs its sender a fault, and itself; the rest of the answer counts. What is
-handed on has no record left that KadDHT would have to verify again.
+Rule: an invalid entry is dropped and is one fault of its sender; the rest of the answer counts.
+Records are verified and removed here, so that KadDHT need not verify them again.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ _KEYLESS: Final = frozenset({_TYPES.PING})
 
 
 class Checks:
-    """Reads messages of peers, keeps what is sound of them, and blames who sent the rest."""
+    """Filters messages of peers: keeps the valid parts and reports the senders of the others."""
 
     def __init__(self, setup: RoutingSetup, store: KnownPeers, counts: Counter[str]) -> None:
-        """`store` gets the addresses that peers have signed."""
+        """Create the checks; `store` receives the addresses that peers have signed."""
         self._setup = setup
         self._store = store
         self._counts = counts
         self._signed = SignedAddresses(store)
         self.providers: Providers
-        # Who gave an address that the peer there has not signed; the newest last.
+        # Unsigned addresses -> the peer that gave them, by the peer they belong to; newest last.
         self.told: OrderedDict[ID, dict[Multiaddr, PeerId]] = OrderedDict()
 
     def blame(self, peer: PeerId, fault: RoutingFault) -> None:
-        """Count a fault, and report it."""
+        """Count and report a fault."""
         self._counts[f"fault.{fault.value}"] += 1
         self._setup.on_fault(peer, fault)
 
     def question(self, raw: bytes, sender: ID, way: Multiaddr) -> bytes:
-        """Return a peer's message for KadDHT; raises RoutingRefused."""
+        """Return a peer's query, checked, for KadDHT; raises RoutingRefused."""
         message = _parsed(raw)
         if len(message.key) > MAX_ROUTING_KEY_BYTES or (
             not message.key and message.type not in _KEYLESS
@@ -86,9 +86,9 @@ class Checks:
             raise RoutingRefused(RoutingFault.FLOOD, "more provider records than it may have here")
 
     def answer(self, raw: bytes, asked: bytes, responder: ID, way: Multiaddr) -> bytes:
-        """Return what is sound of a peer's answer; raises RoutingRefused.
+        """Return the valid part of a peer's answer; raises RoutingRefused.
 
-        One bad entry costs its sender a fault, and itself; the others count.
+        An invalid entry is dropped and is one fault of its sender; the others count.
         """
         message, question = _parsed(raw), _parsed(asked)
         if message.type != question.type:
@@ -103,7 +103,7 @@ class Checks:
             entries = getattr(message, name)
             if len(entries) > most:
                 self.blame(ours(responder), RoutingFault.FLOOD)
-            # Of a quarter of a million entries none is made that is not looked at.
+            # Cut first: an answer may have a quarter of a million entries.
             first = entries[:most]
             message.ClearField(name)
             sound = [each for each in first if self._is_sound(each, responder, way)]
@@ -111,7 +111,7 @@ class Checks:
         return message.SerializeToString()
 
     def _is_sound(self, entry: Message.Peer, responder: ID, way: Multiaddr) -> bool:
-        """Clean one entry of an answer; return False if nothing is left of it."""
+        """Remove invalid parts of an entry; return False if nothing is left of it."""
         try:
             peer = PeerId.from_bytes(entry.id)
         except DecodeError:
@@ -130,7 +130,7 @@ class Checks:
         return True
 
     def _take_record(self, message: Any, name: str, peer: ID, way: Multiaddr) -> bool:
-        """Take a record that `peer` has signed off a message; return True if there is one."""
+        """Remove and store the record of `peer` in a message; return True if there was one."""
         if not message.HasField(name):
             return False
         raw = getattr(message, name)
@@ -152,27 +152,27 @@ class Checks:
         signed: bool = False,
         told_by: PeerId | None = None,
     ) -> None:
-        """Leave the addresses in an entry that may be dialled; raises RoutingRefused."""
+        """Keep only the dialable addresses of an entry; raises RoutingRefused."""
         if signed or self._store.get_peer_record(peer) is not None:
-            # What the peer has signed itself stands above what others say.
-            found: Sequence[Multiaddr] = self._store.addrs_or_none(peer) or ()
+            # Addresses that the peer has signed itself take precedence.
+            dialable_: Sequence[Multiaddr] = self._store.addrs_or_none(peer) or ()
         else:
             named = _addresses(entry.addrs[:MAX_KNOWN_ADDRESSES], ours(peer))
-            found = [without_peer(each) for each in dialable(named, seen=way, good=True)]
-            if told_by is not None and found:
-                self._note(peer, found, told_by)
+            dialable_ = [without_peer(each) for each in dialable(named, seen=way, good=True)]
+            if told_by is not None and dialable_:
+                self._note(peer, dialable_, told_by)
         entry.ClearField("addrs")
-        entry.addrs.extend(each.to_bytes() for each in found)
+        entry.addrs.extend(each.to_bytes() for each in dialable_)
 
-    def _note(self, peer: ID, found: Iterable[Multiaddr], told_by: PeerId) -> None:
-        told = self.told.setdefault(peer, {})
+    def _note(self, peer: ID, addresses: Iterable[Multiaddr], told_by: PeerId) -> None:
+        sources = self.told.setdefault(peer, {})
         self.told.move_to_end(peer)
-        for each in found:
-            told.setdefault(each, told_by)
+        for each in addresses:
+            sources.setdefault(each, told_by)
         known = self._store.addrs_or_none(peer) or ()
-        for each in list(told):
-            if len(told) > MAX_KEY_PROVIDERS and each not in known:
-                del told[each]
+        for each in list(sources):
+            if len(sources) > MAX_KEY_PROVIDERS and each not in known:
+                del sources[each]
         if len(self.told) > MAX_KNOWN_PEERS:
             self.told.popitem(last=False)
 
@@ -188,14 +188,14 @@ def _parsed(raw: bytes) -> Message:
 
 def _addresses(raw: Iterable[bytes], peer: PeerId) -> list[Multiaddr]:
     """Return the addresses among these bytes; raises RoutingRefused if one names another peer."""
-    found = []
+    addresses = []
     for each in raw:
         try:
             address = address_from_bytes(each)
         except DecodeError:
-            # Of a kind that only others know.
+            # An address of a kind that we do not know.
             continue
         if named_peer(address) not in (None, peer):
             raise RoutingRefused(RoutingFault.CONTRADICTION, f"{address} is not one of {peer}")
-        found.append(address)
-    return found
+        addresses.append(address)
+    return addresses

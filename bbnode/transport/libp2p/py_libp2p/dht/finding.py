@@ -1,7 +1,7 @@
-"""The routing of one node, by KadDHT on a host of ours.
+"""The routing of one node, by KadDHT on our host.
 
-Rule: it is asked for a peer or a content, and asks others; who answers others also sees to it that
-they know of this node. A search that fails says how many were asked.
+Rule: it looks up peers and content by querying others; a node that answers others also makes
+itself known to them. The error of a failed search gives the number of queried peers.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from bbnode.transport.routing import (
     dht_protocol,
 )
 
-# It warns of whatever a peer does or does not do; here that is counted.
+# It warns of each peer's misbehaviour, which is counted here instead.
 logging.getLogger(kad_dht.__name__).setLevel(logging.ERROR)
 
-# A multihash is a code, a length and a digest; this one is SHA-256.
+# Prefix of a multihash (code and length) for SHA-256.
 _SHA256: Final = bytes([0x12, 0x20])
 
-# Between looks whether a peer has said where it is: 13 s in all.
+# Intervals between checks for a new peer's addresses: 13 s in all.
 _IDENTIFY_S: Final = (0.0, *(0.1 * 2**n for n in range(7)))
 
 
@@ -68,16 +68,16 @@ class Dht(Routing):
         release: Release,
         unix_s: Callable[[], float] = time.time,
     ) -> None:
-        """Make it; nothing is asked or answered before `run`.
+        """Create the routing; nothing is queried or answered before `run`.
 
         Args:
             other: the host of py-libp2p.
-            setup: the node's part.
-            addresses: this node's, as others are told.
-            claims: where a connected peer says that it is, as far as it may be dialled there.
-            reach: connects with a peer as with one of ours; raises DialError.
+            setup: the node's parameters.
+            addresses: returns this node's announced addresses.
+            claims: returns the addresses that a connected peer claims and that may be dialled.
+            reach: connects with a peer by our own transport; raises DialError.
             release: closes such a connection, if nothing else uses it.
-            unix_s: the time of records.
+            unix_s: the clock for records.
         """
         self._setup = setup
         self._swarm = cast("NodeSwarm", other.host.get_network())
@@ -91,12 +91,12 @@ class Dht(Routing):
         self._kad = KadDHT(
             cast("IHost", host),
             mode,
-            # No value has a validator here, so none is kept.
+            # Without validators every value is refused, so none is stored.
             validator=NamespacedValidator({}, strict_validation=True),
             validator_changed=True,
             strict_validation=True,
         )
-        # Members may well share an office.
+        # Members of a private network may well share a subnet.
         per_subnet = None if setup.network is None else 0
         table = BoundedTable(own, cast("IHost", host), max_peers_per_subnet=per_subnet)
         self._kad.routing_table = self._kad.peer_routing.routing_table = table
@@ -126,9 +126,9 @@ class Dht(Routing):
             self._host.stop_serving()
 
     async def _be_known(self) -> None:
-        """Search again and again for what is near, so that others know of this node.
+        """Search repeatedly for near keys, so that others learn of this node.
 
-        Who only asks does so when it has a question.
+        A node that only queries does so when it has a query.
         """
         wait_s, looked_s = ROUTING_SETTLE_S, -math.inf
         while True:
@@ -136,7 +136,7 @@ class Dht(Routing):
                 await self._wake.wait()
             if trio.current_time() - looked_s > ROUTING_REFRESH_S:
                 wait_s = ROUTING_SETTLE_S
-            # Peers come in groups, and a search asks many of them.
+            # Peers tend to join in groups, and a search queries many of them.
             await trio.sleep(wait_s)
             wait_s = min(2 * wait_s, ROUTING_REFRESH_S)
             self._wake = trio.Event()
@@ -144,8 +144,8 @@ class Dht(Routing):
             looked_s = trio.current_time()
 
     async def _met(self, peer: ID) -> None:
-        """Take a connected peer into the table, once it has said where it is."""
-        # A hello is there by now; an identify is under way.
+        """Add a connected peer to the table, once its addresses are known."""
+        # A hello has arrived by now; an identify may still be in flight.
         for wait_s in (0.0,) if self._setup.network is not None else _IDENTIFY_S:
             await trio.sleep(wait_s)
             if peer not in self._swarm.connections or not self._setup.admits(ours(peer)):
@@ -159,7 +159,7 @@ class Dht(Routing):
             self._wake.set()
 
     async def _look_around(self) -> None:
-        """Let the nearest peers know of this node, and tell who is near its keys of them."""
+        """Make this node known to the nearest peers, and announce its keys to those near them."""
         for peer in list(self._swarm.connections):
             if self._store.speaks(peer):
                 await self._add(peer)
@@ -179,19 +179,19 @@ class Dht(Routing):
         wanted, before = theirs(peer), self._counts["asked"]
         with self._host.searching(), trio.move_on_after(FIND_S):
             await self._kad.peer_routing.find_closest_peers_network(wanted.to_bytes())
-        found = self._located(wanted, ())
-        if not found.addresses:
+        located = self._located(wanted, ())
+        if not located.addresses:
             self._counts["not_found"] += 1
             raise self._not_found(f"where {peer} is", self._counts["asked"] - before)
-        return found
+        return located
 
     async def find_providers(self, key: bytes) -> list[Located]:
         self._counts["searches"] += 1
         before = self._counts["asked"]
-        found: list[PeerInfo] = []
+        providers: list[PeerInfo] = []
         with self._host.searching(), trio.move_on_after(FIND_S):
-            found = await self._providers.find_providers(_SHA256 + key)
-        located = [self._located(each.peer_id, each.addrs) for each in found]
+            providers = await self._providers.find_providers(_SHA256 + key)
+        located = [self._located(each.peer_id, each.addrs) for each in providers]
         admitted = [each for each in located if each.addresses and self._setup.admits(each.peer)]
         if not admitted:
             self._counts["not_found"] += 1
@@ -231,12 +231,12 @@ class Dht(Routing):
         signed = self._store.get_peer_record(peer) is not None
         known = self._store.addrs_or_none(peer) or ()
         ways = list(dict.fromkeys(map(without_peer, (*known, *also))))
-        told = self._checks.told.get(peer, {})
+        sources = self._checks.told.get(peer, {})
         return Located(
             peer=ours(peer),
             addresses=tuple(ways),
             signed=signed,
-            told_by={} if signed else {way: told[way] for way in ways if way in told},
+            told_by={} if signed else {way: sources[way] for way in ways if way in sources},
         )
 
     def _not_found(self, what: str, asked: int) -> NotFound:

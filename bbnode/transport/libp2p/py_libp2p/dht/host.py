@@ -1,8 +1,8 @@
-"""The host that KadDHT gets: our protocol for its own, checked streams, our dials.
+"""The host for KadDHT: it substitutes our protocol id, checked streams, and our dials.
 
-Rule: a question of a peer is read whole, paid for and checked before KadDHT gets it, one at a time;
-so no stream that says nothing keeps others from being answered. A connection that was made for a
-search is closed after it.
+Rule: a peer's query is read completely, charged and checked before KadDHT gets it, one at a time;
+so no idle stream blocks the answers to others. A connection that was opened for a search is
+closed after it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from bbnode.transport.routing import (
     dht_protocol,
 )
 
-# How long addresses that others gave are believed.
+# Time to live of addresses learnt from others.
 _ADDRESS_TTL_S: Final = 3600
 _ROUNDING_S: Final = 1e-6
-# For a connection that was made to be handed to Swarm.
+# Time-out for handing a new connection to Swarm.
 _JOIN_S: Final = 5.0
 
 Reach = Callable[[PeerId, Sequence[Multiaddr]], Awaitable[None]]
@@ -61,7 +61,7 @@ Release = Callable[[PeerId], None]
 
 
 class DhtHost(INotifee):
-    """A host as KadDHT uses it: our protocol for its own, checked streams, our dials."""
+    """The host interface that KadDHT uses, on our protocol id, checked streams and dials."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class DhtHost(INotifee):
         self._all = QuestionRates(ROUTING_BURST, ROUTING_ALL_PER_S)
         self._joining: dict[ID, trio.Event] = {}
         self.checks = Checks(setup, store, counts)
-        # Peers that were dialled for a search, and when, in trio's time.
+        # Peers dialled for a search -> time of the dial, on trio's clock.
         self._dialled: dict[ID, float] = {}
         self._searches = 0
         self.answer: StreamHandlerFn
@@ -98,17 +98,17 @@ class DhtHost(INotifee):
         if self._setup.network is None:
             self._host.set_stream_handler(self._protocol, self._serve)
         else:
-            # A member's hello says what an identify would, so nobody is asked for it.
+            # A member's hello replaces identify, so the handler is added without triggering one.
             self._host.get_mux().add_handler(self._protocol, self._serve)
 
     def stop_serving(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering others."""
         if self._setup.serves:
             self._host.remove_stream_handler(self._protocol)
 
     @contextmanager
     def searching(self) -> Iterator[None]:
-        """Keep what is dialled while the context is open."""
+        """Keep dialled connections while the context is open."""
         self._searches += 1
         try:
             yield
@@ -116,7 +116,7 @@ class DhtHost(INotifee):
             self._searches -= 1
 
     async def tidy(self) -> None:
-        """Close the connections that were made for searches, a little after them."""
+        """Close the connections that were opened for searches, shortly after them."""
         while True:
             await trio.sleep(ROUTING_LINGER_S)
             if self._searches:
@@ -126,7 +126,7 @@ class DhtHost(INotifee):
                 del self._dialled[peer]
                 self.release(ours(peer))
 
-    # What KadDHT calls.
+    # The methods that KadDHT calls.
 
     def get_id(self) -> ID:
         return self._host.get_id()
@@ -144,10 +144,10 @@ class DhtHost(INotifee):
         return [each for each in self._host.get_connected_peers() if self._admits(each)]
 
     def set_stream_handler(self, _protocol: TProtocol, _handler: StreamHandlerFn) -> None:
-        """Do nothing: `serve` answers, and hands on what is sound."""
+        """Do nothing: `serve` answers, and hands on valid queries."""
 
     async def new_stream(self, peer: ID, protocols: Sequence[TProtocol]) -> Any:
-        """Open a stream to a peer, which is dialled if need be; raises SwarmException."""
+        """Open a stream to a peer, dialling it if necessary; raises SwarmException."""
         if not self._admits(peer):
             raise SwarmException(f"{peer} is not admitted here")
         if not self._swarm.get_connections(peer):
@@ -196,7 +196,7 @@ class DhtHost(INotifee):
         waiting = self._joining.pop(peer, None)
         if waiting is not None:
             waiting.set()
-        # It may ping whom the new peer is to replace.
+        # In the background, since it may ping the peer that the new one would replace.
         self._swarm.start_soon(self.joined, peer)
 
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
@@ -217,7 +217,7 @@ class DhtHost(INotifee):
     # -- answering ---------------------------------------------------------------------------
 
     async def _serve(self, stream: INetStream) -> None:
-        """Answer the questions on one stream, each of which is read whole and checked first."""
+        """Answer the queries on one stream, each read completely and checked first."""
         peer = ours(stream.muxed_conn.peer_id)
         if not self._setup.admits(peer) or self._streams[peer] >= MAX_ROUTING_STREAMS:
             self._counts["streams_refused"] += 1
@@ -230,7 +230,7 @@ class DhtHost(INotifee):
                 if raw is None:
                     break
                 if not self._all.take(ours(self.get_id()), trio.current_time()):
-                    # Nobody's fault: together they ask more than this node can answer.
+                    # No fault of this peer: all peers together exceed this node's rate.
                     self._counts["busy"] += 1
                     await stream.reset()
                     return
@@ -257,7 +257,7 @@ class DhtHost(INotifee):
 
 
 class OneQuestion:
-    """One message of a peer, as a stream that ends behind it; answers go to the real one."""
+    """A stream that holds one message of a peer; answers go to the real stream."""
 
     metric_send_channel = None
 
@@ -277,14 +277,14 @@ class OneQuestion:
             await self._stream.write(data)
 
     async def close(self) -> None:
-        """Do nothing: the peer may ask more on the stream."""
+        """Do nothing: the peer may send more queries on the stream."""
 
     async def reset(self) -> None:
         self.is_reset = True
 
 
 class AskedStream:
-    """A stream on which we ask; the answer is checked, and KadDHT reads what is left of it."""
+    """A stream for our query; the answer is checked, and KadDHT reads its valid part."""
 
     metric_send_channel = None
 
@@ -324,13 +324,13 @@ class AskedStream:
 
 
 def _unprefixed(data: bytes) -> bytes:
-    """Return a message without the length before it."""
+    """Return a message without its length prefix."""
     at = next(at for at, byte in enumerate(data) if byte < 0x80)
     return data[at + 1 :]
 
 
 async def _next_message(stream: INetStream, most: int, idle_s: float) -> bytes | None:
-    """Return the next message, None at the end or if none comes; raises RoutingRefused."""
+    """Return the next message, None at the end or after a time-out; raises RoutingRefused."""
     with trio.move_on_after(idle_s):
         try:
             return await read_varint_prefixed_bytes_limited(stream, most)
@@ -339,22 +339,22 @@ async def _next_message(stream: INetStream, most: int, idle_s: float) -> bytes |
         except ParseError as error:
             raise RoutingRefused(RoutingFault.MALFORMED, "a length of no message") from error
         except (StreamError, IncompleteReadError):
-            # It has ended: before a message, or within one with its connection.
+            # The stream has ended: before a message, or within one with its connection.
             pass
     return None
 
 
 class QuestionRates:
-    """The rate of each peer's questions: so many at once, then so many a second."""
+    """A rate limiter for each peer's queries: a burst, then a number per second."""
 
     def __init__(self, burst: float, per_s: float) -> None:
         self._burst_s = burst / per_s
         self._each_s = 1 / per_s
-        # Up to when what it has asked is paid for, in trio's time.
+        # Time on trio's clock up to which each peer's queries are charged.
         self._paid_s: OrderedDict[PeerId, float] = OrderedDict()
 
     def take(self, peer: PeerId, now_s: float) -> bool:
-        """Count one message; return False if that is one too many."""
+        """Charge one message; return False if it exceeds the rate."""
         paid_s = max(self._paid_s.get(peer, now_s), now_s) + self._each_s
         if paid_s - now_s > self._burst_s + _ROUNDING_S:
             return False

@@ -1,4 +1,4 @@
-"""Peers and addresses as py-libp2p has them, and as we do."""
+"""Conversions between py-libp2p's peers and addresses and ours."""
 
 from __future__ import annotations
 

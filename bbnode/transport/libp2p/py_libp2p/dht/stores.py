@@ -1,7 +1,7 @@
-"""The stores of a DHT: where peers are, and who provides what.
+"""The stores of a DHT: addresses of peers, and provider records.
 
-Rule: a connected peer is where it says itself; of others the newest word counts, for its time. A
-provider record comes from the provider alone, and what an answer says of others is none.
+Rule: a connected peer's own addresses count; for others the latest information does, until it
+expires. Only the provider itself can give a provider record; an answer about others is none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Claims = Callable[[PeerId], Sequence[Multiaddr]]
 
 
 class KnownPeers(BoundedPeerStore):
-    """Addresses and records of peers that the DHT heard of; of connected ones, their own words."""
+    """Addresses and records of peers known to the DHT; connected peers' own claims come first."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class KnownPeers(BoundedPeerStore):
         protocol: str,
         admits: Callable[[PeerId], bool] = lambda _peer: True,
     ) -> None:
-        """Create an empty one for this node; of peers that `admits` refuses it tells nobody."""
+        """Create an empty store; peers that `admits` refuses are not revealed to others."""
         super().__init__(own, lambda peer: peer in swarm.connections)
         self.own = own
         self._swarm = swarm
@@ -58,11 +58,11 @@ class KnownPeers(BoundedPeerStore):
         self._admits = admits
 
     def addrs(self, peer_id: ID) -> list[Multiaddr]:
-        """Return where a peer is, nothing if nobody said so."""
+        """Return the addresses of a peer, empty if unknown."""
         return self.addrs_or_none(peer_id) or []
 
     def addrs_or_none(self, peer: ID) -> list[Multiaddr] | None:
-        """Return where a peer is, by itself if it is connected, else by others."""
+        """Return the addresses of a peer: its own claims if it is connected, else from others."""
         if not self._admits(ours(peer)):
             return None
         if peer in self._swarm.connections:
@@ -75,32 +75,33 @@ class KnownPeers(BoundedPeerStore):
             return None
 
     def _identified(self, peer: ID) -> Sequence[Multiaddr]:
-        """Return what a peer that says no hello has said by identify."""
+        """Return the addresses that a peer without a hello gave by identify."""
         try:
-            said = self._swarm.peerstore.addrs(peer)
+            claimed = self._swarm.peerstore.addrs(peer)
         except PeerStoreError:
             return ()
         connection = self._swarm.get_connections(peer)[0]
         way = connection.muxed_conn.get_transport_addresses()[0]
-        return dialable(map(without_peer, said), seen=way, good=True)
+        return dialable(map(without_peer, claimed), seen=way, good=True)
 
     def get_protocols(self, peer_id: ID) -> list[str]:
-        """Return what a peer speaks, as far as that is known; our DHT under the name of KadDHT."""
+        """Return the known protocols of a peer, with our DHT also under KadDHT's name."""
         try:
-            found = self._swarm.peerstore.get_protocols(peer_id)
+            protocols = self._swarm.peerstore.get_protocols(peer_id)
         except PeerStoreError:
             return []
-        return [*found, PROTOCOL_ID] if self._protocol in found else found
+        return [*protocols, PROTOCOL_ID] if self._protocol in protocols else protocols
 
     def speaks(self, peer: ID) -> bool:
-        """Return True for a peer that said by identify that it answers."""
+        """Return True for a peer whose identify lists our DHT protocol."""
         return PROTOCOL_ID in self.get_protocols(peer)
 
 
 class BoundedTable(RoutingTable):
-    """The peers that are asked and told of, MAX_ROUTING_PEERS at most.
+    """The routing table, with at most MAX_ROUTING_PEERS peers.
 
-    A question sorts all of them, and identities cost nothing: who is there stays while it answers.
+    It is bounded since a query sorts all of them, and identities are free. A peer in the table
+    stays while it answers.
     """
 
     async def add_peer(
@@ -109,7 +110,7 @@ class BoundedTable(RoutingTable):
         *,
         skip_server_mode_check: bool = False,  # noqa: ARG002 - clients ask as well as servers
     ) -> bool:
-        """Add a peer unless it is known to answer nobody; return False if it is left out."""
+        """Add a peer unless it is known not to answer; return False if it is left out."""
         peer = peer_obj.peer_id if isinstance(peer_obj, PeerInfo) else peer_obj
         if self.size() >= MAX_ROUTING_PEERS and not self.peer_in_table(peer):
             return False
@@ -117,9 +118,9 @@ class BoundedTable(RoutingTable):
 
 
 class Providers(ProviderStore):
-    """The records that providers gave themselves, for a day, within bounds.
+    """The records given by the providers themselves, kept for a day, within bounds.
 
-    What an answer says of others is no record here.
+    Information about others in an answer is not stored as a record.
     """
 
     def __init__(self, host: IHost, peer_routing: Any, unix_s: Callable[[], float]) -> None:
@@ -129,7 +130,7 @@ class Providers(ProviderStore):
         self._count = 0
 
     def has_room(self, key: bytes, peer: ID) -> bool:
-        """Return True if a record of this peer finds a place."""
+        """Return True if there is room for a record of this peer."""
         self._drop_expired(key)
         known, name = self.providers.get(key, {}), str(peer)
         return name in known or (
@@ -139,7 +140,7 @@ class Providers(ProviderStore):
         )
 
     def add_provider(self, key: bytes, provider: PeerInfo) -> None:
-        """Keep a record of a provider, if there is room."""
+        """Store a record of a provider, if there is room."""
         if not self.has_room(key, provider.peer_id):
             return
         name, records = str(provider.peer_id), self.providers.setdefault(key, {})
@@ -179,19 +180,19 @@ class Providers(ProviderStore):
             del self._of_peer[name]
 
     async def _republish_provider_records(self) -> None:
-        """Do nothing: `Dht.run` tells of them, as peers come and go."""
+        """Do nothing: `Dht.run` announces them, as peers come and go."""
 
     def provide_only(self, keys: Sequence[bytes]) -> None:
-        """Have records of this node for these keys alone."""
+        """Keep records of this node for these keys only."""
         for key in self.get_provided_keys(self.local_peer_id):
             if key not in keys:
                 self._drop(key, str(self.local_peer_id))
 
     async def tell(self, key: bytes) -> int:
-        """Tell the peers that are nearest to a key that we provide it; return how many took it."""
+        """Announce to the nearest peers that we provide a key; return the number that accepted."""
         ways = self.host.get_addrs()
         if not ways:
-            # Nobody could come for it.
+            # Without an address of ours nobody could fetch it.
             return 0
         self.add_provider(key, PeerInfo(self.local_peer_id, ways))
         nearest = [
@@ -203,8 +204,8 @@ class Providers(ProviderStore):
         return sum(took)
 
     async def find_providers(self, key: bytes, count: int = MAX_KEY_PROVIDERS) -> list[PeerInfo]:
-        """Return providers of a key, those that this node has records of first."""
-        found = {
+        """Return providers of a key, starting with this node's own records."""
+        providers = {
             each.peer_id: each
             for each in self.get_providers(key)
             if each.peer_id != self.local_peer_id
@@ -215,10 +216,10 @@ class Providers(ProviderStore):
         async def ask(peer: ID) -> Sequence[ID]:
             said, nearer = await self._get_providers_from_peer_with_closers(peer, key)
             for each in said:
-                found.setdefault(each.peer_id, each)
+                providers.setdefault(each.peer_id, each)
             return nearer
 
-        while len(found) < count:
+        while len(providers) < count:
             batch = [each for each in candidates if each not in asked][:ALPHA]
             if not batch:
                 break
@@ -227,11 +228,11 @@ class Providers(ProviderStore):
             candidates = sort_peer_ids_by_distance(key, list({*candidates, *nearer}))[
                 :MAX_CLOSER_PEERS
             ]
-        return list(found.values())[:count]
+        return list(providers.values())[:count]
 
 
 async def _in_turn(peers: Sequence[ID], ask: Callable[[ID], Awaitable[Any]]) -> list[Any]:
-    """Ask ALPHA peers at a time; return the answers of those that gave one in time."""
+    """Query ALPHA peers at a time; return the answers that arrived in time."""
     answers: list[Any] = []
     slots = trio.Semaphore(ALPHA)
 
