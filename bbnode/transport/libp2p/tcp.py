@@ -133,11 +133,11 @@ async def connect(address: Multiaddr, source: int = 0) -> trio.SocketStream:
             sock = trio.socket.socket(kind, socket.SOCK_STREAM, protocol)
             try:
                 # So that another connection can be made from its port.
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if source:
-                    await made.bind(("::" if kind == socket.AF_INET6 else "0.0.0.0", source))
-                await made.connect(endpoint)
-                stream = trio.SocketStream(made)
+                    await sock.bind(("::" if kind == socket.AF_INET6 else "0.0.0.0", source))
+                await sock.connect(endpoint)
+                stream = trio.SocketStream(sock)
                 set_link_options(stream)
                 return stream
             except OSError as error:

@@ -409,8 +409,8 @@ class Libp2pTransport(LinkTransport):
                 visited = (await self._host.dial(way, relay, for_other=True)).link
                 if visited is not None:
                     client.visits(visited)
-        found = self._direct_link(relay)
-        if found is None:
+        direct = self._direct_link(relay)
+        if direct is None:
             raise DialError(f"the relay {relay} is not connected: {reason}")
         return direct
 
