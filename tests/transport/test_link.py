@@ -457,8 +457,9 @@ async def test_the_newest_word_on_the_classes_counts(nursery, it_dials_last):
     connect(*((b, a) if it_dials_last else (a, b)), nursery)
     await quiet()
     played = [e.hello.classes if isinstance(e, ConnectionOpened) else None for e in a.drain()]
-    # It never is what it was. Who is dialled says its hello second, and keeps the same one.
-    assert played == [("server",), None, ("client",)]
+    # A bbnode process never changes its classes: one that does may end both connections itself.
+    assert played[:3] == [("server",), None, ("client",)]
+    assert set(played[3:]) <= {None}
 
 
 async def test_restarted_peer_replaces_its_old_self_whoever_dialled(nursery):
