@@ -75,7 +75,6 @@ async def test_js_stays_as_a_guest_and_pings_for_long(nursery):
         done = await trio.run_process(command, capture_stdout=True)
     said = json.loads(done.stdout)
     assert (said["pings"], said["ends"], said["connections"]) == (2_000, 0, 1)
-    assert said["ended"] < 20  # streams, where the machine is busy
     assert "/ipfs/ping/1.0.0" in said["protocols"]
     counters = backend.counters()
     assert counters["foreign.taken"] == 1
